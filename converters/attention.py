@@ -190,8 +190,8 @@ def _fused(
         key, value = (_repeat_heads(g, query, x) for x in (key, value))
     if mask is not None and causal:
         dtype = dtype_of(query)
-        given = _bias(g, mask, dtype) if mask.dtype == BOOL else g.cast(mask, dtype)
-        mask, causal = g.op.Add(given, _bias(g, _causal(g, query, key), dtype)), False
+        bias = _bias(g, mask, dtype) if mask.dtype == BOOL else g.cast(mask, dtype)
+        mask, causal = g.op.Add(bias, _bias(g, _causal(g, query, key), dtype)), False
     output = g.cast(_attend(g, query, key, value, mask, dropout, causal, scale), node.dtype)
     rest: list[Value | None] = [None] * (len(node.outputs) - 1)
     if wanted(node, 1):

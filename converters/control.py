@@ -41,11 +41,11 @@ def _whole(parts: Iterable[Value], like: Sequence[Any]) -> list[Any]:
     return [Complex(next(rest), next(rest)) if pair else next(rest) for pair in is_complex]
 
 
-def _formals(g: GraphBuilder, body: torch.fx.GraphModule, given: Sequence[Any], parts: Sequence[Value]) -> list[Any]:
+def _formals(g: GraphBuilder, body: torch.fx.GraphModule, operands: Sequence[Any], parts: Sequence[Value]) -> list[Any]:
     """Dtype and dimensions of a body's first inputs, as it was traced with them."""
     placeholders = [fx for fx in body.graph.nodes if fx.op == "placeholder"]
     dims: list[Any] = []
-    for item, fx in zip(given, placeholders, strict=False):
+    for item, fx in zip(operands, placeholders, strict=False):
         val = fx.meta.get("val")
         dimensions = g.interpreter.dims(val) if isinstance(val, torch.Tensor) else ()
         dims += [dimensions] * (2 if isinstance(item, Complex) else 1)
@@ -124,8 +124,8 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
         return [holds(results), *_parts(g, results)]
 
     graph = g.subgraph(step, [(INT64, ()), (BOOL, ()), *_formals(g, body, carried, first)], name="loop")
-    found = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
-    return _whole(_several(found), carried)
+    looped = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
+    return _whole(_several(looped), carried)
 
 
 def scan(g: GraphBuilder, node: FxNode) -> list[Any]:

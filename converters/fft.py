@@ -87,8 +87,8 @@ def _fourier_matrix(g: GraphBuilder, size: int | Value) -> tuple[Value, Value]:
 def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value) -> Complex:
     """The discrete Fourier transform along an axis as a product with the matrix exp(-2 pi i j k / n)."""
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
-    given = parts[0].dtype
-    assert given is not None
+    dtype = parts[0].dtype
+    assert dtype is not None
     # In double: float32 sums lose precision that a fast transform keeps.
     parts = [g.cast(part, DOUBLE) for part in parts]
     cosine, sine = _fourier_matrix(g, size)
@@ -97,7 +97,7 @@ def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value
     if len(parts) > 1:
         real = g.op.Add(real, product_along(g, parts[1], axis, sine))
         imag = g.op.Add(imag, product_along(g, parts[1], axis, cosine))
-    return Complex(g.cast(real, given), g.cast(imag, given))
+    return Complex(g.cast(real, dtype), g.cast(imag, dtype))
 
 
 def _scaled(g: GraphBuilder, x: Any, sizes: Sequence[Any], normalization: int) -> Any:
@@ -232,8 +232,8 @@ def _axes_and_sizes(g: GraphBuilder, x: Any, sizes: Any, axes: Any) -> tuple[lis
     if axes is None:
         axes = range(rank) if sizes is None else range(rank - len(sizes), rank)
     over = [a % rank for a in axes]
-    given = [-1] * len(over) if sizes is None else list(sizes)
-    return over, [g.dim(part, a) if isinstance(s, int) and s == -1 else s for a, s in zip(over, given, strict=True)]
+    wanted = [-1] * len(over) if sizes is None else list(sizes)
+    return over, [g.dim(part, a) if isinstance(s, int) and s == -1 else s for a, s in zip(over, wanted, strict=True)]
 
 
 def _arguments(g: GraphBuilder, node: FxNode) -> tuple[Any, list[int], list[Any], bool, str | None]:
@@ -282,10 +282,10 @@ def half_spectrum_transform(forward: bool) -> Converter:
     """irfft and hfft: the real tensor of half a spectrum; hfft is the inverse transform of the conjugate."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x, axes, sizes, given, norm = _arguments(g, node)
+        x, axes, sizes, has_sizes, norm = _arguments(g, node)
         x = x if isinstance(x, Complex) else Complex(x, _zero(g, x))
         last = sizes[-1]
-        if not given:
+        if not has_sizes:
             # The default size is 2 (m - 1).
             last = 2 * (last - 1) if isinstance(last, int) else g.op.Mul(g.op.Sub(last, g.const(1)), g.const(2))
         half = last // 2 + 1 if isinstance(last, int) else g.op.Add(g.op.Div(last, g.const(2)), g.const(1))

@@ -172,8 +172,8 @@ def by_index_backward(g: GraphBuilder, node: FxNode) -> Value:
     spatial = 3 if "3d" in node.op_name else 2
     lead = g.dims(x)[:-spatial]
     start = g.reshape(filled(g, 0, g.dims(x), node.dtype), [*lead, -1])
-    given, places = (g.reshape(v, [*lead, -1]) for v in (grad, indices))
-    return g.reshape(scatter_elements(g, start, len(lead), places, given, "add"), g.dims(x))
+    values, places = (g.reshape(v, [*lead, -1]) for v in (grad, indices))
+    return g.reshape(scatter_elements(g, start, len(lead), places, values, "add"), g.dims(x))
 
 
 # -- interpolation ---------------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def _eig(g: GraphBuilder, a: Value | Complex, *, vectors: bool) -> tuple[Complex
     x = stored(g, grid, parts)
     rank = rank_of(x)
     scale, spoilt = scale_of(g, x), poison(g, x)
-    t, z, found = schur(g, grid, g.op.Div(x, scale), vectors=vectors)
-    spoilt = g.op.Where(unsqueeze(g, found, rank - 1), spoilt, g.const(math.nan, dtype_of(x)))
+    t, z, converged = schur(g, grid, g.op.Div(x, scale), vectors=vectors)
+    spoilt = g.op.Where(unsqueeze(g, converged, rank - 1), spoilt, g.const(math.nan, dtype_of(x)))
     if grid.parts == 1:
         values, turn, second = _block_values(g, grid, t)
     else:
@@ -89,10 +89,10 @@ def _block_values(g: GraphBuilder, grid: Grid, t: Value) -> tuple[Complex, Compl
     d = moved(g, grid, a, 1)
     block = g.op.Not(g.op.Equal(c, zero))
     second = g.op.And(moved(g, grid, block, -1), g.op.Greater(grid.places, g.const(0)))
-    found = block_of_two(g, a, b, c, d)
+    pairs = block_of_two(g, a, b, c, d)
     # The block's eigenvalues less d; the first one and c are an eigenvector.
-    lead = Complex(g.op.Where(found.paired, found.mean, found.far), g.op.Where(found.paired, found.root, zero))
-    other = Complex(g.op.Where(found.paired, found.mean, found.near), g.op.Neg(lead.imag))
+    lead = Complex(g.op.Where(pairs.paired, pairs.mean, pairs.far), g.op.Where(pairs.paired, pairs.root, zero))
+    other = Complex(g.op.Where(pairs.paired, pairs.mean, pairs.near), g.op.Neg(lead.imag))
     first = Complex(g.op.Add(d, lead.real), lead.imag)
     behind = Complex(*(moved(g, grid, v, -1) for v in (g.op.Add(d, other.real), other.imag)))
     values = _where(g, second, behind, _where(g, block, first, Complex(a, zero)))

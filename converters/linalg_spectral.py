@@ -47,8 +47,8 @@ def _symmetric(g: GraphBuilder, a: Value, upper: bool) -> Value:
 def linalg_eigh(g: GraphBuilder, node: FxNode) -> list[Value]:
     """_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor eigenvalues, Tensor eigenvectors)"""
     a, uplo, vectors = node.args
-    values, found = eigh(g, _symmetric(g, a, uplo.upper() == "U"))
-    return [values, found if vectors else _nothing(g, node.dtype)]
+    values, eigenvectors = eigh(g, _symmetric(g, a, uplo.upper() == "U"))
+    return [values, eigenvectors if vectors else _nothing(g, node.dtype)]
 
 
 def linalg_matrix_sqrth(g: GraphBuilder, node: FxNode) -> Value:
@@ -152,8 +152,8 @@ def complex_matrix_exp(g: GraphBuilder, node: FxNode) -> Complex:
     x = as_complex(g, node.args[0], DOUBLE)
     parts = [x.real, x.imag]
     grid = grid_of(g, parts)
-    found = parts_of(g, grid, _exponential(g, stored(g, grid, parts)))
-    return Complex(*(g.cast(part, part_dtype(node)) for part in found))
+    exponential = parts_of(g, grid, _exponential(g, stored(g, grid, parts)))
+    return Complex(*(g.cast(part, part_dtype(node)) for part in exponential))
 
 
 def _exponential(g: GraphBuilder, a: Value) -> Value:

@@ -174,7 +174,7 @@ def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Valu
     for term, shape in zip(terms, shapes, strict=True):
         for letter, size in zip(term, shape or (), strict=False):
             sizes.setdefault(letter, []).append(size)
-    broadcast = {letter for letter, found in sizes.items() if 1 in found and any(size != 1 for size in found)}
+    broadcast = {letter for letter, lengths in sizes.items() if 1 in lengths and any(size != 1 for size in lengths)}
     kept: list[str] = []
     results: list[Value] = []
     for term, x, shape in zip(terms, tensors, shapes, strict=True):
@@ -296,11 +296,11 @@ def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
     def step(index: Value, condition: Value, result: Value) -> list[Value]:
         start, end = (g.op.Gather(bounds, g.as_vector(i)) for i in (index, g.op.Add(index, g.const(1))))
 
-        def further() -> Value:
+        def with_group() -> Value:
             operands = g.op.Slice(a, start, end, [0]), g.op.Gather(b, index, axis=0)
             return g.op.Concat(result, product(g, *(g.cast(v, dtype) for v in operands)), axis=0)
 
-        branches = [g.subgraph(build, name="group") for build in (further, lambda: result)]
+        branches = [g.subgraph(build, name="group") for build in (with_group, lambda: result)]
         some = g.op.Squeeze(g.op.Greater(end, start), [0])
         return [condition, g.op.If(some, then_branch=branches[0], else_branch=branches[1])]
 

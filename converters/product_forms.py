@@ -205,15 +205,15 @@ def _layout(end: ir.Value) -> _Layout | None:
 
 def _readers(source: Any) -> dict[torch.fx.Node, _Taken] | None:
     """What each reader of a node of the FX graph takes of it; ``None`` where one reads more than parts along an axis."""
-    found: dict[torch.fx.Node, _Taken] = {}
+    parts: dict[torch.fx.Node, _Taken] = {}
     for reader in source.users:
         if isinstance(reader.meta.get("val"), int | torch.SymInt):
             continue  # of its shape
         taken = _taken(reader, source)
         if taken is None:
             return None
-        found[reader] = taken
-    return found
+        parts[reader] = taken
+    return parts
 
 
 def _taken(fx: torch.fx.Node, source: torch.fx.Node) -> _Taken | None:
@@ -221,43 +221,43 @@ def _taken(fx: torch.fx.Node, source: torch.fx.Node) -> _Taken | None:
     kind = _KINDS.get(packet_of(qualified_name(fx.target)))
     if kind is None or not fx.args or fx.args[0] is not source or len(fx.all_input_nodes) != 1:
         return None
-    given = {p.name: p.default for p in schema_parameters(fx.target)}
-    given.update(zip(given, fx.args, strict=False))
-    given.update(fx.kwargs)
+    arguments = {p.name: p.default for p in schema_parameters(fx.target)}
+    arguments.update(zip(arguments, fx.args, strict=False))
+    arguments.update(fx.kwargs)
     shape = source.meta["val"].shape
-    axis = given["dim"] % len(shape)
+    axis = arguments["dim"] % len(shape)
     whole = shape[axis]
     if type(whole) is not int:
         return None
-    bounds = kind(given, whole, axis, fx.meta["val"])
+    bounds = kind(arguments, whole, axis, fx.meta["val"])
     return None if bounds is None else _Taken(axis, bounds, kind in (_each, _at))
 
 
 _Bounds = Sequence[tuple[int, int]] | None
 
 
-def _each(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+def _each(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
     return [(i, i + 1) for i in range(whole)]
 
 
-def _at(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
-    index = given["index"] % whole
+def _at(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+    index = arguments["index"] % whole
     return [(index, index + 1)]
 
 
-def _pieces(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+def _pieces(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
     sizes = [piece.shape[axis] for piece in results]
     return list(pairwise(accumulate(sizes, initial=0))) if all(type(size) is int for size in sizes) else None
 
 
-def _between(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
-    start, end, step = slice(given["start"], given["end"], given["step"]).indices(whole)
+def _between(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+    start, end, step = slice(arguments["start"], arguments["end"], arguments["step"]).indices(whole)
     return [(start, end)] if step == 1 else None
 
 
-def _from(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
-    start = given["start"] % whole if given["start"] else 0
-    return [(start, start + given["length"])]
+def _from(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+    start = arguments["start"] % whole if arguments["start"] else 0
+    return [(start, start + arguments["length"])]
 
 
 _Kind = Callable[[dict[str, Any], int, int, Any], _Bounds]

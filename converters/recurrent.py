@@ -213,9 +213,9 @@ def _stepwise_layer(
         w_hr = None if w.w_hr is None else g.op.Transpose(w.w_hr, perm=[1, 0])
 
         def body(*formals: Value, w: Weights = w, w_hh: Value = w_hh, w_hr: Value | None = w_hr) -> list[Value]:
-            old, given = formals[: mode.states], formals[mode.states]
+            old, element = formals[: mode.states], formals[mode.states]
             hidden = g.op.MatMul(old[0], w_hh)
-            new = mode.step(g, given, hidden if w.b_hh is None else g.op.Add(hidden, w.b_hh), old)
+            new = mode.step(g, element, hidden if w.b_hh is None else g.op.Add(hidden, w.b_hh), old)
             if w_hr is not None:
                 new[0] = g.op.MatMul(new[0], w_hr)
             if active is not None:

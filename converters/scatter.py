@@ -140,10 +140,10 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, indices, values, accumulate = node.args[:4]
     values = g.cast(values, node.dtype)
-    given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype == BOOL and not accumulate and _is_single(values):
+    present = [i for i in indices if i is not None]
+    if len(present) == 1 and present[0].dtype == BOOL and not accumulate and _is_single(values):
         position = next(p for p, i in enumerate(indices) if i is not None)
-        mask = given[0]
+        mask = present[0]
         trailing = rank_of(x) - position - rank_of(mask)
         if trailing:
             mask = unsqueeze(g, mask, *range(rank_of(mask), rank_of(mask) + trailing))

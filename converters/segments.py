@@ -138,17 +138,17 @@ def segment_reduce(g: GraphBuilder, node: FxNode) -> Value:
     The result of an empty segment is the initial value, or else the reduction's neutral value; NaN for a mean.
     """  # noqa: E501
     x, reduction, lengths, _, offsets, axis, _, initial = node.args
-    given = lengths if lengths is not None else offsets
-    if axis != 0 or given is None or rank_of(given) != 1:
+    segments = lengths if lengths is not None else offsets
+    if axis != 0 or segments is None or rank_of(segments) != 1:
         raise Unsupported("segment_reduce along another axis than the first, or of several rows of segments")
     dtype = wide(node.dtype)
-    x, given = g.cast(x, dtype), g.cast(given, INT64)
+    x, segments = g.cast(x, dtype), g.cast(segments, INT64)
     if lengths is not None:
-        ends = g.op.CumSum(given, g.const(0))
-        starts = g.op.Sub(ends, given)
+        ends = g.op.CumSum(segments, g.const(0))
+        starts = g.op.Sub(ends, segments)
     else:
-        starts = g.op.Slice(given, np.array([0]), np.array([-1]), np.array([0]))
-        ends = g.op.Slice(given, np.array([1]), np.array([_MOST]), np.array([0]))
+        starts = g.op.Slice(segments, np.array([0]), np.array([-1]), np.array([0]))
+        ends = g.op.Slice(segments, np.array([1]), np.array([_MOST]), np.array([0]))
     # One more segment takes the rows after the last one.
     count = g.as_scalar(g.dim(starts, 0))
     bounds = g.op.Concat(starts, g.op.Slice(ends, np.array([-1]), np.array([_MOST]), np.array([0])), axis=0)

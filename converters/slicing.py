@@ -127,9 +127,9 @@ def split_axis(axis: int, by_indices: bool) -> Converter:
     -> Tensor(a)[], and their siblings for other axes."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
-        x, given = node.args
+        x, pieces = node.args
         at = min(axis, rank_of(x) - 1)
-        return _between(g, x, given, at) if by_indices else _sections(g, node, x, at)
+        return _between(g, x, pieces, at) if by_indices else _sections(g, node, x, at)
 
     convert.__name__ = convert.__qualname__ = "split_axis"
     return convert

@@ -91,13 +91,13 @@ def _source(g: GraphBuilder, node: FxNode, offset: Any) -> _Memory:
         )
     if source is fx:
         return _memory(x, node.meta(0))
-    given, found = g.interpreter.value_of(fx), g.interpreter.value_of(source)
-    if x is not given:  # a part of a complex tensor, or the integers of a quantised one
-        parts = [part for part in ("real", "imag", "integers") if getattr(given, part, None) is x]
+    value, memory = g.interpreter.value_of(fx), g.interpreter.value_of(source)
+    if x is not value:  # a part of a complex tensor, or the integers of a quantised one
+        parts = [part for part in ("real", "imag", "integers") if getattr(value, part, None) is x]
         if len(parts) != 1:
             raise Unsupported("as_strided of a view of a complex tensor whose parts are one")
-        found = getattr(found, parts[0])
-    return _memory(found, source.meta["val"])
+        memory = getattr(memory, parts[0])
+    return _memory(memory, source.meta["val"])
 
 
 def _number(size: Any) -> int:

@@ -252,16 +252,16 @@ def check_operators(rules: Sequence[Rule], *, late: bool) -> None:
             )
 
 
-def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
+def warn_of_unused_rules(registry: Any, operators: Iterable[str]) -> None:
     """Warns of rules of the call that no node asked for.
 
     Args:
         registry: The registry of the export.
-        asked: The operators for which rules were looked up.
+        operators: The operators for which rules were looked up.
     """
     if not registry.call_rules:
         return
-    names = {without_prefix(name) for name in asked}
+    names = {without_prefix(name) for name in operators}
     packets = {name.partition(".")[0] if "::" in name else name for name in names}
     unused = [
         rule

@@ -73,8 +73,8 @@ def to_onnx(
     checked = ExportOptions.of(options)
     if checked.pieces is not None:
         return _pieces(model, args, f, checked)
-    given = {"model": model, "args": args, "f": f, **options}
-    with pipeline.export(checked, (given, to_onnx)) as call:
+    arguments = {"model": model, "args": args, "f": f, **options}
+    with pipeline.export(checked, (arguments, to_onnx)) as call:
         program = call.result = pipeline.run(model, args, f, checked)
     return program
 

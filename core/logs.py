@@ -90,7 +90,7 @@ def parse(text: str) -> dict[str, int]:
     Raises:
         ValueError: A level or a logger is unknown, or named twice.
     """
-    found: dict[str, int] = {}
+    levels: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, separator, level = part.rpartition("=")
         name, level = name.strip().removeprefix(f"{ROOT}."), level.strip().lower()
@@ -101,10 +101,10 @@ def parse(text: str) -> dict[str, int]:
             raise ValueError(f"there is no logger {name!r}; {_known(name, LOGGERS)}")
         if level not in LEVELS:
             raise ValueError(f"there is no level {level!r}; {_known(level, LEVELS)}")
-        if name in found:
+        if name in levels:
             raise ValueError(f"the level of {name or 'all'} is given twice")
-        found[name] = LEVELS[level]
-    return found
+        levels[name] = LEVELS[level]
+    return levels
 
 
 def _known(name: str, names: Any) -> str:

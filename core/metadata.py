@@ -63,10 +63,10 @@ class Metadata:
             return metadata
         if metadata is not None:
             return cls(metadata)
-        said = os.environ.get(VARIABLE) or DEFAULT_LEVEL
-        if said not in LEVELS:
-            raise _unknown(f"the environment variable {VARIABLE}", said)
-        return cls(said)
+        level = os.environ.get(VARIABLE) or DEFAULT_LEVEL
+        if level not in LEVELS:
+            raise _unknown(f"the environment variable {VARIABLE}", level)
+        return cls(level)
 
 
 def _unknown(where: str, level: Any) -> UsageError:

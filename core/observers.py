@@ -319,8 +319,8 @@ _current: ContextVar[Events | None] = ContextVar("onnxplug_events", default=None
 
 def events() -> Events:
     """The events of this thread; the log alone is told where nobody observes."""
-    found = _current.get()
-    return found if found is not None else Events()
+    current = _current.get()
+    return current if current is not None else Events()
 
 
 @contextlib.contextmanager
@@ -371,6 +371,6 @@ def step(text: str, done: int | None = None, total: int | None = None) -> None:
         text: In words.
         done, total: How far the stage is, where that is known.
     """
-    found = _current.get()
-    if found is not None:
-        found.step(text, done, total)
+    current = _current.get()
+    if current is not None:
+        current.step(text, done, total)

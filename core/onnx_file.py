@@ -89,11 +89,11 @@ def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
         UsageError: It can't be; a value is computed twice for example.
     """
     try:
-        found = ir.serde.deserialize_model(model)
-        for value in found.graph.initializers.values():
+        converted = ir.serde.deserialize_model(model)
+        for value in converted.graph.initializers.values():
             if value.type is None and value.const_value is not None:  # value_info has nothing but metadata of it
                 value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
-        return found
+        return converted
     except Exception as error:
         raise UsageError(f"{shortened(name, 300)} is not a sound ONNX model: {_text(error)}") from error
 

@@ -76,8 +76,8 @@ class Option:
     takes: tuple[tuple[type, ...], str] | None = None
 
 
-def _option(default: Any, help: str, flag: Flag | None = None, **further: Any) -> Any:
-    return field(default=default, metadata={"option": Option(help, flag, **further)})
+def _option(default: Any, help: str, flag: Flag | None = None, **texts: Any) -> Any:
+    return field(default=default, metadata={"option": Option(help, flag, **texts)})
 
 
 _CAPTURES = {"calls": "one of equal operator calls is traced", "whole": "each is"}

@@ -59,12 +59,12 @@ def load(name: str, what: str | None = None) -> Any:
     """
     module, _, attribute = PACKAGES[name].partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
         raise missing_package(name, what) from None
-    return getattr(found, attribute) if attribute else found
+    return getattr(imported, attribute) if attribute else imported
 
 
 def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

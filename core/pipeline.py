@@ -392,21 +392,21 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
 
 def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
     """Exports a model: the stages one after the other."""
-    asked = plan(model, args, f, options)
+    plan_of_export = plan(model, args, f, options)
     convert_precision = _precision(options)
     now = events()
-    now.add(asked.host.observers(options))
-    with stage("capture", "capture", subject=asked) as work:
-        captured = work.result = capture(asked)
-    with stage("conversion", "convert", subject=asked) as work:
-        program = work.result = convert(asked, captured, describes_all=now.describes)
+    now.add(plan_of_export.host.observers(options))
+    with stage("capture", "capture", subject=plan_of_export) as work:
+        captured = work.result = capture(plan_of_export)
+    with stage("conversion", "convert", subject=plan_of_export) as work:
+        program = work.result = convert(plan_of_export, captured, describes_all=now.describes)
     if now.describes:
-        forget(program.model, full=asked.metadata.nodes)
+        forget(program.model, full=plan_of_export.metadata.nodes)
     program.observers = [observer for observer in now.observers if observer.stays]
     if convert_precision is not None:
         with stage("precision", "convert", subject=program) as work:
-            work.result = convert_precision(program, asked.host.kernels(asked.target.runtime))
-            _warn_of_kernels(program.model, asked.host, asked.target)
+            work.result = convert_precision(program, plan_of_export.host.kernels(plan_of_export.target.runtime))
+            _warn_of_kernels(program.model, plan_of_export.host, plan_of_export.target)
     if options.verify:
         program.verify()
     if f is not None:
@@ -438,8 +438,8 @@ def observers_of(options: ExportOptions) -> list[Observer]:
         MissingPackageError: The package that serves an option is not installed.
         SaveError: What an observer is to write can't be written.
     """
-    asked = {"report": options.report, "profile": options.profile}
-    made = [packages.load(f"{name}=")(value) for name, value in asked.items() if value is not False]
+    requested = {"report": options.report, "profile": options.profile}
+    made = [packages.load(f"{name}=")(value) for name, value in requested.items() if value is not False]
     return [*(observer for observer in made if observer is not None), *options.observers]
 
 
@@ -456,8 +456,8 @@ def export(
     logs.configure()
     with (
         observed(*observers_of(options)),
-        showing(options.progress) as told,
-        observed(*([StageNames(told)] if told is not None else [])),
+        showing(options.progress) as shown,
+        observed(*([StageNames(shown)] if shown is not None else [])),
         stage("export", subject=subject) as whole,
     ):
         yield whole
@@ -567,14 +567,14 @@ def packages_of_rewrites(host: PluginHost) -> dict[str, str]:
 def _warn_of_kernels(model: ir.Model, host: PluginHost, target: Target) -> None:
     """Says which operators keep ONNX Runtime from loading a model on the CPU, and what to do about it."""
     kernels = _kernels_of(host, "onnxruntime:cpu") if is_onnxruntime_cpu(target.runtime) else None
-    found = lacking(kernels, model.graph, target.opset) if kernels is not None else {}
-    if not found:
+    without_kernel = lacking(kernels, model.graph, target.opset) if kernels is not None else {}
+    if not without_kernel:
         return
-    what = "; ".join(f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in found.items())
+    what = "; ".join(f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in without_kernel.items())
     cures = []
-    if ir.DataType.BFLOAT16 in found and target.runtime == "onnxruntime":
+    if ir.DataType.BFLOAT16 in without_kernel and target.runtime == "onnxruntime":
         cures.append('target="onnxruntime:cpu" has bfloat16 computed in float32.')
-    if found.keys() - {ir.DataType.BFLOAT16}:
+    if without_kernel.keys() - {ir.DataType.BFLOAT16}:
         cures.append(
             "Export them in float32 (model.float(), x.float()), which loses precision, or run the model elsewhere."
         )

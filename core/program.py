@@ -203,12 +203,12 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     def _weight_uses(self) -> dict[str, list[tuple[str | None, int]]]:
         """The initializers made of each tensor of the PyTorch model, and how often they are read."""
-        found: dict[str, list[tuple[str | None, int]]] = {}
+        uses: dict[str, list[tuple[str | None, int]]] = {}
         for value in self.model.graph.initializers.values():
             origin: Origin | None = value.meta.get(META)
             for target in origin.targets if origin is not None else ():
-                found.setdefault(target, []).append((value.name, len(value.uses())))
-        return found
+                uses.setdefault(target, []).append((value.name, len(value.uses())))
+        return uses
 
     def apply_weights(
         self,
@@ -236,8 +236,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             OnnxplugError: The weights are in safetensors, which is not installed.
         """
         self.release()
-        found, unexpected = self._replacements(state_dict, strict)
-        for value, tensor in found.items():
+        contents, unexpected = self._replacements(state_dict, strict)
+        for value, tensor in contents.items():
             value.const_value = tensor
         if unexpected:
             assert isinstance(state_dict, Mapping)
@@ -250,17 +250,17 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         if not isinstance(strict, bool | None):
             raise UsageError(f"strict= takes True, False or None, got {strict!r}")
         is_mapping = isinstance(weights, Mapping)
-        given: Mapping[str, Any] = (
+        tensors: Mapping[str, Any] = (
             checked_mapping(weights) if is_mapping else load("weights=", "weights from files")(weights)
         )
-        found, unexpected = replacements(
+        contents, unexpected = replacements(
             self.model,
-            given,
+            tensors,
             strict=not is_mapping if strict is None else strict,
             known=self._state_names(),
             refuse=self._refuse_folded,
         )
-        return found, unexpected if is_mapping else []
+        return contents, unexpected if is_mapping else []
 
     def _refuse_folded(self, names: Iterable[str]) -> None:
         for name in names:
@@ -351,10 +351,10 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             raise UsageError(f"the model takes the keyword inputs {names}, got {list(kwargs)}")
         if set(names) != set(kwargs):
             args, kwargs = self._by_position(args, kwargs, child_of(spec, 0).num_children, names)
-        leaves, given = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
-        if given.num_leaves != spec.num_leaves:
+        leaves, structure = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        if structure.num_leaves != spec.num_leaves:
             raise UsageError(
-                f"the inputs have another structure than the exported model's: {given.num_leaves} leaves, "
+                f"the inputs have another structure than the exported model's: {structure.num_leaves} leaves, "
                 f"not {spec.num_leaves}"
             )
         return leaves
@@ -432,21 +432,21 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             raise UsageError("strict= is about weights=, which is not given")
         if weights is not None and not include_initializers:
             raise UsageError("weights= can't be given together with include_initializers=False, which leaves them out")
-        found, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
+        contents, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
         if unexpected:
             warn(f"the model has no weights {named(unexpected)}, which are left out")
         about = {"file": os.fspath(destination)} if isinstance(destination, str | os.PathLike) else {}
-        with self._stage("saving", "save", about) as work, collection_held(), reporting(progress) as told:
+        with self._stage("saving", "save", about) as work, collection_held(), reporting(progress) as shown:
             save_model(
                 self.model,
                 destination,
                 external_data=external_data,
                 without=() if include_initializers else self._weight_names(),
                 keep_initializers_as_inputs=keep_initializers_as_inputs,
-                weights=found,
+                weights=contents,
                 shard=shard,
                 external=external,
-                progress=told,
+                progress=shown,
             )
             work.result = destination
 
@@ -520,7 +520,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             )
             report.quantised = self.precision
             return report
-        with showing(bool(progress)) as told, self._stage("verification", "verify", told=told) as work:
+        with showing(bool(progress)) as shown, self._stage("verification", "verify", show=shown) as work:
             report = work.result = verify_program(
                 self,
                 args=args,
@@ -536,11 +536,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     @contextmanager
     def _stage(
-        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, told: Told | None = None
+        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, show: Told | None = None
     ) -> Iterator[Span]:
-        """A stage that is done with the program; ``told`` is called with its name."""
+        """A stage that is done with the program; ``show`` is called with its name."""
         logs.configure()
-        names = [StageNames(told)] if told is not None else []
+        names = [StageNames(show)] if show is not None else []
         with observed(*self.observers, *names, ends=False), stage(name, log, subject=self, **(about or {})) as work:
             yield work
 

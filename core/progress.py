@@ -89,13 +89,13 @@ class StageNames(Observer):
     """Calls a function with the name of each stage of an export as it begins.
 
     Args:
-        told: The function.
+        show: The function.
     """
 
     stays = False
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, show: Told) -> None:
+        self._told = show
 
     def begin(self, span: Span) -> None:
         """Calls the function, where it is a stage and no part of one."""

@@ -21,7 +21,7 @@ _UNSEEN = re.compile(
 
 def printable(text: str) -> str:
     """A text in which characters that are not to be seen are escapes, as in Python's strings; the text itself without any."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def shortened(text: str, longest: int = 2000) -> str:

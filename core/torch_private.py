@@ -318,8 +318,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = private.place.partition(":")
     try:
-        found = importlib.import_module(module)
-        value = getattr(found, attribute) if attribute else found
+        imported = importlib.import_module(module)
+        value = getattr(imported, attribute) if attribute else imported
     except (ImportError, AttributeError) as error:
         if private.instead is None:
             import torch

@@ -71,8 +71,8 @@ def _unrolled(elements: Tensors, combine: Combine) -> Tensors:
     odd = _unrolled(combine(firsts, seconds), combine)
     even = [e[:1] for e in elements]
     if between:
-        further = combine([o[:between] for o in odd], [e[2::2] for e in elements])
-        even = [torch.cat(parts) for parts in zip(even, further, strict=True)]
+        combined = combine([o[:between] for o in odd], [e[2::2] for e in elements])
+        even = [torch.cat(parts) for parts in zip(even, combined, strict=True)]
     results = [torch.stack([e[:pairs], o], 1).flatten(0, 1) for e, o in zip(even, odd, strict=True)]
     if count > 2 * pairs:
         results = [torch.cat([result, e[pairs:]]) for result, e in zip(results, even, strict=True)]
@@ -84,16 +84,16 @@ def _of_single_elements(operator: Any) -> Combine | None:
 
     The graph of a scan's step can't be traced through torch.vmap.
     """
-    given = getattr(operator, "keywords", {})
-    mapped: Any = given.get("combine_fn")
-    spec, code = given.get("spec"), getattr(mapped, "__code__", None)
+    keywords = getattr(operator, "keywords", {})
+    mapped: Any = keywords.get("combine_fn")
+    spec, code = keywords.get("spec"), getattr(mapped, "__code__", None)
     if spec is None or code is None or "func" not in code.co_freevars:
         return None
     function = mapped.__closure__[code.co_freevars.index("func")].cell_contents
 
     def combine(first: Tensors, second: Tensors) -> Tensors:
-        found = function(pytree.tree_unflatten(list(first), spec), pytree.tree_unflatten(list(second), spec))
-        return list(pytree.tree_leaves(found))
+        result = function(pytree.tree_unflatten(list(first), spec), pytree.tree_unflatten(list(second), spec))
+        return list(pytree.tree_leaves(result))
 
     return combine
 

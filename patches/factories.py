@@ -135,8 +135,8 @@ def _in_lower_triangle(rows: Any, columns: Any, offset: int) -> Any:
 def tril_indices(row: Any, col: Any, offset: int = 0, **options: Any) -> Tensor:
     """Row by row, in two rows of a result whose length is an expression of the sizes."""
     rows, columns = _range(row, options).unsqueeze(1), _range(col, options)
-    found = torch.nonzero_static(columns <= rows + offset, size=_in_lower_triangle(row, col, offset))
-    return found.T.to(options.get("dtype") or torch.int64)
+    places = torch.nonzero_static(columns <= rows + offset, size=_in_lower_triangle(row, col, offset))
+    return places.T.to(options.get("dtype") or torch.int64)
 
 
 def triu_indices(row: Any, col: Any, offset: int = 0, **options: Any) -> Tensor:
@@ -246,12 +246,14 @@ _OF_DATA = frozenset((torch.as_tensor, torch.asarray))
 
 def instead(func: Any, args: Any, kwargs: Any) -> Any:
     """What to call in place of a function of torch, for these arguments; ``None`` for the function itself."""
-    found = _BY_NUMBERS.get(func)
-    if found is not None and has_symbols((args, kwargs)) and is_known(found, kwargs):
-        return found, args, kwargs
-    found = _BY_SHAPES.get(func)
-    if found is not None and has_symbols([x.shape if isinstance(x, Tensor) else x for x in (*args, *kwargs.values())]):
-        return found, args, kwargs
+    replacement = _BY_NUMBERS.get(func)
+    if replacement is not None and has_symbols((args, kwargs)) and is_known(replacement, kwargs):
+        return replacement, args, kwargs
+    replacement = _BY_SHAPES.get(func)
+    if replacement is not None and has_symbols(
+        [x.shape if isinstance(x, Tensor) else x for x in (*args, *kwargs.values())]
+    ):
+        return replacement, args, kwargs
     if func in _OF_DATA and has_symbols(args):
         return torch.tensor, *_data(*args, **kwargs)
     return None
@@ -264,9 +266,9 @@ def is_known(function: Callable[..., Tensor], options: dict[str, Any]) -> bool:
     return options.get("out") is None and (of_floats or function not in _OF_FLOATS)
 
 
-def has_symbols(given: Any) -> bool:
+def has_symbols(arguments: Any) -> bool:
     """Whether a dynamic size, or a number computed of some, is among the leaves."""
-    return any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in pytree.tree_leaves(given))
+    return any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in pytree.tree_leaves(arguments))
 
 
 @contextlib.contextmanager

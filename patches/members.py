@@ -24,8 +24,12 @@ def members_are_compared() -> Iterator[None]:
             return iter_contains(items, search, tx, *args, **kwargs)
         equal = SourcelessBuilder.create(tx, operator.eq)
         for item in items:
-            found = equal.call_function(tx, [item, search], {})
-            if found.evaluate_expr(tx.output) if isinstance(found, SymNodeVariable) else found.as_python_constant():
+            equality_holds = equal.call_function(tx, [item, search], {})
+            if (
+                equality_holds.evaluate_expr(tx.output)
+                if isinstance(equality_holds, SymNodeVariable)
+                else equality_holds.as_python_constant()
+            ):
                 return type(search).create(True)
         return type(search).create(False)
 

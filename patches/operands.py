@@ -41,7 +41,7 @@ class Operands:
 
         ``None`` where one is of other sizes or memory now, or torch knew the value of one that was written, and may not any more.
         """
-        found = []
+        written_places = []
         for i, (tensor, (sizes, address, version)) in enumerate(zip(self.tensors, self._before, strict=True)):
             if expressions(tensor) != sizes or memory_of(tensor) != address:
                 return None
@@ -49,8 +49,8 @@ class Operands:
             if i in self.constants and (is_written or tensor.constant is not self.constants[i][0]):
                 return None
             if is_written:
-                found.append(i)
-        return found
+                written_places.append(i)
+        return written_places
 
     def computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The result of a call on tensors whose values torch knows, computed again as torch does.

@@ -261,7 +261,7 @@ def state(operands: Operands) -> tuple[Any, ...]:
 
 def _getters() -> list[Callable[[], Any]]:
     """torch's functions without arguments that give a setting: by what they give, of whatever part of torch."""
-    found = []
+    getters = []
     for name, getter in sorted(vars(torch_c).items()):
         if _GETTER.match(name) and callable(getter) and not isinstance(getter, type):
             try:
@@ -271,8 +271,8 @@ def _getters() -> list[Callable[[], Any]]:
             except Exception:  # it takes arguments, has no answer on this machine, or is another one's old name
                 continue
             if isinstance(value, bool | int | str | torch.dtype) or type(value).__name__.endswith("Backend"):
-                found.append(getter)
-    return found
+                getters.append(getter)
+    return getters
 
 
 #: How torch calls its getters: `_get_cudnn_benchmark`, `is_anomaly_enabled`, `_are_functorch_transforms_active`.
@@ -314,10 +314,10 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     new_memories: dict[int, int] = {}
     known = operands.tracer.symnode_tracker.sym_node_dict
     new_sizes = {id(n) for n, _ in zip(reversed(known), range(len(known) - sizes_before), strict=False)}
-    found: list[_Result | None] = []
+    results: list[_Result | None] = []
     for i, value in enumerate(values):
         if value is None:
-            found.append(None)
+            results.append(None)
             continue
         if type(value) is not FakeTensor or value.is_conj() or value.is_neg():
             return None
@@ -337,7 +337,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         like = detached(value)
         fresh = FakeTensor(value.fake_mode, like, value.fake_device)
         sizes = [(kind, axis, s) for kind, axis, s in sizes_of(value) if id(s) in new_sizes]
-        found.append(
+        results.append(
             _Result(
                 operand,
                 same,
@@ -353,7 +353,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     written = operands.written()
     if written is None or any("unbacked_bindings" in names for _, names in metadata):
         return None
-    return _Call(items, metadata, name, found, type(result) if several else None, written, computed)
+    return _Call(items, metadata, name, results, type(result) if several else None, written, computed)
 
 
 def _is_data_dependent(tensor: Any) -> bool:

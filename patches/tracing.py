@@ -129,10 +129,10 @@ def _stride_needs_known() -> Iterator[None]:
     def needs_strides(target: Any, args_kwargs: Any = None) -> bool:
         if type(target) is not OpOverload:
             return bool(original(target, args_kwargs))
-        found = known.get(target)
-        if found is None:
-            found = known[target] = bool(original(target, args_kwargs))
-        return found
+        needs = known.get(target)
+        if needs is None:
+            needs = known[target] = bool(original(target, args_kwargs))
+        return needs
 
     with patched(proxies, "_should_save_eager_input_vals", needs_strides):
         yield
@@ -238,16 +238,16 @@ class _StackTraces:
     def _lines(self, tracer: Any, frame: FrameType | None, base: FrameType | None) -> list[Any]:
         """Code and line of each frame from one outward to a base, as far as the tracer's filter keeps them."""
         kept = self._kept
-        found: list[Any] = []
+        lines: list[Any] = []
         while frame is not base and frame is not None:
             code = frame.f_code
             keeps = kept.get(code)
             if keeps is None:
                 keeps = kept[code] = _keeps(tracer, code)
             if keeps:
-                found += (code, frame.f_lineno)
+                lines += (code, frame.f_lineno)
             frame = frame.f_back
-        return found
+        return lines
 
 
 def _keeps(tracer: Any, code: CodeType) -> bool:

@@ -36,18 +36,18 @@ def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
     """
     _remember_flags(arguments, ordinary)
     for text in arguments:
-        found = find_scheme(text)
-        if found is not None and found[0].export is not None:
-            return _command_of(found[0])
+        match = find_scheme(text)
+        if match is not None and match[0].export is not None:
+            return _command_of(match[0])
     return ordinary
 
 
 def _remember_flags(arguments: Sequence[str], ordinary: Any) -> None:
     """Takes the plugin flags into account before plugins are asked; the command itself reads them again."""
     context = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": True}
-    given = ordinary.make_context("export", list(arguments), resilient_parsing=True, **context).params
+    flag_values = ordinary.make_context("export", list(arguments), resilient_parsing=True, **context).params
     flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
-    choice.remember(**{flag: given.get(flag) for flag in flags})
+    choice.remember(**{flag: flag_values.get(flag) for flag in flags})
 
 
 def _command_of(source: ModelSource) -> Any:
@@ -72,11 +72,11 @@ def _command_of(source: ModelSource) -> Any:
     def command(**values: Any) -> None:
         from onnxplug.cli.report import reporting
 
-        given = {p.name: values.pop(p.name) for p in own}
+        own_values = {p.name: values.pop(p.name) for p in own}
         arguments = _common(**values)
         verify = arguments["options"]["verify"]
         with profiled(arguments["profile"]), reporting(arguments["report"], verify=verify):
-            _run(source, function, arguments, given)
+            _run(source, function, arguments, own_values)
 
     command.__doc__ = f"Export {source.scheme}:NAME. {source.help}".strip()
     command.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]

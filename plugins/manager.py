@@ -71,10 +71,10 @@ class PluginManager:
 
     def __init__(self, selection: Selection, points: Iterable[EntryPoint] | None = None) -> None:
         self.selection = selection
-        found = [(p, *distribution_of(p)) for p in (points if points is not None else _discover())]
-        found.sort(key=lambda row: (row[1] != PROJECT_NAME, row[1], row[0].name))
-        self._points = [point for point, _, _ in found]
-        self._records = [PluginRecord(p.name, name, version, p.value) for p, name, version in found]
+        distributions = [(p, *distribution_of(p)) for p in (points if points is not None else _discover())]
+        distributions.sort(key=lambda row: (row[1] != PROJECT_NAME, row[1], row[0].name))
+        self._points = [point for point, _, _ in distributions]
+        self._records = [PluginRecord(p.name, name, version, p.value) for p, name, version in distributions]
         self._host = pluggy.PluginManager(PROJECT_NAME)
         self._host.add_hookspecs(hookspecs)
         self._sources: dict[int, PluginRecord] = {}
@@ -262,9 +262,9 @@ class PluginManager:
                 check_rules(rules, record)
                 self._results.setdefault("onnxplug_rules", []).append((record, rules))
                 if "onnxplug_decompositions" in record.hooks:
-                    found = plugin.onnxplug_decompositions()
+                    decompositions = plugin.onnxplug_decompositions()
                     # First: a plugin's decompositions go before the builtin ones.
-                    self._results.setdefault("onnxplug_decompositions", []).insert(0, (record, found))
+                    self._results.setdefault("onnxplug_decompositions", []).insert(0, (record, decompositions))
 
     # -- what plugins supply -------------------------------------------------------------------------------------------
 
@@ -277,20 +277,20 @@ class PluginManager:
         self._collect_builtin_tables()
         with self._lock:
             if self._stamps is None:
-                found = []
+                stamps = []
                 for point, record in zip(self._points, self._records, strict=True):
                     if record.status == "loaded":
                         stamp = stamp_of(point, record.loaded)
                         if stamp is None:
                             return None
-                        found.append(f"{record.label} {record.value} {stamp}")
-                self._stamps = tuple(found)
+                        stamps.append(f"{record.label} {record.value} {stamp}")
+                self._stamps = tuple(stamps)
             return self._stamps
 
     def supplied(self, record: PluginRecord) -> dict[str, Any]:
         """What each hook of one plugin returned, by the hook's name."""
         self._collect_builtin_tables()
-        return {hook: value for hook, found in self._results.items() for r, value in found if r is record}
+        return {hook: value for hook, results in self._results.items() for r, value in results if r is record}
 
     def _all(self, hook: str) -> list[Any]:
         self.load()
@@ -316,8 +316,8 @@ class PluginManager:
     def sources_of_rewrites(self) -> dict[str, str]:
         """Name of each rewrite to the distribution that it is of."""
         self.load()
-        found = self._results.get("onnxplug_rewrites", ())
-        return {getattr(item, "name", ""): record.distribution for record, items in found for item in items}
+        results = self._results.get("onnxplug_rewrites", ())
+        return {getattr(item, "name", ""): record.distribution for record, items in results for item in items}
 
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know: those that they declare, and those of their rewrites."""
@@ -337,14 +337,14 @@ class PluginManager:
             PluginError: The table can't be imported.
         """
         self.load()
-        found = [
+        matches = [
             (close, target)
             for target in self._declared_targets()
             if target.kernels is not None and (close := closeness([target.name], runtime)) is not None
         ]
-        if not found:
+        if not matches:
             return None
-        target = max(found, key=lambda row: row[0])[1]
+        target = max(matches, key=lambda row: row[0])[1]
         if not isinstance(target.kernels, str):
             return target.kernels
         return load_object(target.kernels, f"the kernels of {target.name}")
@@ -356,8 +356,11 @@ class PluginManager:
                 PluginPatch(patch, rule.source or "?") for rule in self.rules()[1] for patch in rule.patches()
             ]
         self.load()
-        found = self._results.get("onnxplug_patches", ())
-        return [*(PluginPatch(patch, record.label) for record, items in found for patch in items), *self._rule_patches]
+        results = self._results.get("onnxplug_patches", ())
+        return [
+            *(PluginPatch(patch, record.label) for record, items in results for patch in items),
+            *self._rule_patches,
+        ]
 
     def observers(self, options: Any) -> list[Observer]:
         """Plugins' observers of an export with these options.
@@ -366,8 +369,8 @@ class PluginManager:
             PluginError: A plugin's function raised, or made something else.
         """
         self.load()
-        found = self._results.get("onnxplug_observers", ())
-        made = [made_observer(item, options, record.label) for record, items in found for item in items]
+        results = self._results.get("onnxplug_observers", ())
+        made = [made_observer(item, options, record.label) for record, items in results for item in items]
         return [observer for observer in made if observer is not None]
 
     def runtimes(self) -> list[Any]:
@@ -421,11 +424,11 @@ class PluginManager:
     def decomposers(self, op: str) -> dict[str, str]:
         """Each overload of an operator that a plugin decomposes, to that plugin's distribution."""
         self._collect_builtin_tables()
-        found: dict[str, str] = {}
+        distributions: dict[str, str] = {}
         for record, value in self._results.get("onnxplug_decompositions", ()):
             own = [name for name, function in value.items() if function is not None]
-            found.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
-        return found
+            distributions.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
+        return distributions
 
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator that nobody claims."""
@@ -463,16 +466,16 @@ class PluginManager:
 
     def _source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:
         self.load()
-        found = [
+        matches = [
             (record, source)
             for record, sources in self._results.get("onnxplug_sources", ())
             for source in sources
             if is_meant(source)
         ]
-        if len(found) > 1:
-            labels = " and ".join(record.label for record, _ in found[:2])
+        if len(matches) > 1:
+            labels = " and ".join(record.label for record, _ in matches[:2])
             raise PluginError(f"{text} is a kind of model of {labels}", hint="--no-plugin leaves one of them out.")
-        return found[0][1] if found else None
+        return matches[0][1] if matches else None
 
     def commands(self, app: Any) -> None:
         """Lets plugins add subcommands to the command line, before anything else is asked of them: no other hook is called.

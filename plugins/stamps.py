@@ -73,12 +73,12 @@ def _files(top_level: str) -> Iterator[Path]:
 
 
 def _required(dist: Any) -> list[str]:
-    found = []
+    requirements = []
     for text in getattr(dist, "requires", None) or ():
         try:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                found.append(f"{requirement.name} {version(requirement.name)}")
+                requirements.append(f"{requirement.name} {version(requirement.name)}")
         except (InvalidRequirement, PackageNotFoundError):
             continue
-    return sorted(found)
+    return sorted(requirements)

@@ -97,8 +97,8 @@ def training_text(program: torch.export.ExportedProgram, whole: bool) -> str | N
     if not places:
         return None
     texts = []
-    for what, found in places.items():
-        known = [place for place in found if place]
+    for what, places_of_kind in places.items():
+        known = [place for place in places_of_kind if place]
         shown = ", ".join(known[:_MOST]) + (" and elsewhere" if len(known) > _MOST else "")
         texts.append(f"{what} ({shown})" if shown else what)
     if whole:
@@ -144,5 +144,5 @@ def _place(node: torch.fx.Node) -> str | None:
 
 def _arguments(node: torch.fx.Node, target: Any) -> dict[str, Any]:
     schema = target._schema.arguments
-    given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
-    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
+    passed = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
+    return {a.name: passed.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}

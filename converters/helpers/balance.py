@@ -76,8 +76,8 @@ def _set_apart(g: GraphBuilder, size: Value) -> tuple[Value, Value]:
     def step(j: Value, keys: Value, axis: int, key: Value) -> list[Value]:
         active = g.op.And(g.op.GreaterOrEqual(keys, g.const(0)), g.op.Less(keys, count))
         others = g.op.And(filled, unsqueeze(g, active, axis - 1 if axis == rank - 1 else axis + 1))
-        found = reduce(g, "ReduceSum", g.cast(others, INT64), [axis], False)
-        free = g.op.And(active, g.op.Equal(found, g.const(0)))
+        neighbours = reduce(g, "ReduceSum", g.cast(others, INT64), [axis], False)
+        free = g.op.And(active, g.op.Equal(neighbours, g.const(0)))
         chosen = reduce(g, "ReduceMax", g.op.Where(free, index, none), [rank - 2], True)
         return [g.op.Where(g.op.Equal(index, chosen), key, keys)]
 
@@ -121,11 +121,11 @@ def _scales(g: GraphBuilder, size: Value, active: Value) -> Value:
         power, factor = g.op.Where(better, power, zero), g.op.Where(better, factor, one)
         wide = g.op.Where(here, factor, one)
         size = g.op.Div(g.op.Mul(size, unsqueeze(g, wide, rank - 2)), unsqueeze(g, wide, rank - 1))
-        found = reduce(g, "ReduceSum", g.cast(better, INT64), None, False)
+        improved = reduce(g, "ReduceSum", g.cast(better, INT64), None, False)
         return [
             size,
             g.op.Add(powers, g.op.Where(here, power, zero)),
-            g.op.Or(changed, g.op.Greater(found, g.const(0))),
+            g.op.Or(changed, g.op.Greater(improved, g.const(0))),
         ]
 
     def sweep(_: Value, size: Value, powers: Value) -> list[Value]:

@@ -66,8 +66,8 @@ def axes_of(g: GraphBuilder, node: FxNode) -> list[Axis]:
         dim, want = (x.shape or ())[2 + number], node.shape[2 + number]
         out: Any = want
         if not isinstance(want, int):
-            given = size[number] if size is not None else None
-            out = given if isinstance(given, Value) else g.size(want)
+            fixed = size[number] if size is not None else None
+            out = fixed if isinstance(fixed, Value) else g.size(want)
         # torch ignores a factor that is not positive.
         factor = factors[number]
         factor = float(factor) if factor is not None and factor > 0 else None

@@ -160,7 +160,7 @@ def computed_in(g: GraphBuilder, operators: str, dtype: ir.DataType) -> ir.DataT
 @lru_cache(maxsize=4096)
 def _computed(operators: str, dtype: ir.DataType, opset: int, runtime: str | None) -> ir.DataType:
     candidates = (dtype, *_wider(dtype))
-    return next((found for found in candidates if _computes(operators, found, opset, runtime)), dtype)
+    return next((candidate for candidate in candidates if _computes(operators, candidate, opset, runtime)), dtype)
 
 
 @lru_cache(maxsize=4096)

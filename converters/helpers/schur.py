@@ -202,8 +202,8 @@ def _window(g: GraphBuilder, grid: Grid, edges: Value) -> tuple[Value, Value]:
 
     def last(where: Value, by: int) -> Value:
         """The last k with a property, plus ``by``; 0 where there is none."""
-        found = g.op.Where(where, g.op.Add(grid.places, g.const(by)), g.const(0))
-        return reduce(g, "ReduceMax", g.op.Concat(found, none, axis=axis), [axis], True)
+        places = g.op.Where(where, g.op.Add(grid.places, g.const(by)), g.const(0))
+        return reduce(g, "ReduceMax", g.op.Concat(places, none, axis=axis), [axis], True)
 
     end = g.op.Sub(last(long, span + 1), g.const(1))
     inside = g.op.Less(grid.places, end)
@@ -250,9 +250,9 @@ def _real_shifts(g: GraphBuilder, grid: Grid, bands: _Bands, last: Value, stuck:
     (a,), (b,), (c,) = (_at(g, grid, x, before) for x in (bands.main, bands.upper, bands.lower))
     (d,), (above,) = _at(g, grid, bands.main, last), _at(g, grid, bands.lower, g.op.Sub(last, g.const(2)))
     dtype = dtype_of(d)
-    found = block_of_two(g, a, b, c, d)
-    real = g.op.Add(d, g.op.Where(found.paired, found.mean, found.near))
-    imag = g.op.Where(found.paired, found.root, g.const(0.0, dtype))
+    block = block_of_two(g, a, b, c, d)
+    real = g.op.Add(d, g.op.Where(block.paired, block.mean, block.near))
+    imag = g.op.Where(block.paired, block.root, g.const(0.0, dtype))
     size = g.op.Add(g.op.Abs(c), g.op.Abs(above))
     real = g.op.Where(stuck, g.op.Add(d, g.op.Mul(size, g.const(_SHIFT, dtype))), real)
     return real, g.op.Where(stuck, g.op.Mul(size, g.const(_SPREAD, dtype)), imag)

@@ -26,8 +26,8 @@ def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Va
 
 def spread(values: Any, count: int) -> list[int]:
     """One number for each spatial axis."""
-    given = [values] if isinstance(values, int) else list(values)
-    return given * count if len(given) == 1 else given
+    numbers = [values] if isinstance(values, int) else list(values)
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:

@@ -115,11 +115,11 @@ def guess_type(name: str, value: Any) -> ir.AttributeType:
             f"attribute {name!r} is an empty list, whose element type is unknown",
             hint=f"Give it as onnx_ir.AttrInt64s({name!r}, []) or another typed attribute.",
         )
-    found = {_guess_one(item) for item in value} if many else {_guess_one(value)}
-    if found == {_KINDS.INT, _KINDS.FLOAT}:
-        found = {_KINDS.FLOAT}
-    kind = found.pop()
-    if kind is None or found:
+    kinds = {_guess_one(item) for item in value} if many else {_guess_one(value)}
+    if kinds == {_KINDS.INT, _KINDS.FLOAT}:
+        kinds = {_KINDS.FLOAT}
+    kind = kinds.pop()
+    if kind is None or kinds:
         raise ConversionError(f"attribute {name!r} has a value that ONNX can't hold: {value!r}")
     if not many:
         return kind

@@ -174,9 +174,9 @@ class GraphBuilder:
         key = None
         if self.optimize and spec.pure:
             if outputs == 1 and not references:
-                found = self._without_node(spec, values, raw)
-                if found is not None:
-                    return found
+                known = self._without_node(spec, values, raw)
+                if known is not None:
+                    return known
             if len(keys) > 1:
                 keys.sort(key=_first)
             key = (spec, outputs, *map(id, values), *keys)
@@ -192,16 +192,16 @@ class GraphBuilder:
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         """A value that holds the result already, or is the constant that it is; ``None`` where a node must compute it."""
         started = time.perf_counter_ns() if self.events is not None else 0
-        found = self._simplified(spec, values, raw)
+        known = self._simplified(spec, values, raw)
         if self.events is not None:
             self.events.count("part", "simplification and folding", started)
-        return found
+        return known
 
     def _simplified(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         if spec.simplify is not None:
-            found: Value | None = spec.simplify(self, values, raw)
-            if found is not None:
-                return found
+            simplified: Value | None = spec.simplify(self, values, raw)
+            if simplified is not None:
+                return simplified
         if spec.fold is None:
             return None
         if any(value is not None and value.const_value is None for value in values):
@@ -316,27 +316,27 @@ class GraphBuilder:
         kind = type(value)
         if (kind is list or kind is tuple) and set(map(type, value)) <= _INT:
             quick = (list, tuple(value), wanted)
-            found = self._constants.get(quick)
-            if found is not None:
-                return found
+            constant = self._constants.get(quick)
+            if constant is not None:
+                return constant
         elif isinstance(value, int | float):
             # 1 == 1.0 == True and 0.0 == -0.0 to a dict, but not to us.
             quick = (type(value), value, math.copysign(1.0, value) if value == 0 else 1.0, wanted)
-            found = self._constants.get(quick)
-            if found is not None:
-                return found
+            constant = self._constants.get(quick)
+            if constant is not None:
+                return constant
         array = as_array(value, wanted)
         key = content_key(array)
-        found = self._constants.get(key)
-        if found is None:
+        constant = self._constants.get(key)
+        if constant is None:
             tensor = Constant(array) if array.dtype.kind not in "OU" else text_tensor(array)
-            found = Value(type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-            self._constants[key] = found
+            constant = Value(type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+            self._constants[key] = constant
         if quick is not None:
-            self._constants[quick] = found
+            self._constants[quick] = constant
             if self._has_kernels and wanted in HALVES and quick[0] is not list:
-                self._widening.remember(found, self.const(value, ir.DataType.FLOAT))
-        return found
+                self._widening.remember(constant, self.const(value, ir.DataType.FLOAT))
+        return constant
 
     def constant(self, value: Value | None) -> np.ndarray | None:
         """The numpy array that a value is known to be, ``None`` for one that is only known at run time.
@@ -395,8 +395,8 @@ class GraphBuilder:
         return [size if isinstance(size, int) else self._dynamic_dim(x, axis, size) for axis, size in enumerate(dims)]
 
     def _dynamic_dim(self, x: Value, axis: int, dim: ir.SymbolicDim) -> Value:
-        found = self.sizes.find(dim)
-        return found if found is not None else self.sizes.read(x, axis, dim.value)
+        size = self.sizes.find(dim)
+        return size if size is not None else self.sizes.read(x, axis, dim.value)
 
     def size(self, dim: int | ir.SymbolicDim) -> Size:
         """A dimension as a size.

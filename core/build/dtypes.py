@@ -58,12 +58,12 @@ def to_onnx_dtype(dtype: torch.dtype | ir.DataType) -> ir.DataType:
     """
     if isinstance(dtype, ir.DataType):
         return dtype
-    found = TORCH_TO_ONNX.get(dtype)
-    if found is None:
+    element_type = TORCH_TO_ONNX.get(dtype)
+    if element_type is None:
         if not isinstance(dtype, torch.dtype):
             raise Unsupported(f"{dtype!r} is no dtype: give a torch.dtype or an onnx_ir.DataType")
         raise Unsupported(f"ONNX has no element type for {dtype}")
-    return found
+    return element_type
 
 
 def to_torch_dtype(dtype: ir.DataType | torch.dtype) -> torch.dtype:
@@ -74,10 +74,10 @@ def to_torch_dtype(dtype: ir.DataType | torch.dtype) -> torch.dtype:
     """
     if isinstance(dtype, torch.dtype):
         return dtype
-    found = ONNX_TO_TORCH.get(dtype)
-    if found is None:
+    torch_dtype = ONNX_TO_TORCH.get(dtype)
+    if torch_dtype is None:
         raise Unsupported(f"torch has no dtype for the ONNX element type {dtype.name}")
-    return found
+    return torch_dtype
 
 
 def as_array(value: Any, dtype: ir.DataType | None = None) -> np.ndarray:

@@ -82,11 +82,11 @@ class Kernels:
         return next((c for c in candidates if c and self.takes(spec, {**types, **c})), None)
 
     def _rows_of(self, op_type: str) -> list[_Row]:
-        found = self._rows.get(op_type)
-        if found is None:
+        rows = self._rows.get(op_type)
+        if rows is None:
             text = self._table.get(op_type, "")
-            found = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
-        return found
+            rows = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
+        return rows
 
 
 def _holds(row: _Row, since: int) -> bool:
@@ -111,7 +111,7 @@ def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, 
     Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and those that the runtime
     replaces by their bodies.
     """
-    found: dict[ir.DataType, set[str]] = {}
+    operators_of: dict[ir.DataType, set[str]] = {}
     for node in graph.all_nodes():
         if node.domain:
             continue
@@ -121,13 +121,13 @@ def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, 
             if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
                 types.setdefault(spec.group_of(index), value.dtype)
         types.pop("", None)
-        asked = {name: _DT.FLOAT if dtype == _DT.FLOAT16 else dtype for name, dtype in types.items()}
-        if not spec.has_schema or set(asked.values()) <= {_DT.FLOAT} or _is_computed(kernels, spec, asked):
+        computed = {name: _DT.FLOAT if dtype == _DT.FLOAT16 else dtype for name, dtype in types.items()}
+        if not spec.has_schema or set(computed.values()) <= {_DT.FLOAT} or _is_computed(kernels, spec, computed):
             continue
-        dtype = next(dtype for dtype in asked.values() if dtype != _DT.FLOAT)
+        dtype = next(dtype for dtype in computed.values() if dtype != _DT.FLOAT)
         if dtype == _DT.BFLOAT16 or not _is_inlined(kernels, node.op_type, opset, dtype):
-            found.setdefault(dtype, set()).add(node.op_type)
-    return {dtype: sorted(operators) for dtype, operators in found.items()}
+            operators_of.setdefault(dtype, set()).add(node.op_type)
+    return {dtype: sorted(operators) for dtype, operators in operators_of.items()}
 
 
 def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:

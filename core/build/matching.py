@@ -70,8 +70,8 @@ def attribute_values(node: ir.Node) -> dict[str, Any]:
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
     """An attribute's value, or the operator's default."""
-    found = node.attributes.get(name)
-    return default if found is None else found.as_int()
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
 
 
 def same_size(a: Any, b: Any) -> bool:

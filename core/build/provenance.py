@@ -92,8 +92,8 @@ def without_modules(name: str, kind: str, full: bool) -> dict[str, str]:
         kind: What that is.
         full: Everything.
     """
-    said = {NAMESPACE: f"{name}: {kind}"}
-    return {**said, **without_fx_node([kind], [name])} if full else said
+    metadata = {NAMESPACE: f"{name}: {kind}"}
+    return {**metadata, **without_fx_node([kind], [name])} if full else metadata
 
 
 def without_fx_node(classes: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -213,10 +213,10 @@ class Rewritten(Further):
 
     def _say(self, full: bool) -> dict[str, str]:
         rewrites, titles = self._history()
-        said = {**super()._say(full), REWRITE: ", ".join(rewrites)}
+        metadata = {**super()._say(full), REWRITE: ", ".join(rewrites)}
         if full:
-            said[REPLACED] = repr(titles)
-        return said
+            metadata[REPLACED] = repr(titles)
+        return metadata
 
 
 #: Where nodes come from of which nothing is known.

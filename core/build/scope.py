@@ -38,9 +38,9 @@ class Scope:
         """The outputs of an equal node made earlier, here or around."""
         scope: Scope | None = self
         while scope is not None:
-            found = scope._seen.get(key)
-            if found is not None:
-                return found
+            outputs = scope._seen.get(key)
+            if outputs is not None:
+                return outputs
             scope = None if scope.isolated else scope.outer
         return None
 
@@ -186,12 +186,12 @@ def graphs_of(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs that a node's attributes hold: branches, bodies."""
     if not may_have_graphs(node):
         return ()
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attr in node.attributes.values():
         kind = attr.type
         if (kind is _GRAPH or kind is _GRAPHS) and not attr.is_ref():
-            found += (attr.as_graph(),) if kind is _GRAPH else attr.as_graphs()
-    return found
+            graphs += (attr.as_graph(),) if kind is _GRAPH else attr.as_graphs()
+    return graphs
 
 
 def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:

@@ -38,9 +38,9 @@ _INT_MAX = (1 << 31) - 1
 
 
 def _ints(g: Emitter, value: ir.Value | None) -> Sequence[int] | None:
-    found = known(value)
-    if found is not None or value is None:
-        return found
+    numbers = known(value)
+    if numbers is not None or value is None:
+        return numbers
     array = g.constant(value)
     return [int(v) for v in array.reshape(-1)] if array is not None else None
 

@@ -211,19 +211,19 @@ class Sizes:
         Raises:
             Unsupported: It depends on a size that no value of the graph has, or on a function without a translation.
         """
-        found = self.find(dim)
-        if found is not None:
-            return found
+        scalar = self.find(dim)
+        if scalar is not None:
+            return scalar
         name = dim if isinstance(dim, str) else dim.value
         expr = self.expressions.get(name) if name is not None else None
         if name is not None and (expr is None or expr.is_Symbol):
-            found = self._solved(name)
+            scalar = self._solved(name)
         elif expr is not None:
-            found = SizeComputer(self._g, self.require).size(expr)
-        if name is None or found is None:
+            scalar = SizeComputer(self._g, self.require).size(expr)
+        if name is None or scalar is None:
             raise Unsupported(f"no value in the graph has the dynamic size {name!r}")
-        self.add(name, found)
-        return found
+        self.add(name, scalar)
+        return scalar
 
     def _solved(self, name: str) -> ir.Value | None:
         """A free symbol from an axis that has a linear expression of it: ``s`` is ``(size - 1) // 2`` of ``2*s + 1``."""

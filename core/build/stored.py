@@ -248,19 +248,19 @@ class Weights:
         """Whether a value is a weight, or was made of one (:meth:`GraphBuilder.is_weight`)."""
         if x is None:
             return False
-        found = self._derived.get(x)
-        return found.is_torch if found is not None else x in self.state
+        derived = self._derived.get(x)
+        return derived.is_torch if derived is not None else x in self.state
 
     def root_of(self, x: ir.Value) -> ir.Value:
         """The tensor of the model that a derived initializer is made of; any other value itself."""
-        found = self._derived.get(x)
-        return x if found is None else found.root
+        derived = self._derived.get(x)
+        return x if derived is None else derived.root
 
     def _content(self, x: ir.Value) -> Tensor | None:
-        found = self._derived.get(x)
-        if found is None:
+        derived = self._derived.get(x)
+        if derived is None:
             return self.state.get(x)
-        return found.tensor if found.tensor is not None else found.again()
+        return derived.tensor if derived.tensor is not None else derived.again()
 
     def add_readers(self, x: Any, count: int) -> None:
         """Counts calls that read a tensor of the model's state; other values are not counted.
@@ -274,8 +274,8 @@ class Weights:
 
     def is_read_once(self, x: ir.Value) -> bool:
         """Whether a value is a weight that one call alone reads, or made of one: it may be stored as that call wants it."""
-        found = self._derived.get(x)
-        return self._readers[x if found is None else found.root] == 1 and self.is_weight(x)
+        derived = self._derived.get(x)
+        return self._readers[x if derived is None else derived.root] == 1 and self.is_weight(x)
 
     def permuted(self, source: ir.Value, perm: Sequence[int]) -> ir.Value:
         """A weight stored with its axes in another order, as ``NAME.transposed``.
@@ -292,9 +292,9 @@ class Weights:
 
     def derive(self, source: ir.Value, make: Make, key: Hashable, *, form: str = "derived") -> ir.Value:
         """An initializer made of a stored tensor (:meth:`GraphBuilder.derive`)."""
-        found = self._derived_by_key.get((source, key))
-        if found is not None:
-            return found
+        cached = self._derived_by_key.get((source, key))
+        if cached is not None:
+            return cached
         content = self._content(source)
         tensor = content.detach() if isinstance(content, torch.Tensor) else self.stored(source)
         if tensor is None:
@@ -384,14 +384,14 @@ class Weights:
 
     def derived_tensors(self) -> dict[ir.Value, ir.TensorProtocol]:
         """The derived initializers that nodes read, each with a name of its own."""
-        found: dict[ir.Value, ir.TensorProtocol] = {}
+        tensors: dict[ir.Value, ir.TensorProtocol] = {}
         for value, derived in self._derived.items():
             if not value.uses():
                 continue
             if value.name is None:
                 value.name = self._names.unique(f"{derived.root.name or 'constant'}.{derived.form}")
-            found[value] = derived.content
-        return found
+            tensors[value] = derived.content
+        return tensors
 
     def state_names(self) -> set[str]:
         """The names that the model's tensors have in PyTorch: an initializer of such a name holds that tensor."""

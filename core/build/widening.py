@@ -131,9 +131,9 @@ class Widening:
             return value
         if dtype == _FLOAT and spec.op_type in ("Mul", "Div") and value in self._numbers:
             return self._numbers[value]
-        found = None if spec.op_type in _JUMPS else self._wide.get(value)
-        if found is not None and found.dtype == dtype:
-            return found
+        wide = None if spec.op_type in _JUMPS else self._wide.get(value)
+        if wide is not None and wide.dtype == dtype:
+            return wide
         return self._cast(value, dtype)
 
     def _narrow(self, value: ir.Value, group: Any, plan: Plan, types: Plan) -> ir.Value:

@@ -322,20 +322,20 @@ class _Capture:
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
-        asked = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
+        guards = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
         static = self._broadcast(program, sizes, names)
-        self.bounds = asked.bounds
+        self.bounds = guards.bounds
         self._apply_bounds(program, sizes, ranges, names)
-        self.assumptions = [a for a in asked.assumptions if not self._is_said(way, sizes, names, a)]
+        self.assumptions = [a for a in guards.assumptions if not self._is_said(way, sizes, names, a)]
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
-        found = asked.conditions
+        conditions = guards.conditions
         if way.oblivious:
-            found = [*small_sizes(program, [row[3] for row in sizes], self._recorded.places), *found]
+            conditions = [*small_sizes(program, [row[3] for row in sizes], self._recorded.places), *conditions]
         if way.below:
-            known = {condition.expr for condition in found}
-            further = conditions_of_decompositions(program, ranges, since=sys.maxsize)
-            found += [condition for condition in further if condition.expr not in known]
-        for condition in found:
+            known = {condition.expr for condition in conditions}
+            in_decompositions = conditions_of_decompositions(program, ranges, since=sys.maxsize)
+            conditions += [condition for condition in in_decompositions if condition.expr not in known]
+        for condition in conditions:
             if self._is_said(way, sizes, names, condition):
                 continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []

@@ -154,12 +154,12 @@ def _exported(export: Callable[..., Attempt], strict: bool | None, offered: Sequ
     """
     failed: list[CaptureError] = []
     for modes in itertools.product(*offered):
-        asked = next((mode.strict for mode in modes if mode.strict is not None), None)
+        strictness = next((mode.strict for mode in modes if mode.strict is not None), None)
         try:
             with contextlib.ExitStack() as stack:
                 for mode in modes:
                     stack.enter_context(mode.context())
-                return export(strict=strict if strict is not None else asked)
+                return export(strict=strict if strict is not None else strictness)
         except CaptureError as error:
             failed.append(error)
     raise failed[0]
@@ -187,10 +187,10 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     program = _with_gradients_in_structure(program)
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
-    found = size_guards(program, {}, one_size=False)  # who exported it has named the sizes
-    for text in (*(warning_text(condition, {}) for condition in found.conditions), *bound_warnings(found.bounds, {})):
+    guards = size_guards(program, {}, one_size=False)  # who exported it has named the sizes
+    for text in (*(warning_text(condition, {}) for condition in guards.conditions), *bound_warnings(guards.bounds, {})):
         warn(text)
-    conditions = [*found.conditions, *(bound for bound in found.bounds if bound.of_code)]
+    conditions = [*guards.conditions, *(bound for bound in guards.bounds if bound.of_code)]
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=conditions)
 
 
@@ -273,8 +273,8 @@ def _keywords_spelled_out(module: torch.nn.Module, kwargs: Mapping[str, Any]) ->
         return
     original = module.forward
 
-    def forward(*args: Any, **given: Any) -> Any:
-        return original(*args, **given)
+    def forward(*args: Any, **keywords: Any) -> Any:
+        return original(*args, **keywords)
 
     kept = [p for p in parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     spelled = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra]

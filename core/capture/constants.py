@@ -84,22 +84,22 @@ class Constants:
     @cached_property
     def _arguments(self) -> dict[float | None, Constant]:
         """Plain numbers that operators are called with, each with the first such place."""
-        found: dict[float | None, Constant] = {}
+        places: dict[float | None, Constant] = {}
         for node in self._calls():
             for number in pytree.tree_leaves((node.args, node.kwargs)):
                 if isinstance(number, int | float) and not isinstance(number, bool):
-                    found.setdefault(number, Constant(source_location(node)))
-        return found
+                    places.setdefault(number, Constant(source_location(node)))
+        return places
 
     @cached_property
     def _list_lengths(self) -> dict[float | None, Constant]:
         """Lengths of the lists that operators return of tensors with a dynamic axis, each with the first such place."""
-        found: dict[float | None, Constant] = {}
+        places: dict[float | None, Constant] = {}
         for node in self._calls():
             results = node.meta.get("val")
             if isinstance(results, list) and any(map(_is_dynamic, node.all_input_nodes)):
-                found.setdefault(len(results), Constant(source_location(node)))
-        return found
+                places.setdefault(len(results), Constant(source_location(node)))
+        return places
 
     def _calls(self) -> Iterator[torch.fx.Node]:
         modules = [m for m in self._program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]

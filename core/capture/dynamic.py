@@ -397,8 +397,8 @@ def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr:
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
     same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}  # else it has another name
-    found = in_names(names, same_symbols(expr.xreplace(same)))
-    return found.is_Boolean and not found.free_symbols and bool(found)
+    truth = in_names(names, same_symbols(expr.xreplace(same)))
+    return truth.is_Boolean and not truth.free_symbols and bool(truth)
 
 
 def says_one_name(shapes: DynamicShapes, sizes: Sequence[AskedSize], expr: Any) -> bool:
@@ -514,10 +514,10 @@ def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str
     if str(size) not in names and getattr(size, "is_Symbol", False) and hasattr(wanted, "free_symbols"):
         names[str(size)] = str(wanted)
         return
-    found = in_names(names, size)
-    if expand(same_symbols(found) - same_symbols(wanted)) != 0:
+    actual = in_names(names, size)
+    if expand(same_symbols(actual) - same_symbols(wanted)) != 0:
         raise CaptureError(
-            f"{where}: torch.export finds its size to be {found}",
+            f"{where}: torch.export finds its size to be {actual}",
             hint="Name it by that expression, or leave its size to torch.export: {axis: Dim.AUTO}.",
         )
 
@@ -548,9 +548,9 @@ def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
             continue
         expected, size = evaluate(text, sizes), int(leaves[leaf].shape[axis])
         if size != expected:
-            given = ", ".join(f"{name} {sizes[name]}" for name in names_in(text))
+            values = ", ".join(f"{name} {sizes[name]}" for name in names_in(text))
             raise UsageError(
-                f"axis {axis} of the input {shapes.paths[leaf]} is named {text!r}, which is {expected} ({given}), but its size in "
+                f"axis {axis} of the input {shapes.paths[leaf]} is named {text!r}, which is {expected} ({values}), but its size in "
                 f"the example is {size}"
             )
 

@@ -103,10 +103,10 @@ def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> Captur
             "is known of it by torch._check(...).",
         )
     if any(words in text for words in ("Constraints violated", "specialized", "inferred a static shape")):
-        asked = shapes.describe()
+        requested = shapes.describe()
         return CaptureError(
             f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
-            + (f"\nAsked to be dynamic: {asked}" if asked else ""),
+            + (f"\nAsked to be dynamic: {requested}" if requested else ""),
             hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
         )
     if (op := _without_fake(error, text)) is not None:

@@ -248,13 +248,13 @@ def _leaving_handlers(spot: Spot, errors: Errors) -> Errors | None:
     again = _raised_again(spot, entry, errors)
     if again is None:
         return None
-    found: Errors = ()
+    errors_left: Errors = ()
     for offset, is_same in again.items():
         left = _leaving_handlers(spot._replace(offset=offset), errors if is_same else ANY)
         if left is None:
             return None
-        found += left
-    return tuple(dict.fromkeys(found))
+        errors_left += left
+    return tuple(dict.fromkeys(errors_left))
 
 
 def _taken_by_python(spot: Spot) -> Errors:
@@ -275,7 +275,7 @@ def _taken_by_python(spot: Spot) -> Errors:
 def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | None:
     """Where a handler raises on every way through it, and whether that is the error itself; ``None`` where it may go on without."""
     code = _code(spot.code)
-    found: dict[int, bool] = {}
+    raises: dict[int, bool] = {}
     seen: set[int] = set()
     waiting = [code.positions[entry.target]]
     lets_pass = False
@@ -286,7 +286,7 @@ def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | N
         seen.add(at)
         step = code.instructions[at]
         if step.opname in ("RERAISE", "RAISE_VARARGS"):
-            found[step.offset] = step.opname == "RERAISE" or not step.argval
+            raises[step.offset] = step.opname == "RERAISE" or not step.argval
             continue
         if step.opname == "CHECK_EXC_MATCH" and not _matches(spot, at, errors):
             waiting.append(code.positions[code.instructions[at + 1].argval])
@@ -302,7 +302,7 @@ def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | N
         if not step.opname.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")):
             waiting.append(at + 1)
         lets_pass = lets_pass and not jumps  # of the jump alone that asks the manager
-    return found
+    return raises
 
 
 def _matches(spot: Spot, at: int, errors: Errors) -> bool:
@@ -337,17 +337,17 @@ def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None
 
 def _classes(objects: Sequence[Any]) -> Errors | None:
     """Classes of errors, of tuples of them too; ``None`` where something else is among them."""
-    found: list[Any] = []
+    classes: list[Any] = []
     waiting = list(objects)
     while waiting:
         item = waiting.pop()
         if isinstance(item, tuple):
             waiting += item
         elif isinstance(item, type) and issubclass(item, BaseException):
-            found.append(item)
+            classes.append(item)
         else:
             return None
-    return tuple(found)
+    return tuple(classes)
 
 
 def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
@@ -357,14 +357,14 @@ def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
     made, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
     if enter.opname != "BEFORE_WITH" or enter.is_jump_target:
         return False
-    found, is_called = _named(spot, made), made.opname.startswith("CALL")
-    if is_called and isinstance(found, types.FunctionType):
-        is_manager = found.__code__.co_filename == contextlib.__file__  # contextmanager makes one of a generator
-        return is_manager and _is_passed_through(getattr(found, "__wrapped__", None), errors)
-    if found is None or (is_called and not isinstance(found, type)):
+    manager, is_called = _named(spot, made), made.opname.startswith("CALL")
+    if is_called and isinstance(manager, types.FunctionType):
+        is_manager = manager.__code__.co_filename == contextlib.__file__  # contextmanager makes one of a generator
+        return is_manager and _is_passed_through(getattr(manager, "__wrapped__", None), errors)
+    if manager is None or (is_called and not isinstance(manager, type)):
         return False
-    kind = found if is_called else type(found)
-    if found is contextlib.suppress:
+    kind = manager if is_called else type(manager)
+    if manager is contextlib.suppress:
         classes = _classes((_evaluated(spot, code.within(made)) or [None])[1:])
         return is_called and classes is not None and not _are_taken(classes, errors)
     leave = next((vars(base)["__exit__"] for base in kind.__mro__ if "__exit__" in vars(base)), None)
@@ -399,20 +399,20 @@ def _returns_nothing(code: CodeType) -> bool:
 
 def _named(spot: Spot, step: dis.Instruction) -> Any:
     """What an instruction calls, or enters: a name with its attributes, of which no code runs; ``None`` for anything else."""
-    found: list[Any] = []
+    named: list[Any] = []
     for part in _code(spot.code).within(step):
         if part.opname == "PUSH_NULL":
             continue
         if part is not step and part.opname.startswith(("CALL", "BINARY")) and _span(part)[0] == _span(step)[0]:
             return None  # of what another call gives
-        if not found:
-            found = [space[part.argval] for space in _spaces(spot, part) if part.argval in space][:1]
+        if not named:
+            named = [space[part.argval] for space in _spaces(spot, part) if part.argval in space][:1]
         elif part.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            spaces = map(vars, _owners(found[0]))
-            found = [next((space[part.argval] for space in spaces if part.argval in space), None)]
+            spaces = map(vars, _owners(named[0]))
+            named = [next((space[part.argval] for space in spaces if part.argval in space), None)]
         else:
             break
-    return found[0] if found else None
+    return named[0] if named else None
 
 
 def _spaces(spot: Spot, load: dis.Instruction) -> tuple[Mapping[str, Any], ...]:

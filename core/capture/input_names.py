@@ -54,13 +54,13 @@ def by_argument(
     called = [name for name in combined if name not in kwargs] + list(kwargs)
     values = {name: pytree.tree_leaves(combined[name]) for name in called}
     tensors = {name: [v for v in values[name] if isinstance(v, torch.Tensor)] for name in called}
-    given = [name for name in called if tensors[name]]
-    if len(input_names) == len(given):
-        return {name: spec[new] for name, new in zip(given, input_names, strict=True) if new in spec}
+    with_tensors = [name for name in called if tensors[name]]
+    if len(input_names) == len(with_tensors):
+        return {name: spec[new] for name, new in zip(with_tensors, input_names, strict=True) if new in spec}
     if len(input_names) != sum(map(len, tensors.values())):
         raise UsageError(
             f"dynamic_shapes has names of input_names, which has {len(input_names)} for {sum(map(len, tensors.values()))} tensors "
-            f"in the arguments {', '.join(given)}",
+            f"in the arguments {', '.join(with_tensors)}",
             hint="Give input_names a name for each tensor, or for each argument; or dynamic_shapes the names of the arguments.",
         )
     names = iter(input_names)
@@ -76,5 +76,5 @@ def _in_structure(value: Any, parts: Iterator[Any]) -> Any:
     if node_type not in pytree.SUPPORTED_NODES:
         return next(parts)
     children, _ = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
-    found = [_in_structure(child, parts) for child in children]
-    return dict(zip(value, found, strict=True)) if isinstance(value, Mapping) else found
+    specs = [_in_structure(child, parts) for child in children]
+    return dict(zip(value, specs, strict=True)) if isinstance(value, Mapping) else specs

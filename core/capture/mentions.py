@@ -127,12 +127,12 @@ class _Search:
         self.functions.append(function)
         names = set(code_names(function.__code__))
         for name in names & function.__globals__.keys():
-            found = function.__globals__[name]
-            if isinstance(found, types.ModuleType) and not _is_skipped(found.__name__):
+            mentioned = function.__globals__[name]
+            if isinstance(mentioned, types.ModuleType) and not _is_skipped(mentioned.__name__):
                 # A module of helpers: what the code names of it.
-                self._pending += (vars(found)[other] for other in names & vars(found).keys())
+                self._pending += (vars(mentioned)[other] for other in names & vars(mentioned).keys())
             else:
-                self._pending.append(found)
+                self._pending.append(mentioned)
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that isn't assigned yet
                 self._pending.append(cell.cell_contents)
@@ -152,8 +152,8 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
     for base in type(item).__mro__:  # past a property of that name, which may do anything
         own = vars(base).get("__dict__")
         if isinstance(own, types.GetSetDescriptorType | types.MemberDescriptorType):  # the latter of SimpleNamespace
-            found = own.__get__(item)
-            return found if isinstance(found, dict) else None
+            attributes = own.__get__(item)
+            return attributes if isinstance(attributes, dict) else None
     return None
 
 

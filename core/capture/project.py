@@ -66,4 +66,4 @@ def relative_line(location: str) -> str:
 @functools.lru_cache(maxsize=65536)
 def relative_trace(trace: str) -> str:
     """A stack trace with its files as :func:`relative_path` names them."""
-    return _FILE.sub(lambda found: f'File "{relative_path(found[1])}"', trace)
+    return _FILE.sub(lambda match: f'File "{relative_path(match[1])}"', trace)

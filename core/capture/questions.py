@@ -192,13 +192,13 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 
 def _answer_unknown(record: Recorded, env: ShapeEnv, expr: Any, error: Exception, frame: FrameType | None) -> Any:
     """The answer to a question that torch can't answer; code of the model that handles torch's error decides nothing by it."""
-    given = None
+    answer = None
     if record.answers is not None and isinstance(expr, Boolean):
-        given = record.answers.give(env, expr, error, frame, lambda: record.count(env))
-    if given is None:
+        answer = record.answers.give(env, expr, error, frame, lambda: record.count(env))
+    if answer is None:
         record.unknown = record.unknown or (error if frame is not None else None)
         raise error
-    return given
+    return answer
 
 
 def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any, frame: FrameType) -> None:

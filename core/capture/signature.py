@@ -138,5 +138,5 @@ def present_name(past: str) -> str:
     Args:
         past: Name of the input.
     """
-    found = _PAST.match(past)
-    return f"present{past[found.end() :]}" if found is not None else f"present_{past}"
+    match = _PAST.match(past)
+    return f"present{past[match.end() :]}" if match is not None else f"present_{past}"

@@ -210,13 +210,13 @@ def _first(holds: Callable[[int], bool], end: int) -> int | None:
 
 def _tightest(bounds: Iterable[Condition]) -> list[Condition]:
     """The smallest upper and the largest lower bound of each size; of equal ones the first, which is Python code's."""
-    found: dict[Any, Condition] = {}
+    tightest: dict[Any, Condition] = {}
     for bound in bounds:
         key, other = (type(bound.expr), bound.expr.lhs), bound.expr.rhs
-        held = found.setdefault(key, bound).expr.rhs
+        held = tightest.setdefault(key, bound).expr.rhs
         if other < held if isinstance(bound.expr, sympy.Le) else other > held:
-            found[key] = bound
-    return list(found.values())
+            tightest[key] = bound
+    return list(tightest.values())
 
 
 def narrowed(ranges: Ranges, bounds: Iterable[Condition]) -> dict[Any, tuple[int | None, int | None]]:
@@ -240,11 +240,11 @@ def _replaced(expr: Any, env: Any) -> Any:
 
 def _unique(conditions: Iterable[Condition]) -> list[Condition]:
     """One condition for each expression, the first with a place if any has one."""
-    found: dict[Any, Condition] = {}
+    by_expression: dict[Any, Condition] = {}
     for condition in conditions:
-        if found.setdefault(condition.expr, condition).place is None:
-            found[condition.expr] = condition
-    return list(found.values())
+        if by_expression.setdefault(condition.expr, condition).place is None:
+            by_expression[condition.expr] = condition
+    return list(by_expression.values())
 
 
 def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]) -> Iterator[Question]:
@@ -455,7 +455,7 @@ def conditions_of_decompositions(
     if not sizes:
         return []
     env, larger = sizes[0].node.shape_env, from_two_on({**ranges_of(sizes), **allowed})
-    found: dict[Any, Condition] = {}
+    by_expression: dict[Any, Condition] = {}
     for position, guard in enumerate(env.guards):
         known = (
             is_of_python(guard.sloc)
@@ -474,8 +474,8 @@ def conditions_of_decompositions(
             ends = _ends(dataclasses.replace(condition, fixed=False), _hints(sizes), larger) if condition.fixed else []
             leave_more = len({bound.expr.rhs for bound in ends}) == len(ends) > 0
             for bound in ends if leave_more else [condition]:
-                found.setdefault(bound.expr, bound)
-    return list(found.values())
+                by_expression.setdefault(bound.expr, bound)
+    return list(by_expression.values())
 
 
 def _equates_two(expr: Any) -> bool:

@@ -26,12 +26,12 @@ class KeptAxis(NamedTuple):
     place: str | None
 
 
-def kept_axes(program: torch.export.ExportedProgram, asked: set[Any]) -> Iterator[KeptAxis]:
+def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Iterator[KeptAxis]:
     """The axes that squeezes of a program keep though the example's size is 1.
 
     Args:
         program: The captured program.
-        asked: torch's symbols of the sizes that were asked to be dynamic.
+        dynamic: torch's symbols of the sizes that were asked to be dynamic.
     """
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
@@ -42,7 +42,7 @@ def kept_axes(program: torch.export.ExportedProgram, asked: set[Any]) -> Iterato
             size = source.shape[axis]
             if not isinstance(size, torch.SymInt) or size.node.hint != 1:
                 continue
-            symbols = frozenset(size.node.expr.free_symbols & asked)
+            symbols = frozenset(size.node.expr.free_symbols & dynamic)
             if symbols:
                 yield KeptAxis(symbols, axis, source_location(node))
 

@@ -165,14 +165,14 @@ def _write_globals(item: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _read_slots(item: Any) -> dict[Any, Any]:
-    found = {}
+    values = {}
     for base in type(item).__mro__:
         if "__slots__" in vars(base) and not _is_others(base):
             for slot in vars(base).values():
                 if isinstance(slot, types.MemberDescriptorType):
                     with contextlib.suppress(AttributeError):
-                        found[slot] = slot.__get__(item)
-    return found
+                        values[slot] = slot.__get__(item)
+    return values
 
 
 def _write_slots(item: Any, before: dict[Any, Any]) -> None:
@@ -339,8 +339,8 @@ class State:
         """Notes what an object holds; returns the objects in it."""
         for base, kind in _CONTAINERS:
             if isinstance(item, base):
-                found = self._keep(owner, item, kind)
-                return found if type(item) is base else [*found, *self._meet_object(item, owner)]
+                contents = self._keep(owner, item, kind)
+                return contents if type(item) is base else [*contents, *self._meet_object(item, owner)]
         for generator, kind in _GENERATORS:
             if isinstance(item, generator) and not isinstance(item, random.SystemRandom):
                 return [*self._keep(owner, item, kind), *(self._meet_object(item, owner) if _has_state(item) else ())]
@@ -364,14 +364,14 @@ class State:
         return item.layout is torch.strided and not item.is_quantized and item.nbytes <= _LARGE
 
     def _meet_object(self, item: Any, owner: str | None) -> Iterable[Any]:
-        found: list[Any] = []
+        contents: list[Any] = []
         attributes = attributes_of(item)
         if attributes is not None:
             self._dicts.append((item, attributes))
-            found.append(attributes)
+            contents.append(attributes)
         if any("__slots__" in vars(base) for base in type(item).__mro__):
-            found += self._keep(owner, item, _SLOTS)
-        return found
+            contents += self._keep(owner, item, _SLOTS)
+        return contents
 
     def restore(self, *, wholly: bool = False) -> None:
         """Puts everything back; what did not change is not touched.

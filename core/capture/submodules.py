@@ -65,15 +65,15 @@ def module_of_error(model: torch.nn.Module, error: BaseException) -> torch.nn.Mo
     own = {id(vars(module)): module for module in model.modules()}
     current: BaseException | None = error
     while current is not None:
-        found = None
+        innermost = None
         step = current.__traceback__
         while step is not None:
             candidate = step.tb_frame.f_locals.get("self")
             if isinstance(candidate, torch.nn.Module):
-                found = own.get(id(vars(candidate)), found)
+                innermost = own.get(id(vars(candidate)), innermost)
             step = step.tb_next
-        if found is not None:
-            return found
+        if innermost is not None:
+            return innermost
         current = current.__cause__ or current.__context__
     return None
 
@@ -91,13 +91,13 @@ def first_calls(
     Raises:
         Exception: Whatever the model raises.
     """
-    found: dict[str, Call] = {}
+    calls: dict[str, Call] = {}
 
     def recorder(path: str) -> Callable[..., None]:
         def record(module: torch.nn.Module, inputs: Any, keywords: Any) -> None:
-            if path not in found:
+            if path not in calls:
                 positional, named = copied((tuple(inputs), dict(keywords)))
-                found[path] = Call(module, positional, named)
+                calls[path] = Call(module, positional, named)
 
         return record
 
@@ -106,7 +106,7 @@ def first_calls(
             handle = module.register_forward_pre_hook(recorder(path), with_kwargs=True)
             stack.callback(handle.remove)
         run_eagerly(model, *copied((tuple(args), dict(kwargs))))
-    return found
+    return calls
 
 
 def capture_pieces(
@@ -144,10 +144,10 @@ class _Search:
 
     def within(self, model: torch.nn.Module, path: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
         """Looks at the submodules of a module; tells whether one of them can't be captured."""
-        found = False
+        has_failed = False
         for name, call in first_calls(model, args, kwargs, dict(_children(model))).items():
-            found = self._look(f"{path}.{name}" if path else name, call) or found
-        return found
+            has_failed = self._look(f"{path}.{name}" if path else name, call) or has_failed
+        return has_failed
 
     def _look(self, path: str, call: Call) -> bool:
         key = call.key()

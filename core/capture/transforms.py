@@ -113,10 +113,10 @@ def _run_traced(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 
     def call(*values: Any) -> list[Any]:
         nonlocal structure
-        given = list(flat)
+        leaves_of_call = list(flat)
         for place, value in zip(places, values, strict=True):
-            given[place] = value
-        results = torch.func.functional_call(module, *pytree.tree_unflatten(given, spec))
+            leaves_of_call[place] = value
+        results = torch.func.functional_call(module, *pytree.tree_unflatten(leaves_of_call, spec))
         leaves, structure = pytree.tree_flatten(results)
         return leaves
 

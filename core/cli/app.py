@@ -65,13 +65,13 @@ class PluginGroup(typer.core.TyperGroup):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return _with_plain_values(own, ctx)
-        asked = f"onnxplug {cmd_name}"
-        package = distribution_of(asked) if asked in PACKAGES else None
+        full_name = f"onnxplug {cmd_name}"
+        package = distribution_of(full_name) if full_name in PACKAGES else None
         command = _commands_of_plugins(ctx, package).get(cmd_name)
         if command is not None or ctx.resilient_parsing:
             return command if command is None else _with_plain_values(command, ctx)
         if package is not None:
-            raise missing_package(asked)
+            raise missing_package(full_name)
         raise UsageError(f"No such command {cmd_name!r}.", hint=did_you_mean(cmd_name, self.list_commands(ctx)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -162,8 +162,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         sys.stdout.write(f"onnxplug {VERSION}\n")
         raise typer.Exit()
 
@@ -282,18 +282,18 @@ def export(
                 )
             else:
                 program = to_onnx(loaded.model, loaded.args, **options)
-                found = None
+                verified = None
                 if verify:
                     shown("verification")
-                    found = program.verify()
+                    verified = program.verify()
                 shown("saving")
                 program.save(output, external_data=external_data, progress=shown.part, **saving)
         if names is not None:
             summary_of_pieces(chain, output, verified=verify)
             return
         summary(program, output)
-        if found is not None:
-            verification(found)
+        if verified is not None:
+            verification(verified)
 
 
 def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -> None:
@@ -303,9 +303,9 @@ def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -
         UsageError: One contradicts another.
     """
     flags = {"weights": "--weights", "strict": "--strict-weights", "shard": "--shard", "external": "--external"}
-    given = [flags[name] for name, value in saving.items() if value is not None and value != []]
-    if pieces is not None and given:
-        raise UsageError(f"{given[0]} can't be given together with --pieces")
+    passed = [flags[name] for name, value in saving.items() if value is not None and value != []]
+    if pieces is not None and passed:
+        raise UsageError(f"{passed[0]} can't be given together with --pieces")
     if saving["strict"] is not None and not saving["weights"]:
         raise UsageError("--strict-weights is about --weights, which is not given")
     if saving["weights"] and verify:

@@ -56,13 +56,13 @@ def choices_of_file(
             return None
 
     def replay(leaves: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-        found = exported()
-        recipe = found[1].recipe if found is not None else None
-        if found is None or recipe is None:
+        export = exported()
+        recipe = export[1].recipe if export is not None else None
+        if export is None or recipe is None:
             return None
-        file, program = found
-        given = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
-        return outputs_of_choices(file, recipe, host, given)
+        file, program = export
+        inputs = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
+        return outputs_of_choices(file, recipe, host, inputs)
 
     return replay
 

@@ -170,13 +170,13 @@ def parse_opset(text: str | None) -> int | dict[str, int] | None:
     return opsets[""] if list(opsets) == [""] else opsets
 
 
-def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Any:
+def parse_functions(is_requested: bool, classes: str | None, domain: str | None) -> Any:
     """``--functions``, ``--function-classes Block,Attention`` and ``--function-domain my.blocks``; each asks for functions.
 
     Raises:
         UsageError: A class has no name, or the domain is none.
     """
-    if not asked and classes is None and domain is None:
+    if not is_requested and classes is None and domain is None:
         return None
     names = [name.strip() for name in classes.split(",")] if classes is not None else None
     if names is not None and not all(names):

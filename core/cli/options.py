@@ -345,13 +345,13 @@ def preferences() -> dict[str, str]:
     Raises:
         UsageError: One isn't written as ``operator=distribution``.
     """
-    found = {}
+    distributions = {}
     for text in (*read_settings(Path.cwd()).get("prefer", ()), *choice.prefer):
         op, separator, distribution = text.rpartition("=")
         if not separator or not op or not distribution:
             raise UsageError(f"--prefer {text!r} can't be read", hint="Write it as 'mylib::nms=DISTRIBUTION'.")
-        found[op] = distribution
-    return found
+        distributions[op] = distribution
+    return distributions
 
 
 def registry() -> tuple[Any, Any]:

@@ -20,28 +20,28 @@ def with_value(arguments: Sequence[str]) -> list[str]:
 
     So that it may stand before TARGET, which it would take for its file otherwise.
     """
-    found: list[str] = []
+    spelled: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
-            return [*found, *arguments[position:]]
+            return [*spelled, *arguments[position:]]
         following = arguments[position + 1] if position + 1 < len(arguments) else ""
-        found.append(argument)
+        spelled.append(argument)
         if argument == "--profile" and not following.lower().endswith(".json"):
-            found[-1] = f"--profile={TABLE_ALONE}"
-    return found
+            spelled[-1] = f"--profile={TABLE_ALONE}"
+    return spelled
 
 
-def profiled(asked: str | None) -> AbstractContextManager[None]:
+def profiled(file: str | None) -> AbstractContextManager[None]:
     """Records what is done while the context lasts, and at its end prints it and writes the file, after an error too.
 
     Args:
-        asked: The value of ``--profile``.
+        file: The value of ``--profile``.
 
     Raises:
         UsageError: The file can't be written.
         MissingPackageError: The package that records is not installed.
     """
-    if asked is None:
+    if file is None:
         return nullcontext()
-    recording: AbstractContextManager[None] = load("--profile")(asked if asked != TABLE_ALONE else None)
+    recording: AbstractContextManager[None] = load("--profile")(file if file != TABLE_ALONE else None)
     return recording

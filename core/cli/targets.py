@@ -57,13 +57,13 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
 
     # A fixed seed: a factory with random weights gives the same model in `export` and in `verify`.
     torch.manual_seed(0)
-    found = find_source(text)
-    if pretrained and found is None:
+    match = find_source(text)
+    if pretrained and match is None:
         raise UsageError("--pretrained is for timm:NAME; a function that makes a model decides by itself")
     if text.endswith(".pt2"):
         target = _load_pt2(text)
-    elif found is not None:
-        source, name = found
+    elif match is not None:
+        source, name = match
         target = _unpack(load_from(source, name, pretrained=pretrained), text)
         if not pretrained and takes_pretrained(source):
             target.note = f"{text} has random weights; --pretrained takes the trained ones"
@@ -194,10 +194,10 @@ def _load_module(name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(name)
+        module = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        module = None
+    if module is None:
         raise UsageError(f"there is no module {name!r}", hint=f"TARGET is {_FORMS}.")
     return run_user_code(lambda: importlib.import_module(name), name)
 

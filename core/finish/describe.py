@@ -32,8 +32,8 @@ def describe(
     """
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         _describe(graph, provenance_of, full, Names())
-    for value, said in (values or {}).items():
-        value.metadata_props.update(said)
+    for value, metadata in (values or {}).items():
+        value.metadata_props.update(metadata)
 
 
 def _describe(graph: ir.Graph, provenance_of: Mapping[ir.Node, Provenance], full: bool | None, names: Names) -> None:

@@ -85,15 +85,15 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], nam
 def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir.Function]:
     """The functions that the graph calls, and those that they call in turn."""
     by_name = {(f.domain, f.name): f for f in known}
-    found: dict[tuple[str, str], ir.Function] = {}
+    called: dict[tuple[str, str], ir.Function] = {}
     pending = [name for name in by_name if name in used]
     while pending:
         name = pending.pop()
-        if name in found:
+        if name in called:
             continue
-        found[name] = by_name[name]
+        called[name] = by_name[name]
         pending.extend(n for node in nodes_of(by_name[name]) if (n := (node.domain, node.op_type)) in by_name)
-    return [f for name, f in by_name.items() if name in found]
+    return [f for name, f in by_name.items() if name in called]
 
 
 def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Sequence[ir.Function]) -> None:

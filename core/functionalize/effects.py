@@ -51,10 +51,10 @@ _known: dict[int, tuple[Any, Effects]] = {}
 
 def effects_of(target: Any) -> Effects:
     """The effects of an FX target, read off its schema."""
-    found = _known.get(id(target))
-    if found is None:
-        found = _known[id(target)] = (target, _worked_out(target))
-    return found[1]
+    cached = _known.get(id(target))
+    if cached is None:
+        cached = _known[id(target)] = (target, _worked_out(target))
+    return cached[1]
 
 
 def _worked_out(target: Any) -> Effects:
@@ -100,8 +100,8 @@ def _functional_overload(target: OpOverload, written: set[str]) -> OpOverload | 
             continue
         theirs = [(a.name if i else "", str(a.type)) for i, a in enumerate(overload._schema.arguments)]
         if theirs == ours and len(overload._schema.returns) == len(written):
-            found: OpOverload = overload
-            return found
+            functional: OpOverload = overload
+            return functional
     return None
 
 
@@ -129,10 +129,10 @@ def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
         graph: The graph.
         targets: What its nodes call, where that is known.
     """
-    found = targets_of(graph) if targets is None else targets
-    if any(effects_of(target).written for target in found):
+    called = targets_of(graph) if targets is None else targets
+    if any(effects_of(target).written for target in called):
         return True
-    return any(id(target) in _HIDDEN for target in found) and any(map(hides_writes, graph.nodes))
+    return any(id(target) in _HIDDEN for target in called) and any(map(hides_writes, graph.nodes))
 
 
 #: Operators, by identity, that write running statistics although their schema doesn't say so, each with the argument that asks
@@ -146,10 +146,10 @@ _HIDDEN: dict[int, str] = {
 
 def hides_writes(node: torch.fx.Node) -> bool:
     """Whether a node writes running statistics although its schema doesn't say so."""
-    asked = _HIDDEN.get(id(node.target)) if node.op == "call_function" else None
+    flag = _HIDDEN.get(id(node.target)) if node.op == "call_function" else None
     return (
-        asked is not None
-        and bool(argument_of(node, 5, asked))
+        flag is not None
+        and bool(argument_of(node, 5, flag))
         and isinstance(argument_of(node, 3, "running_mean"), torch.fx.Node)
     )
 
@@ -190,14 +190,14 @@ def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
 def aliased_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The tensors that a node's results may share memory with."""
     schema = getattr(node.target, "_schema", None)
-    found = node.all_input_nodes
+    arguments = node.all_input_nodes
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
-        found = []
+        arguments = []
         for i, formal in enumerate(schema.arguments):
             if formal.alias_info is not None:
-                given = argument_of(node, i, formal.name)
-                found += [leaf for leaf in _items(given) if isinstance(leaf, torch.fx.Node)]
-    return [a for a in found if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
+                value = argument_of(node, i, formal.name)
+                arguments += [leaf for leaf in _items(value) if isinstance(leaf, torch.fx.Node)]
+    return [a for a in arguments if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
 
 
 def _copies(node: torch.fx.Node, base: torch.fx.Node) -> bool:

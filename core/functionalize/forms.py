@@ -84,11 +84,11 @@ def _item_by_item(target: Any) -> Callable[..., None]:
 
     def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
         for i, tensor in enumerate(tensors):
-            given = [a[i] if isinstance(a, list | tuple) else a for a in args]
+            items = [a[i] if isinstance(a, list | tuple) else a for a in args]
             named = {key: a[i] if isinstance(a, list | tuple) else a for key, a in kwargs.items()}
-            if name in ("addcmul_", "addcdiv_") and len(given) > 2:
-                named["value"] = given.pop()
-            getattr(tensor, name)(*given, **named)
+            if name in ("addcmul_", "addcdiv_") and len(items) > 2:
+                named["value"] = items.pop()
+            getattr(tensor, name)(*items, **named)
 
     return kernel
 
@@ -138,8 +138,8 @@ def _cast(copy: torch.fx.Graph, value: torch.fx.Node, dtype: torch.dtype, val: A
 
 def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     """The fake result of a functional call whose arguments differ in dtype; ``None`` when they don't."""
-    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
-    tensors = [a.meta["val"] for a in found if isinstance(a.meta.get("val"), torch.Tensor)]
+    nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
+    tensors = [a.meta["val"] for a in nodes if isinstance(a.meta.get("val"), torch.Tensor)]
     if len({t.dtype for t in tensors}) < 2:
         return None
     result = fake_result(target, args, kwargs)
@@ -156,8 +156,8 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         CaptureError: torch rejects the call.
     """
-    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
-    modes = [a.meta["val"].fake_mode for a in found if isinstance(a.meta.get("val"), FakeTensor)]
+    nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
+    modes = [a.meta["val"].fake_mode for a in nodes if isinstance(a.meta.get("val"), FakeTensor)]
     fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     try:
         with modes[0] if modes else torch.no_grad(), torch.no_grad():
@@ -257,10 +257,10 @@ def _wrapped(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> Form | No
     names = {name for _, name in effects_of(target).written}
     count = 0
     for position, formal in enumerate(target._schema.arguments):
-        given = position < len(node.args) or formal.name in node.kwargs
+        is_passed = position < len(node.args) or formal.name in node.kwargs
         value = argument_of(node, position, formal.name)
         if formal.name not in names:
-            if given:
+            if is_passed:
                 keywords[formal.name] = torch.fx.map_arg(value, read)
             elif formal.has_default_value():
                 keywords[formal.name] = formal.default_value

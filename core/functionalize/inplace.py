@@ -179,11 +179,11 @@ class _Pass:
 
     def _tensor(self, node: torch.fx.Node) -> TensorState:
         """The tensor that a node is; a storage of its own unless it is known to be a view."""
-        found = self.tensors.get(node)
-        if found is None:
+        state = self.tensors.get(node)
+        if state is None:
             storage = Storage(node, self.last_use.get(node, -1))
-            found = self.tensors[node] = TensorState(Alias(storage, self.nodes[node], node.meta))
-        return found
+            state = self.tensors[node] = TensorState(Alias(storage, self.nodes[node], node.meta))
+        return state
 
     def _bind(self, node: torch.fx.Node, tensor: TensorState) -> None:
         """Records which tensor a node is."""
@@ -273,22 +273,22 @@ class _Pass:
             if not any(self._is_read_after(base, index) for base in bases):
                 self.own.add(node)
                 return
-            found = sharing(node, bases[0], self.ranges) if len(bases) == 1 and bases[0] not in self.unknown else None
-            if found is not None:
-                self.conditions += [(condition, node) for condition in found.conditions]
-                if found.kind == COPY:
+            layout = sharing(node, bases[0], self.ranges) if len(bases) == 1 and bases[0] not in self.unknown else None
+            if layout is not None:
+                self.conditions += [(condition, node) for condition in layout.conditions]
+                if layout.kind == COPY:
                     self.own.add(node)
-                elif found.kind == SAME and returns_itself(node):
+                elif layout.kind == SAME and returns_itself(node):
                     self._bind(node, self._tensor(bases[0]))
                 else:
-                    self._record_view(node, bases[0], _view_of(node, found))
+                    self._record_view(node, bases[0], _view_of(node, layout))
                 return
         self._record_unknown(node, bases)
 
     def _storages(self, node: torch.fx.Node) -> tuple[Storage, ...]:
         """The storages that a node aliases, or may."""
-        found = self.unknown.get(node)
-        return (self._tensor(node).alias.storage,) if found is None else found
+        storages = self.unknown.get(node)
+        return (self._tensor(node).alias.storage,) if storages is None else storages
 
     def _is_read_after(self, base: torch.fx.Node, index: int) -> bool:
         """Whether what may share a tensor's memory is read after a node, by the caller of the graph too."""
@@ -440,19 +440,19 @@ class _Pass:
         if alias.view.target is operator.getitem:
             if base.view is None or base.base is None or base.view.kwargs:
                 return None
-            given = torch.fx.map_arg(base.view.args, self.read)
-            return invert_item(self.copy, self._value(base.base), new, base.view.target, given, args[0], base.value)
+            arguments = torch.fx.map_arg(base.view.args, self.read)
+            return invert_item(self.copy, self._value(base.base), new, base.view.target, arguments, args[0], base.value)
         if alias.view.inverse is None:
             return None
         return alias.view.inverse(self.copy, self._value(base), new, args, base.meta["val"])
 
 
-def _view_of(node: torch.fx.Node, found: Sharing) -> View:
+def _view_of(node: torch.fx.Node, layout: Sharing) -> View:
     """A view operator that gives what a node, which may be a copy elsewhere, gives as a view."""
-    if found.kind == SAME:
+    if layout.kind == SAME:
         return View(aten.alias.default, (), {}, no_change)
-    if found.kind == PERMUTED:
-        return View(aten.permute.default, (list(found.order),), {}, VIEWS[aten.permute.default])
+    if layout.kind == PERMUTED:
+        return View(aten.permute.default, (list(layout.order),), {}, VIEWS[aten.permute.default])
     args, kwargs = arguments_after_first(node)
     return View(node.target, args, kwargs, reshaped)
 

@@ -74,13 +74,13 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
     elif name == "ravel" and is_first:  # contiguous().view(-1)
         kind = Sharing(RESHAPED) if sizes.are_contiguous(whole, None) else Sharing(COPY)
     elif name == "contiguous":
-        asked: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
-        kind = Sharing(SAME) if sizes.are_contiguous(whole, asked) else Sharing(COPY)
+        memory_format: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
+        kind = Sharing(SAME) if sizes.are_contiguous(whole, memory_format) else Sharing(COPY)
     elif any(r.alias_info is not None for r in target._schema.returns) or _is_settled(node, name):
-        found = _within(result, whole, is_first, sizes) if is_alias_of(result, whole) else Sharing(COPY)
-        if found is None:
+        within = _within(result, whole, is_first, sizes) if is_alias_of(result, whole) else Sharing(COPY)
+        if within is None:
             return None
-        kind = found
+        kind = within
     else:
         return None
     return kind._replace(conditions=tuple(sizes.conditions))
@@ -108,8 +108,8 @@ def _viewed(node: torch.fx.Node) -> torch.fx.Node | None:
         return None
     if any(r.alias_info is not None for r in call.target._schema.returns) or call is not node:
         return base
-    found = sharing(node, base, {})
-    return base if found is not None and found.kind != COPY and not found.conditions else None
+    layout = sharing(node, base, {})
+    return base if layout is not None and layout.kind != COPY and not layout.conditions else None
 
 
 def filled_order(tensor: torch.Tensor) -> list[int] | None:
@@ -199,23 +199,23 @@ class _Assumed(Sizes):
 
     def _prefix(self, numbers: Sequence[Any], product: Any) -> int | None:
         """How many of the first numbers have a product."""
-        found = _expr(1)
+        partial = _expr(1)
         for taken in range(len(numbers) + 1):
-            if self.are_equal(found, product):
+            if self.are_equal(partial, product):
                 return taken
-            found = found * numbers[taken] if taken < len(numbers) else found
+            partial = partial * numbers[taken] if taken < len(numbers) else partial
         return None
 
     def _is_all(self, numbers: Sequence[Any], product: Any, axes: Sequence[Any]) -> bool:
         """Whether what is left of the new axes is the last piece; that no part of them makes up a piece is assumed else."""
         if not axes:
             return True
-        found = _expr(1)
+        partial = _expr(1)
         for number in (*reversed(numbers), None):
-            if self.is_above(found, product):
+            if self.is_above(partial, product):
                 break
-            self.assume_distinct(found, product)
-            found = found if number is None else found * number
+            self.assume_distinct(partial, product)
+            partial = partial if number is None else partial * number
         return False
 
     def are_contiguous(self, tensor: torch.Tensor, memory_format: torch.memory_format | None) -> bool:
@@ -247,7 +247,7 @@ def _within(view: torch.Tensor, base: torch.Tensor, is_first: bool, sizes: _Assu
     if places[0] == places[1]:
         return Sharing(SAME)
     one = _expr(1)
-    proper = [[place for place in found if not sizes.are_equal(place[0], one)] for found in places]
+    proper = [[place for place in axes if not sizes.are_equal(place[0], one)] for axes in places]
     if proper[0] == proper[1] and is_first:
         return Sharing(RESHAPED)
     if sorted(places[0], key=str) == sorted(places[1], key=str):

@@ -17,7 +17,7 @@ PART_OF_MEMORY = "onnxplug.part_of_memory"
 
 def part_of_memory(tensors: Iterable[torch.Tensor]) -> bool | None:
     """The value of :data:`PART_OF_MEMORY` for examples; ``None`` where each begins its memory and has no gaps."""
-    found: bool | None = None
+    part: bool | None = None
     for tensor in tensors:
         if tensor.layout is not torch.strided:
             continue
@@ -25,8 +25,8 @@ def part_of_memory(tensors: Iterable[torch.Tensor]) -> bool | None:
         if tensor.numel() and extent != tensor.numel():
             return True
         if tensor.storage_offset():
-            found = False
-    return found
+            part = False
+    return part
 
 
 class Storage:

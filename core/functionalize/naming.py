@@ -81,9 +81,9 @@ def assign_names(
     taken = set(given_inputs | given_outputs)
     state_names = {slot.target for slot in functional.inputs}
 
-    def settle(slot: Any, given: set[str]) -> None:
-        if slot.name in given:
-            given.discard(slot.name)
+    def settle(slot: Any, users_names: set[str]) -> None:
+        if slot.name in users_names:
+            users_names.discard(slot.name)
             return
         if slot.name in taken:  # a parameter's name is not for another tensor
             slot.name = _unique(slot.name, taken | state_names)
@@ -134,11 +134,11 @@ def _places(spec: pytree.TreeSpec, depth: int) -> list[Place]:
         paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))[0]
     except Exception:  # a class that was registered without the names of its parts
         return []
-    found: dict[int, Place] = {}
+    by_leaf: dict[int, Place] = {}
     for path, number in paths:
         keys = [_key_text(key) for key in path]
-        found[int(number)] = (tuple(keys[: depth + 1]), keys[depth + 1 :])
-    return [found[number] for number in sorted(found)]
+        by_leaf[int(number)] = (tuple(keys[: depth + 1]), keys[depth + 1 :])
+    return [by_leaf[number] for number in sorted(by_leaf)]
 
 
 def _of_parts(
@@ -151,8 +151,8 @@ def _of_parts(
     """
     if names is None or isinstance(names, str) or not 0 < len(names) < len(slots) or len(places) != len(slots):
         return names
-    if (found := part_names(names, places)) is not None:
-        return found
+    if (of_parts := part_names(names, places)) is not None:
+        return of_parts
     nested = any(place for _, place in places)
     if argument == "output_names" and not nested:
         return names

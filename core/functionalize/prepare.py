@@ -59,9 +59,9 @@ def prepare(
     examples = pytree.tree_leaves((captured.args, captured.kwargs))
     part = part_of_memory(leaf for leaf in examples if isinstance(leaf, torch.Tensor))
     if part is not None and captured.strategy != "given":  # torch's own program keeps the strides
-        for given in functional.inputs:
-            if given.kind is InputKind.USER:
-                given.node.meta[PART_OF_MEMORY] = part
+        for user_input in functional.inputs:
+            if user_input.kind is InputKind.USER:
+                user_input.node.meta[PART_OF_MEMORY] = part
     if not mutations:
         for slot in functional.outputs:
             if slot.kind is not OutputKind.USER:
@@ -104,21 +104,21 @@ def _ranges(captured: Captured) -> Ranges:
     """The sizes that the program may have. torch's ranges begin at 2 where the size 1 was not asked about."""
     import sympy
 
-    found = {
+    limits_of = {
         symbol: (int(limits.lower) if limits.lower > 2 else 1, int(limits.upper) if limits.upper.is_Integer else None)
         for symbol, limits in captured.program.range_constraints.items()
     }
     for expr in (condition.expr for condition in captured.conditions):
         if isinstance(expr, sympy.GreaterThan) and expr.lhs.is_Symbol and expr.rhs.is_Integer:
-            low, high = found.get(expr.lhs, (1, None))
-            found[expr.lhs] = max(low, int(expr.rhs)), high
-    return found
+            low, high = limits_of.get(expr.lhs, (1, None))
+            limits_of[expr.lhs] = max(low, int(expr.rhs)), high
+    return limits_of
 
 
 def _note_conditions(captured: Captured, functional: Functionalized) -> None:
     """Records, and warns, that a graph is right only for sizes at which an operator gives a view, or a copy."""
     known = {condition.expr for condition in captured.conditions}
-    for expr, node in sorted(functional.conditions, key=lambda found: len(found[0].atoms())):
+    for expr, node in sorted(functional.conditions, key=lambda row: len(row[0].atoms())):
         if known & {expr, *expr.args}:  # of alternatives one is enough
             continue
         known.add(expr)
@@ -137,14 +137,14 @@ def _warn_of_shared_inputs(captured: Captured, functional: FunctionalGraph) -> N
     """Warns where the example's inputs share memory and the model writes one of them: the inputs of an ONNX model never do."""
     written = {slot.target for slot in functional.outputs if slot.kind is OutputKind.INPUT_MUTATION}
     leaves = pytree.tree_leaves((captured.args, captured.kwargs)) if written else []
-    given = {
+    tensors = {
         slot.name: leaves[slot.position]
         for slot in functional.inputs
         if slot.position is not None and slot.position < len(leaves) and isinstance(leaves[slot.position], torch.Tensor)
     }
-    for name in given.keys() & written:
-        for other in given.keys() - {name}:
-            if is_alias_of(given[name], given[other]):
+    for name in tensors.keys() & written:
+        for other in tensors.keys() - {name}:
+            if is_alias_of(tensors[name], tensors[other]):
                 warn(
                     f"the model writes its input {name!r}, which shares memory with {other!r} in the example; the exported model "
                     "takes them for separate tensors. Give separate ones, or leave one of the inputs away."

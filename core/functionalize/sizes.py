@@ -39,8 +39,8 @@ class Sizes:
         """The factors of ``a - b``; the one factor 0 where both are the same at all sizes."""
         import sympy
 
-        found = sympy.expand(a - b)
-        factors: list[Any] = (found if found.is_number else sympy.factor(found)).as_ordered_factors()
+        distance = sympy.expand(a - b)
+        factors: list[Any] = (distance if distance.is_number else sympy.factor(distance)).as_ordered_factors()
         return factors
 
     def may_be_zero(self, factor: Any) -> bool:

@@ -65,15 +65,15 @@ def bind_inputs(
             values[slot.node] = builder.const(slot.tensor)
         else:
             key = _tensor_key(slot.tensor)
-            found = stored.get(key)
-            if found is None:
-                found = stored[key] = _state_value(builder, slot)
-                state[found] = _real(slot.tensor)
-            builder.weights.add_readers(found, len(slot.node.users))
-            meta = found.meta
+            weight = stored.get(key)
+            if weight is None:
+                weight = stored[key] = _state_value(builder, slot)
+                state[weight] = _real(slot.tensor)
+            builder.weights.add_readers(weight, len(slot.node.users))
+            meta = weight.meta
             targets = (*meta[META].targets, slot.target) if META in meta else (slot.target,)
             meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape, slot.persistent)
-            values[slot.node] = _maybe_complex(builder, slot, found)
+            values[slot.node] = _maybe_complex(builder, slot, weight)
     return values, inputs, state
 
 

@@ -105,25 +105,25 @@ def _check_value(
     if shape is None:
         value.shape = ir.Shape(dims)
         return
-    given = shape.dims
-    if given != dims:
-        _check_dims(call, rule, value, given, spec, index, val, symbols)
+    own = shape.dims
+    if own != dims:
+        _check_dims(call, rule, value, own, spec, index, val, symbols)
 
 
 def _check_dims(
-    call: FxNode, rule: Rule, value: ir.Value, given: Any, spec: OutputSpec, index: int, val: Any, symbols: SymbolNames
+    call: FxNode, rule: Rule, value: ir.Value, own: Any, spec: OutputSpec, index: int, val: Any, symbols: SymbolNames
 ) -> None:
     """Compares sizes; where torch's name for a dynamic one differs, the value gets torch's."""
     dims = spec.shape
-    text = f"[{', '.join(str(d) for d in given)}]"
-    if len(given) != len(dims):
+    text = f"[{', '.join(str(d) for d in own)}]"
+    if len(own) != len(dims):
         raise _mismatch(
             call,
             rule,
-            f"returned rank {len(given)} (shape {text}) as result {index} where torch has {_text(spec)}",
+            f"returned rank {len(own)} (shape {text}) as result {index} where torch has {_text(spec)}",
         )
     renamed = False
-    for axis, (got, expected) in enumerate(zip(given, dims, strict=True)):
+    for axis, (got, expected) in enumerate(zip(own, dims, strict=True)):
         if got is expected or got == expected:
             continue
         if _differs(got, expected, val.shape[axis], symbols):
@@ -132,7 +132,7 @@ def _check_dims(
         if isinstance(expected, int):
             _warn_of_constant(call, got, expected, symbols)
     if renamed:
-        value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(given, dims, strict=True)])
+        value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(own, dims, strict=True)])
 
 
 def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames) -> None:

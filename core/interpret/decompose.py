@@ -53,19 +53,19 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
         return []
     from onnxplug.torch_private import decomposition_table, references  # noqa: F401  (the second adds to the first)
 
-    found: list[Callable[..., Any]] = []
+    decompositions: list[Callable[..., Any]] = []
     if target.namespace == "onnx":
         from torch.onnx.ops import aten_decompositions
 
         return [own] if (own := aten_decompositions().get(target)) is not None else []
     if target in decomposition_table:
-        found.append(decomposition_table[target])
+        decompositions.append(decomposition_table[target])
     if target._can_decompose():
-        found.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
+        decompositions.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
     triton_body = _triton_body(target)
     if triton_body is not None:
-        found.append(triton_body)
-    return found
+        decompositions.append(triton_body)
+    return decompositions
 
 
 def _kernel(target: OpOverload) -> Callable[..., Any]:
@@ -190,11 +190,16 @@ def _with_broadcast_sizes(
     Raises:
         SomeSizesError: It doesn't hold for all sizes.
     """
-    with fx_config.patch(backed_size_oblivious=True), recorded() as asked, undone_on_error(env), layout_not_noted(env):
+    with (
+        fx_config.patch(backed_size_oblivious=True),
+        recorded() as questions,
+        undone_on_error(env),
+        layout_not_noted(env),
+    ):
         known = len(env.guards)
         module = trace(inputs)
         _refuse_guards(env, known)
-        for broadcast in dict.fromkeys(asked.broadcasts):
+        for broadcast in dict.fromkeys(questions.broadcasts):
             if first_use(module, broadcast) is not None:
                 raise SomeSizesError(f"it uses the size {broadcast.size}, to which {broadcast.small} is broadcast")
         return module

@@ -27,25 +27,25 @@ def place_of(call: FxNode, rule: Rule, opset: int) -> str:
 
 def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> ConversionError:
     """The error for an exception that a converter didn't raise on purpose."""
-    found = ConversionError(
+    conversion_error = ConversionError(
         f"{place_of(call, rule, opset)}: the converter raised {type(error).__name__}: {error}"
         f"{raised_at(error, rule.resolve())}",
         hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the lines above.",
     )
-    found.located, found.place = True, call.location
-    return found
+    conversion_error.located, conversion_error.place = True, call.location
+    return conversion_error
 
 
 def quantized_argument(call: FxNode, reasons: Sequence[str]) -> ConversionError:
     """The error for an operator that is called on a quantised tensor and has no rule for it."""
     name = call.op_name.removeprefix(QUANTIZED_PREFIX)
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    found = ConversionError(
+    error = ConversionError(
         f"{name} at {call.location} is called on a quantised tensor, for which no rule applies{why}",
         hint=f"Call dequantize() before it, install onnxplug-quantized, or pass a rule for {call.op_name!r}.",
     )
-    found.located, found.place = True, call.location
-    return found
+    error.located, error.place = True, call.location
+    return error
 
 
 def _argument_text(argument: Any) -> str:

@@ -209,14 +209,14 @@ class DynamoInterpreter:
                 )
 
     def _attribute(self, fx: torch.fx.Node) -> Any:
-        found: Any = self._frame.owner
+        attribute: Any = self._frame.owner
         for part in str(fx.target).split("."):
-            found = getattr(found, part)
-        if isinstance(found, torch.Tensor) and not isinstance(found, FakeTensor):
-            if found.is_complex():
-                return complex_constant(self._builder, found, PART_DTYPE[to_onnx_dtype(found.dtype)])
-            return self._builder.const(found)
-        return found
+            attribute = getattr(attribute, part)
+        if isinstance(attribute, torch.Tensor) and not isinstance(attribute, FakeTensor):
+            if attribute.is_complex():
+                return complex_constant(self._builder, attribute, PART_DTYPE[to_onnx_dtype(attribute.dtype)])
+            return self._builder.const(attribute)
+        return attribute
 
     def value_of(self, argument: Any) -> Any:
         """An FX argument with its nodes replaced by what they became. Its lists can't be changed."""
@@ -248,9 +248,9 @@ class DynamoInterpreter:
             if not isinstance(number, str):
                 return number
             symbol = number
-            found = self._size(fx, symbol)
-            if found is not None:
-                return found
+            size = self._size(fx, symbol)
+            if size is not None:
+                return size
         elif kind in _NUMBERS:
             return val
         is_models = self._check_taken(fx, called)
@@ -313,15 +313,15 @@ class DynamoInterpreter:
         value_of = self.value_of
         args = [values[a] if type(a) is torch.fx.Node else value_of(a) for a in fx.args]
         kwargs = fx.kwargs
-        given = len(args)
+        count = len(args)
         if not called.is_overload:
             args.extend(value_of(v) for v in kwargs.values())
         elif not kwargs:
-            args += called.defaults[given:]
+            args += called.defaults[count:]
         else:
-            for parameter in called.parameters[given:]:
-                found = parameter.name in kwargs
-                args.append(value_of(kwargs[parameter.name]) if found else parameter.default)
+            for parameter in called.parameters[count:]:
+                is_named = parameter.name in kwargs
+                args.append(value_of(kwargs[parameter.name]) if is_named else parameter.default)
         return tuple(args)
 
     def new_call(
@@ -565,15 +565,15 @@ def _bound_nodes(call: FxNode) -> dict[torch.fx.Node, Any]:
     pending: list[tuple[Any, Any]] = list(zip(fx.args, call.args, strict=False))
     if call.parameters:
         named = call.kwargs
-        pending += ((given, named[name]) for name, given in fx.kwargs.items())
+        pending += ((argument, named[name]) for name, argument in fx.kwargs.items())
     else:
         pending += zip(fx.kwargs.values(), call.args[len(fx.args) :], strict=True)
     while pending:
-        given, value = pending.pop()
-        if isinstance(given, torch.fx.Node):
-            bound[given] = value
-        elif isinstance(given, list | tuple):
-            pending += zip(given, value, strict=True)
+        argument, value = pending.pop()
+        if isinstance(argument, torch.fx.Node):
+            bound[argument] = value
+        elif isinstance(argument, list | tuple):
+            pending += zip(argument, value, strict=True)
     return bound
 
 

@@ -75,8 +75,8 @@ def dissolving(program: torch.export.ExportedProgram) -> list[str]:
         Their names, each once, in the order of the graph.
     """
     nodes = _nodes(program.graph_module)
-    found = (name for node in nodes if node.users and (name := _dissolves(node)) is not None)
-    return list(dict.fromkeys(found))
+    names = (name for node in nodes if node.users and (name := _dissolves(node)) is not None)
+    return list(dict.fromkeys(names))
 
 
 def _dissolves(node: torch.fx.Node) -> str | None:
@@ -213,12 +213,12 @@ def decomposed(captured: Captured, table: Table) -> Captured:
             f"torch can't decompose the program: {type(error).__name__}: {text}",
             hint="torch.export.export(...).run_decompositions(...) shows torch's whole error.",
         ) from error
-    found = [*captured.conditions, *_further_conditions(captured, known)]
+    conditions = [*captured.conditions, *_further_conditions(captured, known)]
     reference = captured.reference
     return dataclasses.replace(
         captured,
         program=made,
-        conditions=found,
+        conditions=conditions,
         reference=reference if reference is not None else program.module(),
     )
 
@@ -236,7 +236,7 @@ def _further_conditions(captured: Captured, known: int) -> list[Condition]:
     program, names = captured.program, captured.dim_names
     ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}
     expressions = {condition.expr for condition in captured.conditions}
-    found = []
+    conditions = []
     for condition in conditions_of_decompositions(program, ranges, since=known):
         if condition.expr in expressions:
             continue
@@ -250,8 +250,8 @@ def _further_conditions(captured: Captured, known: int) -> list[Condition]:
             f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
             "Declare the range (torch.export.Dim(name, min=..., max=...)).",
         )
-        found.append(condition)
-    return found
+        conditions.append(condition)
+    return conditions
 
 
 def _ints(limits: Any) -> tuple[int | None, int | None]:

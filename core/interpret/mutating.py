@@ -53,20 +53,22 @@ def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
     views = read_view_information_from_args(names, types, kwargs, bases)
     scratch = _Scratch(walk, fx)
     stands = [scratch.place(base) for base in bases]
-    given: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
+    operands: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
     for name in names:
         view = views[name]
-        given[name] = [scratch.view(v, stands) for v in view] if isinstance(view, list) else scratch.view(view, stands)
-    written = [meta_of(given[name]) for name in names if given[name] is not None]
+        operands[name] = (
+            [scratch.view(v, stands) for v in view] if isinstance(view, list) else scratch.view(view, stands)
+        )
+    written = [meta_of(operands[name]) for name in names if operands[name] is not None]
     count = len(operator._schema.returns)
     returned = list(fx.meta["val"][:count])
-    arguments = [given[a.name] for a in operator._schema.arguments if a.name in given]
-    call = scratch.call(operator, arguments, given, [*returned, *written])
+    arguments = [operands[a.name] for a in operator._schema.arguments if a.name in operands]
+    call = scratch.call(operator, arguments, operands, [*returned, *written])
     results = _regrouped(walk.convert_alone(call), [*returned, *written])
     values = [walk.value_of(base) for base in bases]
     news = iter(results[count:])
     for name in names:
-        if given[name] is None:
+        if operands[name] is None:
             continue
         new, view = next(news), views[name]
         several = isinstance(view, list)
@@ -105,10 +107,10 @@ class _Scratch:
 
     def place(self, node: torch.fx.Node) -> torch.fx.Node:
         """A placeholder that stands for a node of the graph."""
-        found = self._placed.get(node)
-        if found is None:
-            found = self._placed[node] = self._new(node.meta.get("val"), self._walk.value_of(node), node.name)
-        return found
+        placeholder = self._placed.get(node)
+        if placeholder is None:
+            placeholder = self._placed[node] = self._new(node.meta.get("val"), self._walk.value_of(node), node.name)
+        return placeholder
 
     def _new(self, meta: Any, value: Any, name: str) -> torch.fx.Node:
         placed = self._graph.placeholder(name)
@@ -169,11 +171,11 @@ class _Scratch:
         output: Any = module.graph.output_node().args[0]
         return meta_of(output[0] if isinstance(output, list | tuple) else output), result
 
-    def call(self, operator: Any, args: Sequence[Any], given: dict[str, Any], val: list[Any]) -> FxNode:
+    def call(self, operator: Any, args: Sequence[Any], operands: dict[str, Any], val: list[Any]) -> FxNode:
         """The call of the operator itself, at the user's line."""
         formals = operator._schema.arguments
-        positional = [given[a.name] for a in formals if a.name in given and not a.kwarg_only]
-        keywords = {a.name: given[a.name] for a in formals if a.name in given and a.kwarg_only}
+        positional = [operands[a.name] for a in formals if a.name in operands and not a.kwarg_only]
+        keywords = {a.name: operands[a.name] for a in formals if a.name in operands and a.kwarg_only}
         fx = self._graph.call_function(operator, tuple(positional), keywords)
         fx.meta = {**self._fx.meta, "val": tuple(val)}
         fx.name = self._fx.name

@@ -50,7 +50,7 @@ class Operators:
     def _look_at(self, target: Any) -> Operator:
         is_overload = isinstance(target, OpOverload)
         parameters = schema_parameters(target) if is_overload else ()
-        found = self._by_id[id(target)] = Operator(
+        operator = self._by_id[id(target)] = Operator(
             target,
             qualified_name(target),
             parameters,
@@ -60,4 +60,4 @@ class Operators:
             is_functionalized(target),
             target in QUANTIZERS,
         )
-        return found
+        return operator

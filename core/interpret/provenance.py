@@ -163,24 +163,24 @@ class Describer:
         if not stack:
             return None
         key = tuple(stack)
-        found = self._scopes.get(key)
-        if found is None:
-            found = NO_SCOPE
+        scope = self._scopes.get(key)
+        if scope is None:
+            scope = NO_SCOPE
             for end, (path, kind) in enumerate(stack.values(), 1):
                 known = self._scopes.get(key[:end])
                 if known is None:
-                    known = found if path in _NO_MODULES else ModuleScope(path, kind, found)
+                    known = scope if path in _NO_MODULES else ModuleScope(path, kind, scope)
                     self._scopes[key[:end]] = known
-                found = known
-        return found if found is not NO_SCOPE else None
+                scope = known
+        return scope if scope is not NO_SCOPE else None
 
     def target(self, target: Any) -> tuple[str, str]:
         """What is called, as torch writes it, and its :func:`repr`."""
-        found = self._targets.get(id(target))
-        if found is None:  # each keeps its target alive, so that no id is given twice
+        cached = self._targets.get(id(target))
+        if cached is None:  # each keeps its target alive, so that no id is given twice
             text = _ADDRESS.sub("", str(target))
-            found = self._targets[id(target)] = target, text, repr(text)
-        return found[1:]
+            cached = self._targets[id(target)] = target, text, repr(text)
+        return cached[1:]
 
     def line(self, fx: torch.fx.Node) -> str:
         """An FX node as a line of text: as it was captured."""
@@ -188,31 +188,31 @@ class Describer:
             captured = self._captured.get(fx.name)
             if captured is not None and captured.target is fx.target:
                 fx = captured
-        found = self._lines.get(fx)
-        if found is None:
+        text = self._lines.get(fx)
+        if text is None:
             # As format_node writes it, which takes far longer.
             if fx.op == "placeholder":
                 return f"%{fx.name} : [num_users={len(fx.users)}] = placeholder[target={fx.target}]"
             if fx.op == "call_function" and fx.type is None:
                 args, kwargs = fx.args, fx.kwargs
-                found = (
+                text = (
                     f"%{fx.name} : [num_users={len(fx.users)}] = call_function[target={self._callee(fx)}]"
                     f"(args = ({_items(args)}{',' if len(args) == 1 else ''}), "
                     f"kwargs = {_argument(kwargs) if kwargs else '{}'})"
                 )
             else:
-                found = str(fx.format_node())
-            found = _ADDRESS.sub("", found) if " at 0x" in found else found
-            self._lines[fx] = found
-        return found
+                text = str(fx.format_node())
+            text = _ADDRESS.sub("", text) if " at 0x" in text else text
+            self._lines[fx] = text
+        return text
 
     def _callee(self, fx: torch.fx.Node) -> str:
         """What a node calls, as ``format_node`` writes it."""
-        found = self._callees.get(id(fx.target))
-        if found is None:  # each keeps its target alive, so that no id is given twice
+        cached = self._callees.get(id(fx.target))
+        if cached is None:  # each keeps its target alive, so that no id is given twice
             text = str(fx.format_node()).partition("[target=")[2].partition("](args = ")[0]
-            found = self._callees[id(fx.target)] = fx.target, text
-        return found[1]
+            cached = self._callees[id(fx.target)] = fx.target, text
+        return cached[1]
 
     def listing(self, graph: torch.fx.Graph) -> str:
         """The text of an FX graph, a node a line."""
@@ -228,15 +228,15 @@ class Describer:
 
     def maker(self, rule: Rule | None) -> Mapping[str, str]:
         """What nodes say of the rule that made them; of none, that onnxplug did."""
-        found = self._makers.get(id(rule))
-        if found is None:  # each keeps its rule alive, so that no id is given twice
+        cached = self._makers.get(id(rule))
+        if cached is None:  # each keeps its rule alive, so that no id is given twice
             distribution = PROJECT_NAME if rule is None else rule.source or "rules of the call"
             package = self._packages.get(distribution)
             if package is None:
                 package = self._packages[distribution] = _with_version(distribution)
-            said = {PACKAGE: package} if rule is None else {RULE: rule.name, PACKAGE: package}
-            found = self._makers[id(rule)] = rule, said
-        return found[1]
+            metadata = {PACKAGE: package} if rule is None else {RULE: rule.name, PACKAGE: package}
+            cached = self._makers[id(rule)] = rule, metadata
+        return cached[1]
 
 
 def _with_version(distribution: str) -> str:
@@ -302,20 +302,20 @@ class FxProvenance(OfExport):
         name = fx.name
         target, quoted_target = describer.target(fx.target)
         namespace, classes, names = scope.texts
-        said = {NAMESPACE: f"{namespace}{name}: {target}"}
+        metadata = {NAMESPACE: f"{namespace}{name}: {target}"}
         if self._location is not None:
-            said[SOURCE] = describer.source(self._location)
+            metadata[SOURCE] = describer.source(self._location)
         if full:
-            said |= {
+            metadata |= {
                 CLASSES: f"{classes}{quoted_target}]",
                 NAMES: f"{names}{name!r}]",
                 FX_NODE: describer.line(fx),
                 TRACE: describer.trace(fx.meta.get("stack_trace") or self._context.trace),
             }
             if self._context.decomposing:
-                said[DECOMPOSED] = ", ".join(self._context.decomposing)
-            said |= describer.maker(self._rule)
-        return said
+                metadata[DECOMPOSED] = ", ".join(self._context.decomposing)
+            metadata |= describer.maker(self._rule)
+        return metadata
 
     def in_function(self, name: str) -> Provenance:
         """Where the nodes of a function's body come from: the rule, and nothing that is one call's own."""
@@ -323,10 +323,10 @@ class FxProvenance(OfExport):
 
     def _shared(self, name: str, full: bool) -> dict[str, str]:
         target, _ = self._describer.target(self._fx.target)
-        said = without_modules(name, target, full)
+        metadata = without_modules(name, target, full)
         if full:
-            said |= self._describer.maker(self._rule)
-        return said
+            metadata |= self._describer.maker(self._rule)
+        return metadata
 
 
 class _InFunction(OfExport):

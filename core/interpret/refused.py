@@ -73,9 +73,9 @@ def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames
         symbols: Names of dynamic sizes.
     """
     vals = [v for node in fx.all_input_nodes if isinstance(v := node.meta.get("val"), torch.Tensor)]
-    given = ", ".join(f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, symbols.dims(v)))}]" for v in vals)
+    operands = ", ".join(f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, symbols.dims(v)))}]" for v in vals)
     error = CaptureError(
-        f"PyTorch itself refuses {qualified_name(fx.target)} of {given} at {location}: {message}",
+        f"PyTorch itself refuses {qualified_name(fx.target)} of {operands} at {location}: {message}",
         hint="The model does not run in eager mode with inputs of these dtypes either: cast the input (x.to(weight.dtype)) or the "
         "module (module.to(x.dtype)), or give inputs of the dtypes that the model is run with.",
     )
@@ -132,14 +132,14 @@ def _lacks_kernel(message: str) -> bool:
 
 def _others(vals: Sequence[torch.Tensor]) -> Iterator[list[torch.dtype]]:
     """Other dtypes for the tensors of a call, some of which an operator that they fit takes."""
-    given = [val.dtype for val in vals]
+    own = [val.dtype for val in vals]
     for dtype in (torch.float32, torch.int64, torch.bool):
-        yield [dtype] * len(given)
-    floats = [torch.float32 if dtype.is_floating_point else dtype for dtype in given]
+        yield [dtype] * len(own)
+    floats = [torch.float32 if dtype.is_floating_point else dtype for dtype in own]
     yield floats
     for start, (position, dtype) in itertools.product(
-        (given, floats),
-        itertools.product(range(len(given)), (torch.int64, torch.bool, torch.float32, *dict.fromkeys(given))),
+        (own, floats),
+        itertools.product(range(len(own)), (torch.int64, torch.bool, torch.float32, *dict.fromkeys(own))),
     ):
         yield [*start[:position], dtype, *start[position + 1 :]]
 
@@ -154,8 +154,8 @@ def _smaller(fx: torch.fx.Node) -> Callable[[Any], Any] | None:
     name = fx.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
     if name.startswith(_TRUSTING):
         return None
-    given = [a for a in pytree.tree_leaves((fx.args, dict(fx.kwargs))) if type(a) is int]
-    large = sorted({n for n in itertools.chain(given, *shapes) if n > _KEPT})
+    numbers = [a for a in pytree.tree_leaves((fx.args, dict(fx.kwargs))) if type(a) is int]
+    large = sorted({n for n in itertools.chain(numbers, *shapes) if n > _KEPT})
     small: Mapping[int, int] = {n: _KEPT + 1 + i for i, n in enumerate(large)}
     return lambda size: small.get(_hint(size), _hint(size))
 

@@ -75,9 +75,9 @@ def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
 
     def answer(expr: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(expr, Boolean) and expr.free_symbols and _is_asked_for_layout():
-            found = expr.xreplace(backed_values(env))
-            if not found.free_symbols:
-                return found
+            truth = expr.xreplace(backed_values(env))
+            if not truth.free_symbols:
+                return truth
         return evaluate(expr, *args, **kwargs)
 
     # As if it stood in torch's own file: the line that torch notes with a condition is the one that asks.

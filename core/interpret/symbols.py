@@ -39,14 +39,14 @@ class SymbolNames:
         if type(size) is int:
             return size
         node = size.node  # type: ignore[union-attr]
-        found = self._by_node.get(node)
-        if found is None:
+        dimension = self._by_node.get(node)
+        if dimension is None:
             expr = node._expr
-            found = self._known.get(expr)
-            if found is None:
-                found = self._known[expr] = self._work_out(node.expr)
-            self._by_node[node] = found
-        return found
+            dimension = self._known.get(expr)
+            if dimension is None:
+                dimension = self._known[expr] = self._work_out(node.expr)
+            self._by_node[node] = dimension
+        return dimension
 
     def _work_out(self, expr: Any) -> Dim:
         if expr.is_Integer:

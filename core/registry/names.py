@@ -18,10 +18,10 @@ def qualified_name(target: Any) -> str:
     ``aten.add.Tensor`` is ``"aten::add.Tensor"``, a default overload ``"aten::relu.default"``, a higher-order operator
     its name (``"cond"``), a Python function its module and name (``"_operator::mul"``, ``"torch::sym_max"``).
     """
-    found = _names.get(target)
-    if found is None:
-        found = _names[target] = _work_out(target)
-    return found
+    name = _names.get(target)
+    if name is None:
+        name = _names[target] = _work_out(target)
+    return name
 
 
 def _work_out(target: Any) -> str:
@@ -80,11 +80,11 @@ def find_overload(op: str) -> Any:
     if not separator:
         return None
     packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops, namespace), packet, None)
-    if not isinstance(found, torch_private.OpOverloadPacket):
+    operators = getattr(getattr(torch.ops, namespace), packet, None)
+    if not isinstance(operators, torch_private.OpOverloadPacket):
         return None
-    names = found.overloads()
-    return getattr(found, overload or ("default" if "default" in names else names[0]), None)
+    names = operators.overloads()
+    return getattr(operators, overload or ("default" if "default" in names else names[0]), None)
 
 
 def is_known_operator(op: str) -> bool:

@@ -75,11 +75,11 @@ class OnnxRegistry:
         table: dict[str, list[tuple[Layer, Rule]]] = {}
         for rule in builtin:
             table.setdefault(rule.op, []).append((Layer.BUILTIN, rule))
-        given = list(plugin)
+        plugin_rules = list(plugin)
         overloads: dict[str, list[str]] = {}
-        for op in table if given else ():
+        for op in table if plugin_rules else ():
             overloads.setdefault(packet_of(op), []).append(op)
-        for rule in given:
+        for rule in plugin_rules:
             if not rule.override and self._shadowed(rule, table, overloads):
                 self._refuse(rule)
                 continue
@@ -337,13 +337,13 @@ class BoundRegistry:
 
     def _look_up(self, op: str) -> tuple[tuple[Rule, ...], bool]:
         rules = tuple(rule for _, rule in self._registry.ranked(op, self._target))
-        self._ranked[op] = found = rules, any(rule.when is not None for rule in rules)
-        return found
+        self._ranked[op] = ranked = rules, any(rule.when is not None for rule in rules)
+        return ranked
 
     def reason(self, rule: Rule, node: Any) -> str:
         """Why a rule is the one for a node, or why it comes after another one; for the log."""
-        found = self._registry.explain(node.op_name, self._target, node)
-        return next((each.reason for each in found if each.rule is rule), "made for this node")
+        candidates = self._registry.explain(node.op_name, self._target, node)
+        return next((each.reason for each in candidates if each.rule is rule), "made for this node")
 
     def asked(self) -> set[str]:
         """The operators for which rules were looked up."""

@@ -140,13 +140,13 @@ class Rule:
         return f"Rule({self.op!r}, {self.name!r}{conditions})"
 
 
-def object_of(given: Any, purpose: str) -> Any:
+def object_of(item: Any, purpose: str) -> Any:
     """An object that a plugin gives, or that it names by ``"package.module:attribute"``.
 
     Raises:
         PluginError: The module raises or has no such attribute.
     """
-    return load_object(given, purpose) if isinstance(given, str) else given
+    return load_object(item, purpose) if isinstance(item, str) else item
 
 
 def load_object(reference: str, purpose: str, source: str = "") -> Any:
@@ -166,12 +166,12 @@ def load_object(reference: str, purpose: str, source: str = "") -> Any:
     module_name, _, attribute = reference.partition(":")
     owner = f" (from {source})" if source else ""
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except Exception as error:
         raise PluginError(
             f"cannot import {reference!r}, {purpose}{owner}: {type(error).__name__}: {error}",
             hint="Is the package that supplies it installed whole? `onnxplug plugins list` shows its version.",
         ) from error
-    return found
+    return value

@@ -80,11 +80,11 @@ def intersect(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def with_outer(names: Iterable[str]) -> set[str]:
     """Target names and those that they nest in: ``"onnxruntime:cpu"`` is also a part of ``"onnxruntime"``."""
-    found: set[str] = set()
+    nested: set[str] = set()
     for name in names:
         parts = name.split(":")
-        found |= {":".join(parts[: i + 1]) for i in range(len(parts))}
-    return found
+        nested |= {":".join(parts[: i + 1]) for i in range(len(parts))}
+    return nested
 
 
 def check_runtime(runtime: str | None, known: Iterable[str]) -> str | None:

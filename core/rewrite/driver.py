@@ -76,9 +76,9 @@ class _Shared:
 
     def lookup(self, key: Any) -> tuple[ir.Value, ...] | None:
         """The outputs of an equal node that is still in the graph."""
-        found = self.seen.get(key)
-        node = found[0].producer() if found else None
-        return found if node is not None and node.graph is self.graph else None
+        outputs = self.seen.get(key)
+        node = outputs[0].producer() if outputs else None
+        return outputs if node is not None and node.graph is self.graph else None
 
     def keep(self, firing: _Firing) -> None:
         """Remembers what a firing emitted."""
@@ -95,8 +95,8 @@ class _Firing(Scope):
 
     def lookup(self, key: Any) -> tuple[ir.Value, ...] | None:
         """The outputs of an equal node, of this firing or an earlier one."""
-        found = super().lookup(key)
-        return self._shared.lookup(key) if found is None else found
+        outputs = super().lookup(key)
+        return self._shared.lookup(key) if outputs is None else outputs
 
     def own_keys(self) -> Mapping[Any, tuple[ir.Value, ...]]:
         """The nodes that may be shared, by their keys."""
@@ -145,10 +145,10 @@ class _Run:
                         f"the rewrite {rewrite.name!r} does not terminate: it fired {self.fired[rewrite.name]} times",
                         hint="It matches its own output. Leave it out, or make its pattern narrower.",
                     )
-                for found in again:
-                    if found.graph is not None and found not in waiting and _key(found) in self.table:
-                        waiting.add(found)
-                        work.append(found)
+                for candidate in again:
+                    if candidate.graph is not None and candidate not in waiting and _key(candidate) in self.table:
+                        waiting.add(candidate)
+                        work.append(candidate)
                 break
         self.at = None
         if self.fired and not _in_order(self.graph, set()):

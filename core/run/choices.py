@@ -71,26 +71,26 @@ def _steps(node: torch.fx.Node) -> bool:
     return name in _STEPS or (name == "div" and node.kwargs.get("rounding_mode") is not None)
 
 
-def chosen(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
+def chosen(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
     """PyTorch's result with the choice of ONNX, if that is a right one; ``None`` if it is not.
 
     Args:
         node: An operator for which :func:`chooses` is true.
-        given: What it reads, in the order of its ``all_input_nodes``.
+        operands: What it reads, in the order of its ``all_input_nodes``.
         expected: PyTorch's result.
         actual: ONNX's results, in the order of PyTorch's; ``None`` for those that are not known.
     """
     if str(node.target) in spectra.OPERATORS:
         return spectra.taken(str(node.target), expected, actual)
-    return _taken(node, given, expected, actual) if _is_right(node, given, expected, actual) else None
+    return _taken(node, operands, expected, actual) if _is_right(node, operands, expected, actual) else None
 
 
-def _is_right(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> bool:
+def _is_right(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> bool:
     if str(node.target) in spectra.OPERATORS:  # nothing is known of ONNX's results
         return False
     if str(node.target) not in (*_OPEN, *_STATED, _UNIQUE):
         return isinstance(actual[-1], torch.Tensor) and _same(actual[-1], expected)
-    named = _arguments(node, given)
+    named = _arguments(node, operands)
     x = named["self"]
     if str(node.target) == _UNIQUE:
         return not named["sorted"] and _is_right_unique(x, expected, actual)
@@ -113,8 +113,8 @@ def _is_right(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: 
 
 def _is_right_unique(x: torch.Tensor, expected: Sequence[torch.Tensor], actual: Sequence[Any]) -> bool:
     """Whether these are the distinct elements in any order, with the inverse and the counts of that order."""
-    for found, wanted in zip(actual, expected, strict=True):
-        if wanted.numel() and (not isinstance(found, torch.Tensor) or found.shape != wanted.shape):
+    for indices, wanted in zip(actual, expected, strict=True):
+        if wanted.numel() and (not isinstance(indices, torch.Tensor) or indices.shape != wanted.shape):
             return False
     values, inverse, counts = actual
     if not expected[0].numel() or not _same(values.sort()[0], expected[0].sort()[0]):
@@ -126,13 +126,13 @@ def _is_right_unique(x: torch.Tensor, expected: Sequence[torch.Tensor], actual: 
     return not expected[2].numel() or torch.equal(counts[values.argsort()], expected[2][expected[0].argsort()])
 
 
-def _taken(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
+def _taken(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
     """PyTorch's result with the indices of ONNX, and the elements that these have in what PyTorch reads."""
     if str(node.target) == _UNIQUE:
         return tuple(a if e.numel() else e for a, e in zip(actual, expected, strict=True))
     if isinstance(expected, torch.Tensor):
         return actual[-1]
-    named = _arguments(node, given)
+    named = _arguments(node, operands)
     return _at(named["self"], actual[-1], named["dim"]), actual[-1]
 
 
@@ -153,9 +153,9 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def _arguments(node: torch.fx.Node, given: Sequence[Any]) -> dict[str, Any]:
+def _arguments(node: torch.fx.Node, operands: Sequence[Any]) -> dict[str, Any]:
     """An operator's arguments by their names, defaults among them."""
-    env = dict(zip(node.all_input_nodes, given, strict=True))
+    env = dict(zip(node.all_input_nodes, operands, strict=True))
     args = torch.fx.node.map_arg(node.args, env.__getitem__)
     kwargs = torch.fx.node.map_arg(node.kwargs, env.__getitem__)
     schema = node.target._schema.arguments  # type: ignore[union-attr]
@@ -171,7 +171,7 @@ def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, A
         values: ONNX's values by name.
         count: The number of its results; 1 for an operator that gives a tensor and not a list of them.
     """
-    found: list[Any] = [None] * count
+    results: list[Any] = [None] * count
     places = {0: node} if alignment.names.get(node) else {}
     for user in node.users:
         if getattr(user.target, "__name__", "") == "getitem":
@@ -180,8 +180,8 @@ def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, A
         parts = [values.get(name) for name in alignment.names.get(result, ())]
         known = [part for part in parts if isinstance(part, torch.Tensor)]
         if place < count and known:
-            found[place] = known[0] if len(parts) == 1 else torch.complex(*(_or_nan(p, known[0]) for p in parts))
-    return found
+            results[place] = known[0] if len(parts) == 1 else torch.complex(*(_or_nan(p, known[0]) for p in parts))
+    return results
 
 
 def _or_nan(part: Any, other: torch.Tensor) -> torch.Tensor:
@@ -217,10 +217,10 @@ def outputs_of_choices(
             recipe.convert(recipe.optimize, recipe.without, alignment)
         near = {near for node in choosing for near in (node, *node.users, *node.all_input_nodes)}
         names = {name for node in near for name in alignment.names.get(node, ())}
-        found = Runs(model, host, feed_of(functional, leaves)).computed(names)
+        computed = Runs(model, host, feed_of(functional, leaves)).computed(names)
     except Exception:  # ONNX Runtime lacks a kernel, or the model was changed since: nothing is known of its choices
         return None
-    replay = _Replay(functional, placeholder_values(functional, leaves), alignment, found)
+    replay = _Replay(functional, placeholder_values(functional, leaves), alignment, computed)
     own, theirs = replay.outputs(()), replay.outputs(choosing)
     return (own, theirs) if replay.taken else None
 
@@ -237,12 +237,12 @@ class _Replay:
         functional: FunctionalGraph,
         values: Mapping[torch.fx.Node, Any],
         alignment: Alignment,
-        found: Mapping[str, Any],
+        computed: Mapping[str, Any],
     ) -> None:
         self._functional = functional
         self._values = values
         self._alignment = alignment
-        self._found = found
+        self._found = computed
         self.taken: list[torch.fx.Node] = []
 
     def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
@@ -250,9 +250,9 @@ class _Replay:
         kept = dict(self._values)
         wanted = {slot.value for slot in self._functional.outputs}
 
-        def visit(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+        def visit(node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
             if node in choosing:
-                result = self._choice(node, given, result)
+                result = self._choice(node, operands, result)
             if node in wanted:
                 kept[node] = result
             return result
@@ -260,21 +260,21 @@ class _Replay:
         run_graph(self._functional, self._values, visit)
         return {slot.name: kept.get(slot.value, slot.value) for slot in self._functional.outputs}
 
-    def _choice(self, node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+    def _choice(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
         actual = results_of(node, self._alignment, self._found, len(_parts(result)))
-        choice = chosen(node, given, result, actual)
-        own = self._own(node, given) if choice is None else None
+        choice = chosen(node, operands, result, actual)
+        own = self._own(node, operands) if choice is None else None
         if own is not None and _is_right(node, own, call_again(node, own), actual):
-            choice = _taken(node, given, result, actual)
+            choice = _taken(node, operands, result, actual)
         if choice is None or all(map(_same, _parts(choice), _parts(result))):
             return result
         self.taken.append(node)
         return choice
 
-    def _own(self, node: torch.fx.Node, given: Sequence[Any]) -> list[Any] | None:
+    def _own(self, node: torch.fx.Node, operands: Sequence[Any]) -> list[Any] | None:
         """What an operator reads in ONNX; ``None`` where that is not known, or differs from what it reads in PyTorch."""
         own = []
-        for before, value in zip(node.all_input_nodes, given, strict=True):
+        for before, value in zip(node.all_input_nodes, operands, strict=True):
             names = self._alignment.names.get(before, ())
             there = self._found.get(names[0]) if len(names) == 1 else None
             if isinstance(value, torch.Tensor) and (there is None or not compare(there, value).equal):

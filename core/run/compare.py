@@ -197,8 +197,8 @@ def compare(
     bad = ~(same | (theirs.isfinite() & (difference <= allowed)))
     if exact is not None and exact.shape == bad.shape and bad.any():
         bad = bad & ~_equally_near(ours, theirs, exact, allowed, bad)
-    found = _result(actual, expected, difference, allowed, bad, dtype)
-    return replace(found, histogram=measure(difference, allowed, same)) if measure else found
+    comparison = _result(actual, expected, difference, allowed, bad, dtype)
+    return replace(comparison, histogram=measure(difference, allowed, same)) if measure else comparison
 
 
 def _compare_strings(actual: torch.Tensor | np.ndarray, expected: np.ndarray) -> Comparison:

@@ -64,9 +64,9 @@ def rounding_slack(
                 with repetition.again() if same_choices else nullcontext():
                     moved = _results(run, moved_model, moved_leaves)
                 for index, (x, y) in enumerate(zip(first, moved, strict=True)):
-                    found = slack[index]
-                    if found is not None and x is not None and y is not None and x.shape == y.shape:
-                        slack[index] = found.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * _FACTOR)
+                    known = slack[index]
+                    if known is not None and x is not None and y is not None and x.shape == y.shape:
+                        slack[index] = known.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * _FACTOR)
     except Exception:
         return []
     return [
@@ -118,13 +118,13 @@ def _doubled(leaf: Any) -> Any:
 
 
 def _results(run: Run, model: Any, leaves: list[Any]) -> list[torch.Tensor | None]:
-    found: list[torch.Tensor | None] = []
+    results: list[torch.Tensor | None] = []
     for _, value in run(model, leaves):
         if isinstance(value, torch.Tensor) and value.is_complex():
             value = torch.view_as_real(value.resolve_conj())
         real = isinstance(value, torch.Tensor) and value.is_floating_point()
-        found.append(value.detach().cpu().double().clone() if real else None)
-    return found
+        results.append(value.detach().cpu().double().clone() if real else None)
+    return results
 
 
 def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -233,8 +233,8 @@ def quantum_slack(
     large = _run_moved(run, model, leaves, _LARGE_STEP, _QUANTUM_RUNS)
     slack: list[torch.Tensor | None] = []
     for index, (actual, (_, wanted)) in enumerate(zip(got.values(), expected, strict=True)):
-        found = [_difference(results[index][1], plain[index][1]) for results in moved]
-        measured = [x for x in found if x is not None]
+        changes = [_difference(results[index][1], plain[index][1]) for results in moved]
+        measured = [x for x in changes if x is not None]
         if not any(bool(x.any()) for x in measured):
             measured = [x for x in [_difference(large[index][1], plain[index][1])] if x is not None]
             spread = 0.0

@@ -91,9 +91,9 @@ def run_graph(
     return failures
 
 
-def call_again(node: torch.fx.Node, given: Sequence[Any]) -> Any:
+def call_again(node: torch.fx.Node, operands: Sequence[Any]) -> Any:
     """Calls a node's operator with other values for the nodes that it reads, in their order."""
-    env = dict(zip(node.all_input_nodes, given, strict=True))
+    env = dict(zip(node.all_input_nodes, operands, strict=True))
     with torch.no_grad():
         return node.target(*_given(node.args, env), **_given(node.kwargs, env))  # type: ignore[operator]
 

@@ -81,8 +81,8 @@ class Sizes:
         if not all(condition.allows(numbers) for condition in self.conditions):
             return False
         for expr, allowed in bounded:
-            found = expr.xreplace(numbers)
-            if found.is_Integer and not allowed.lower <= max(found, 2) <= allowed.upper:
+            value = expr.xreplace(numbers)
+            if value.is_Integer and not allowed.lower <= max(value, 2) <= allowed.upper:
                 return False
         wanted = (w.node.expr.xreplace(numbers) for w, _ in sized(values, values) if isinstance(w, torch.SymInt))
         return all(not size.is_Integer or size >= 0 for size in wanted)
@@ -129,8 +129,8 @@ def _solve(expr: Any, size: int, known: dict[Any, int]) -> None:
 
     rest = expr.xreplace(integers({s: known[s] for s in expr.free_symbols if s in known}))
     if rest.is_polynomial(unknown[0]):
-        found = sympy.solve(rest - size, unknown[0])
-        known.update({unknown[0]: int(found[0])} if len(found) == 1 and found[0].is_Integer else {})
+        solutions = sympy.solve(rest - size, unknown[0])
+        known.update({unknown[0]: int(solutions[0])} if len(solutions) == 1 and solutions[0].is_Integer else {})
 
 
 def _offset(size: int, seed: int, place: int) -> int:

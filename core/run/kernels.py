@@ -72,13 +72,13 @@ class CallHost:
         """
         if not isinstance(items, OrtLibrary | ReferenceOp):
             check_lists(runtime=items)
-        found = tuple([items] if isinstance(items, OrtLibrary | ReferenceOp) else items)
-        for item in found:
+        checked_items = tuple([items] if isinstance(items, OrtLibrary | ReferenceOp) else items)
+        for item in checked_items:
             if not isinstance(item, OrtLibrary | ReferenceOp):
                 raise UsageError(
                     f"runtime= takes OrtLibrary and ReferenceOp objects, got {item!r}", hint="OrtLibrary('lib.so')"
                 )
-        return found
+        return checked_items
 
     def _plugins(self) -> Any:
         if self._host is None:
@@ -91,8 +91,8 @@ class CallHost:
 
     def evaluators(self) -> Sequence[Evaluator]:
         """What runs models node by node."""
-        found: Sequence[Evaluator] = self._plugins().evaluators()
-        return found
+        evaluators: Sequence[Evaluator] = self._plugins().evaluators()
+        return evaluators
 
     def explain_domain(self, domain: str) -> str:
         """Which plugin could run the operators of a domain, and why none does."""
@@ -198,19 +198,19 @@ def _choose_library(
                 f"the library{where} of {runtime.owner}{what} needs {needs}, and {whose} has {have}"
             )
         return
-    found: dict[str, tuple[Library, OrtLibrary]] = {}
+    candidates: dict[str, tuple[Library, OrtLibrary]] = {}
     for item, runtime in usable:
         library = _located(item, runtime)
         if library is not None:
-            found.setdefault(os.path.realpath(library.path), (library, item))
-    if len(found) > 1:
+            candidates.setdefault(os.path.realpath(library.path), (library, item))
+    if len(candidates) > 1:
         raise PluginError(
-            f"{len(found)} libraries implement the domain {domain}, and ONNX Runtime loads one: "
-            + "; ".join(str(library) for library, _ in found.values()),
+            f"{len(candidates)} libraries implement the domain {domain}, and ONNX Runtime loads one: "
+            + "; ".join(str(library) for library, _ in candidates.values()),
             hint="Leave one plugin out: plugins=[…], or --no-plugin NAME. A library that does not implement the domain "
             "says so: OrtLibrary(path, domains=[…]).",
         )
-    for real, (library, item) in found.items():
+    for real, (library, item) in candidates.items():
         if all(os.path.realpath(other.path) != real for other in kernels.libraries):
             kernels.libraries.append(library)
         if item.providers and not set(item.providers) & {CPU, *kernels.providers}:

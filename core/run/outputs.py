@@ -150,21 +150,21 @@ def _compare_each(
     measured = tolerances.measured
     worst, unstable = 0.0, 0
     for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
-        found = compare(actual, wanted, **options)
-        if measured and found.count and isinstance(actual, torch.Tensor) and _rounds(actual.dtype, outputs):
-            unstable += found.count
+        comparison = compare(actual, wanted, **options)
+        if measured and comparison.count and isinstance(actual, torch.Tensor) and _rounds(actual.dtype, outputs):
+            unstable += comparison.count
             slack = (outputs.slack() or [None] * len(got))[index]
-            found = compare(actual, wanted, **options, slack=slack)
-            if found.count:
+            comparison = compare(actual, wanted, **options, slack=slack)
+            if comparison.count:
                 exact = (outputs.exact() or [None] * len(got))[index]
-                found = compare(actual, wanted, **options, slack=slack, exact=exact)
+                comparison = compare(actual, wanted, **options, slack=slack, exact=exact)
         if case is not None:
-            case.add(name, actual, found)
-        if not found.equal:
+            case.add(name, actual, comparison)
+        if not comparison.equal:
             again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
             hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."
-            raise VerificationError(f"output {name!r} {found}; {where}", hint=hint)
-        worst = max(worst, found.max_abs_difference)
+            raise VerificationError(f"output {name!r} {comparison}; {where}", hint=hint)
+        worst = max(worst, comparison.max_abs_difference)
     return worst, unstable
 
 

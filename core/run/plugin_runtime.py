@@ -50,7 +50,7 @@ def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime
     Raises:
         PluginError: Two plugins supply one for the same operator, or what one supplies is not a kernel.
     """
-    found: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
+    kernels: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
     for runtime in runtimes:
         for item in runtime.items:
             if not isinstance(item, ReferenceOp):
@@ -61,14 +61,14 @@ def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime
             key = (getattr(kernel, "op_domain", ""), kernel.__name__)
             if key[0] not in domains:
                 continue
-            if key not in found:
-                found[key] = (kernel, runtime)
-            elif found[key][0] is not kernel and found[key][1].plugin is not None:
+            if key not in kernels:
+                kernels[key] = (kernel, runtime)
+            elif kernels[key][0] is not kernel and kernels[key][1].plugin is not None:
                 raise PluginError(
-                    f"the operator {key[0]}::{key[1]} has two reference kernels, of {found[key][1].owner} and {runtime.owner}",
+                    f"the operator {key[0]}::{key[1]} has two reference kernels, of {kernels[key][1].owner} and {runtime.owner}",
                     hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
                 )
-    return {key: kernel for key, (kernel, _) in found.items()}
+    return {key: kernel for key, (kernel, _) in kernels.items()}
 
 
 def is_kernel(value: Any) -> bool:

@@ -100,20 +100,20 @@ class Runs:
         )
         wanted = {i.name for i in session.get_inputs()}
         results = run_session(session, {name: value for name, value in self._feed.items() if name in wanted})
-        found = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
+        by_name = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
         del folder
-        return {**self._given(names), **{name: v for name, v in found.items() if v is not None}}
+        return {**self._given(names), **{name: v for name, v in by_name.items() if v is not None}}
 
     def _given(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Those of some values that are inputs or constants."""
-        found = {}
+        tensors = {}
         for name in self.known(names):
             tensor = self._values[name].const_value
             if name in self._feed:
-                found[name] = self._feed[name]
+                tensors[name] = self._feed[name]
             elif tensor is not None and self._values[name].producer() is None:
-                found[name] = to_torch(tensor.numpy())
-        return found
+                tensors[name] = to_torch(tensor.numpy())
+        return tensors
 
 
 def _tensors(model: ir.Model) -> dict[str, ir.Value]:

@@ -72,12 +72,12 @@ def weight_bytes(model: ir.Model) -> int:
 
 def _weights(model: ir.Model, instead: Mapping[ir.Value, ir.TensorProtocol] | None = None) -> dict[str, Any]:
     """The initializers' tensors by name; those of ``instead`` go before."""
-    found = {}
+    tensors = {}
     for name, value in model.graph.initializers.items():
         tensor = (instead or {}).get(value, value.const_value)
         if tensor is not None:
-            found[name] = tensor
-    return found
+            tensors[name] = tensor
+    return tensors
 
 
 def _bytes(weights: Mapping[str, ir.TensorProtocol]) -> int:
@@ -186,42 +186,42 @@ def check_destination(destination: Any, size: int = 0) -> Path:
         SaveError: A model can't be written there.
     """
     check_path("destination", destination)
-    given = os.fsdecode(os.fspath(destination))
+    name = os.fsdecode(os.fspath(destination))
     try:
-        found: os.stat_result | None = os.stat(given)
+        status: os.stat_result | None = os.stat(name)
     except (FileNotFoundError, NotADirectoryError):
-        found = None
+        status = None
     except (OSError, ValueError) as error:
-        raise SaveError(f"can't write {given}: {error}") from error
-    path = Path(os.path.realpath(given))
-    if found is not None and not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not a regular file")
-        raise SaveError(f"can't write {given}: it is {kind}", hint="Give the name of a file.")
-    if found is not None and not path.is_file():  # for example /dev/fd/3 of a removed file
-        raise SaveError(f"can't write {given}: it has no name in a folder", hint="Give the name of a file.")
+        raise SaveError(f"can't write {name}: {error}") from error
+    path = Path(os.path.realpath(name))
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+        raise SaveError(f"can't write {name}: it is {kind}", hint="Give the name of a file.")
+    if status is not None and not path.is_file():  # for example /dev/fd/3 of a removed file
+        raise SaveError(f"can't write {name}: it has no name in a folder", hint="Give the name of a file.")
     folder = path.parent
     if not folder.is_dir():
-        raise SaveError(f"can't write {given}: there is no folder {folder}", hint=f"Make it: mkdir -p {folder}")
+        raise SaveError(f"can't write {name}: there is no folder {folder}", hint=f"Make it: mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise SaveError(f"can't write {given}: no permission to write in {folder}")
-    if found is not None and not os.access(path, os.W_OK):
-        raise SaveError(f"can't write {given}: the file is write-protected", hint="Remove it, or save elsewhere.")
+        raise SaveError(f"can't write {name}: no permission to write in {folder}")
+    if status is not None and not os.access(path, os.W_OK):
+        raise SaveError(f"can't write {name}: the file is write-protected", hint="Remove it, or save elsewhere.")
     free = shutil.disk_usage(folder).free
     if size > free:
         from rich.filesize import decimal
 
         raise SaveError(
-            f"can't write {given}: it needs {decimal(size)} and {folder} has {decimal(free)} free",
+            f"can't write {name}: it needs {decimal(size)} and {folder} has {decimal(free)} free",
             hint="Free some room, or save elsewhere.",
         )
     return path
 
 
 def _warn_of_distant_link(destination: Any, path: Path) -> None:
-    given = Path(os.fsdecode(os.fspath(destination)))
-    if os.path.realpath(given.parent) != str(path.parent):
+    link = Path(os.fsdecode(os.fspath(destination)))
+    if os.path.realpath(link.parent) != str(path.parent):
         warn(
-            f"{given} is a link to {path}, and its weights are in the folder of {path}: ONNX Runtime loads it by that name only"
+            f"{link} is a link to {path}, and its weights are in the folder of {path}: ONNX Runtime loads it by that name only"
         )
 
 

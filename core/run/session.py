@@ -263,8 +263,8 @@ def lacks_kernel(error: Exception) -> bool:
 
 def _no_kernel_text(error: Exception) -> str:
     """That ONNX Runtime can't run a model, and the node that it names, less its codes."""
-    said = _LACKING.search(str(error))
-    return f"ONNX Runtime can't run the model ({said[0] if said else error})"
+    match = _LACKING.search(str(error))
+    return f"ONNX Runtime can't run the model ({match[0] if match else error})"
 
 
 def run_session(session: Any, feed: Mapping[str, Any]) -> list[Any]:

@@ -183,7 +183,7 @@ def verify_file(
 
 def _verify(
     pair: _Pair,
-    given: Sequence[Sequence[Any]],
+    examples: Sequence[Sequence[Any]],
     seeds: Sequence[int],
     draw: Callable[[int, int], tuple[list[Any], Mapping[str, int]] | None],
 ) -> VerificationReport:
@@ -191,7 +191,7 @@ def _verify(
 
     Args:
         pair: The models.
-        given: Flattened inputs that the PyTorch model must take.
+        examples: Flattened inputs that the PyTorch model must take.
         seeds: One set of generated inputs a seed, of sizes that the PyTorch model takes.
         draw: Generates inputs and their sizes for a seed and an attempt; ``None`` where the sizes are not the model's.
 
@@ -199,15 +199,15 @@ def _verify(
         VerificationError: A result differs, or one of both does not run.
     """
     report = VerificationReport()
-    sets = len(given) + len(seeds)
-    for number, leaves in enumerate(given):
+    sets = len(examples) + len(seeds)
+    for number, leaves in enumerate(examples):
         step(f"inputs {number + 1} of {sets}", number, sets)
         try:
             report.cases.append(pair.compare(leaves, pair.named(pair.sizes(leaves)), None))
         except Refused as refusal:
             error = refusal.__cause__
             raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
-    for number, seed in enumerate(seeds, len(given)):
+    for number, seed in enumerate(seeds, len(examples)):
         step(f"inputs {number + 1} of {sets}", number, sets)
         tried = len(report.skipped)
         failure: BaseException | None = None
@@ -516,8 +516,8 @@ def state_of(model: Any, name: str) -> torch.Tensor | None:
     if isinstance(owner, list | tuple | dict):
         tensors = [leaf for leaf in pytree.tree_leaves(owner) if isinstance(leaf, torch.Tensor)]
         return tensors[int(last)] if last.isdigit() and int(last) < len(tensors) else None
-    found = getattr(owner, last, None)
-    return found if isinstance(found, torch.Tensor) else None
+    value = getattr(owner, last, None)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def attributes_of(model: Any) -> dict[str, Any]:
