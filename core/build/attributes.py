@@ -29,7 +29,7 @@ _MANY = {
 
 
 def make_attribute(spec: OpSpec, name: str, value: Any) -> ir.Attr:
-    """An attribute of an operator, of the type that its schema wants, or that the value has.
+    """An attribute of an operator: of the type in its schema, else of the type of the value.
 
     Args:
         spec: The operator.
@@ -219,7 +219,8 @@ def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None], is_stored: Cal
     Args:
         spec: The operator.
         values: The inputs.
-        is_stored: Tells what the model stores: nodes of ai.onnx on that alone are computed at export, whatever the schema says.
+        is_stored: Whether the model stores a value: nodes of ai.onnx on stored values alone are computed at export, whatever the
+            schema says.
 
     Raises:
         ConversionError: They don't fit.

@@ -49,10 +49,10 @@ class GraphBuilder:
         domains: Known versions of other domains, used when a converter names none.
         schemas: Domain to the ``OpSchema`` objects that plugins registered for it.
         runtime: The program that the model is made for; ``None`` is portable ONNX.
-        kernels: The runtime's kernels; what none is for is computed in a wider element type. ``None``: not known.
+        kernels: The runtime's kernels; an operator without a kernel is computed in a wider element type. ``None``: not known.
         exact: Whether special values must be exact where that costs time.
         expressions: Name of a dynamic size to its sympy expression.
-        events: Who is told of what the builder spends time on; ``None``: nobody.
+        events: Receives the builder's counts and times; ``None``: nobody does.
 
     Attributes:
         op: The operators of ai.onnx at the target opset.
@@ -60,7 +60,7 @@ class GraphBuilder:
         opsets: Every domain that the graph imports, with its version.
         optimize, runtime, exact: As given.
         sizes: Which values hold dynamic sizes.
-        weights: The tensors that are exported with the model, and what is made of them.
+        weights: The tensors that are exported with the model, and the initializers derived from them.
         scope: The graph and its subgraphs under construction.
         functions: The model-local functions.
         provenance: The call under conversion, and where each node comes from.
@@ -108,7 +108,7 @@ class GraphBuilder:
 
         Args:
             name: The domain; ``""`` is ai.onnx.
-            version: Its version; ``None`` is the one that the user asked for, else the one that a plugin declares, else 1.
+            version: Its version; ``None`` is the user's, else the version that a plugin declares, else 1.
 
         Returns:
             An object whose attributes are the domain's operators, as ``g.op`` is for ai.onnx.
@@ -190,7 +190,7 @@ class GraphBuilder:
         return self._append(spec, values, attrs, raw if typed else None, outputs, key)
 
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
-        """A value that holds the result already, or is the constant that it is; ``None`` where a node must compute it."""
+        """A value that holds the result already, or the folded constant; ``None`` where a node must compute it."""
         started = time.perf_counter_ns() if self.events is not None else 0
         known = self._simplified(spec, values, raw)
         if self.events is not None:
@@ -212,7 +212,7 @@ class GraphBuilder:
         return folded
 
     def _folded(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
-        """The constant that an operator on constants gives; ``None`` where that is left to the runtime."""
+        """The folded result of an operator on constants; ``None`` where it is left to the runtime."""
         assert spec.fold is not None
         arrays = [None if v is None else self.constant(v) for v in values]
         if sum(a.size for a in arrays if a is not None) > folding.MAX_ELEMENTS:
@@ -339,9 +339,9 @@ class GraphBuilder:
         return constant
 
     def constant(self, value: Value | None) -> np.ndarray | None:
-        """The numpy array that a value is known to be, ``None`` for one that is only known at run time.
+        """The numpy array of a constant, ``None`` for a value that is only known at run time.
 
-        Parameters and buffers are never known: their values may be replaced in the exported model. What they are stored as
+        Parameters and buffers are never known: their values may be replaced in the exported model. The form they are stored in
         may depend on them: ``g.stored(x)`` and ``g.derive(x, make, key)``.
         """
         if value is None or value.const_value is None:
@@ -414,7 +414,7 @@ class GraphBuilder:
 
         Args:
             x: A value, whose shape is meant, or sizes.
-            what: What the sizes are, for the message of the error.
+            what: A noun for the sizes, for the message of the error.
 
         Raises:
             Unsupported: A size is dynamic, and the message names it; or the rank is unknown.
@@ -432,7 +432,7 @@ class GraphBuilder:
         return list(sizes)
 
     def vector(self, sizes: Sequence[Size | ir.SymbolicDim]) -> Value:
-        """A 1-dim int64 Value of sizes, axes or other integers; ints beside each other become one constant."""
+        """A 1-dim int64 Value of sizes, axes or other integers; adjacent ints become one constant."""
         parts: list[Value] = []
         pending: list[int] = []
         for size in sizes:
@@ -500,11 +500,11 @@ class GraphBuilder:
                 not ``None``.
             make: A function of the tensor that returns what is stored: a torch tensor, or an ``onnx_ir`` tensor for dtypes
                 that torch lacks.
-            key: Identifies what ``make`` does: equal keys of one source share one initializer.
-            form: A word for what is made: the initializer is called ``SOURCE.FORM``.
+            key: Identifies ``make``: equal keys of one source share one initializer.
+            form: A word for the new form: the initializer is called ``SOURCE.FORM``.
 
         Returns:
-            The initializer, with the dtype and shape of what ``make`` returned.
+            The initializer, with the dtype and shape of the result of ``make``.
 
         Raises:
             UsageError: ``source`` is known at run time only.
@@ -514,16 +514,16 @@ class GraphBuilder:
     # -- other calls and graphs ----------------------------------------------------------------------------------------
 
     def convert(self, call: Any) -> Any:
-        """Converts a call that was made of the current one: ``g.convert(node.part("real"))``.
+        """Converts a call that was derived from the current call: ``g.convert(node.part("real"))``.
 
         Args:
             call: The call (:class:`onnxplug.FxNode`).
 
         Returns:
-            What the first rule returns that does not decline.
+            The results of the first rule that does not decline.
 
         Raises:
-            Decline: No rule translates it; the converter that asks for it declines too unless it handles that.
+            Decline: No rule translates it; the calling converter declines too unless it catches that.
         """
         return self.interpreter.convert(call)
 
@@ -534,7 +534,7 @@ class GraphBuilder:
             node: The converter's own ``node``.
 
         Returns:
-            What that rule or decomposition returns.
+            The results of that rule or decomposition.
         """
         return self.interpreter.convert(node)
 
@@ -573,7 +573,7 @@ class GraphBuilder:
                 an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
                 the body through this builder and returns its outputs.
             inputs: The call's inputs.
-            version: Version of the domain; the one that the plugin or the target gives it when ``None``, else 1.
+            version: Version of the domain; ``None`` is the version that the plugin or the target gives it, else 1.
             outputs: Number of outputs.
             attributes: The call's attributes. The function declares them; calls with other values share the body.
 
@@ -593,7 +593,7 @@ class GraphBuilder:
         return len(self.scope.innermost.nodes), self.sizes.mark(), self._domains.mark()
 
     def rollback(self, mark: Mark) -> None:
-        """Removes every node emitted since ``mark``, and what was remembered of them: the domains' versions too."""
+        """Removes every node emitted since ``mark``, and all records of them: the domains' versions too."""
         nodes, sizes, domains = mark
         self.scope.innermost.rollback(nodes)
         self.sizes.undo(sizes)

@@ -36,11 +36,11 @@ TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
     STRING: _DT.STRING,
 }
 ONNX_TO_TORCH: dict[ir.DataType, torch.dtype] = {onnx: torch_ for torch_, onnx in TORCH_TO_ONNX.items()}
-# torch packs two numbers of four bits into a byte, computes nothing with them, and views bytes as such and back: they are
-# bytes in ONNX, whose FLOAT4E2M1 counts each number as an element.
+# torch packs two numbers of four bits into a byte, computes nothing with them, and only views bytes as such pairs and back:
+# they are bytes in ONNX, whose FLOAT4E2M1 counts each number as an element.
 TORCH_TO_ONNX[torch.float4_e2m1fn_x2] = _DT.UINT8
 
-#: The ai.onnx versions since which there are element types, where a version that is exported for may lack them.
+#: The opset that introduced an element type, where that is later than the oldest opset exported to.
 SINCE: dict[ir.DataType, int] = {
     **dict.fromkeys((_DT.FLOAT8E4M3FN, _DT.FLOAT8E4M3FNUZ, _DT.FLOAT8E5M2, _DT.FLOAT8E5M2FNUZ), 19),
     **dict.fromkeys((_DT.INT4, _DT.UINT4), 21),
@@ -114,7 +114,7 @@ def as_array(value: Any, dtype: ir.DataType | None = None) -> np.ndarray:
     return np.ascontiguousarray(array) if array.ndim else array
 
 
-#: Element types that torch has no tensors of, and what they come as.
+#: Element types that torch has no tensors of, and the dtypes that hold them.
 _COMES_AS = {
     **dict.fromkeys(("int4", "int2"), np.int8),
     **dict.fromkeys(("uint4", "uint2"), np.uint8),

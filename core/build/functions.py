@@ -116,7 +116,7 @@ class Functions:
 
 
 def _refuse_captures(name: str, formals: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> None:
-    """A function sees its inputs and what it makes, nothing of the graph that calls it."""
+    """Refuses a body that reads values of the calling graph: a function sees only its inputs and its own nodes."""
     own = {id(v) for v in formals}
     pending = list(nodes)
     inside: list[ir.Node] = []

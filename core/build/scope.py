@@ -1,4 +1,4 @@
-"""Graphs under construction: their nodes in order, which results are there to be shared, and subgraphs within them."""
+"""Graphs under construction: their nodes in order, the results that equal nodes share, and the subgraphs within them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 class Scope:
     """Nodes of a graph or subgraph, with the table of pure nodes by their inputs and attributes.
 
-    A subgraph may share what the graphs around it have made; what it makes itself is not visible outside.
+    A subgraph may share results of the graphs around it; its own results are not visible outside.
     """
 
     __slots__ = ("_keys", "_seen", "isolated", "nodes", "outer")
@@ -45,7 +45,7 @@ class Scope:
         return None
 
     def add(self, node: ir.Node, key: Any, outputs: tuple[ir.Value, ...]) -> None:
-        """Appends a node; ``key`` is ``None`` for one that must not be shared."""
+        """Appends a node; ``key`` is ``None`` for a node that must not be shared."""
         self.nodes.append(node)
         self._keys.append(key)
         if key is not None:
@@ -63,8 +63,8 @@ class Scope:
         """The nodes that the outputs need, in order; the others let go of their inputs. Linear in the graph.
 
         Args:
-            outputs: What is needed.
-            dead: Takes what the other nodes made.
+            outputs: The needed values.
+            dead: Receives the results of the other nodes.
         """
         needed = set(map(id, outputs))
         live: list[ir.Node] = []
@@ -84,8 +84,8 @@ class Scopes:
     """The graphs under construction, one within the other: nodes go into the innermost.
 
     Args:
-        sizes: The builder's sizes: what is recorded within a subgraph is undone when it is complete.
-        provenance: Takes where nodes come from.
+        sizes: The builder's sizes: the records made within a subgraph are undone when it is complete.
+        provenance: Records the origins of nodes.
     """
 
     def __init__(self, sizes: Sizes, provenance: Provenances) -> None:
@@ -125,7 +125,7 @@ class Scopes:
         return result
 
     def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]:
-        """The outputs of a graph: each is made inside of the present scope, and stands once."""
+        """The outputs of a graph: each is made inside of the present scope, and none is an output twice."""
         outputs = [results] if isinstance(results, ir.Value) else list(results)
         own_values = {id(v) for node in self.innermost.nodes for v in node.outputs}
         for position, value in enumerate(outputs):
@@ -165,7 +165,7 @@ def detach(node: ir.Node) -> None:
 
 
 def used_by(node: ir.Node) -> Iterator[ir.Value]:
-    """The values a node reads, those that its subgraphs take from outside included."""
+    """The values a node reads, including the outer values that its subgraphs read."""
     pending: list[ir.Node] = [node]
     while pending:
         current = pending.pop()
@@ -195,7 +195,7 @@ def graphs_of(node: ir.Node) -> Sequence[ir.Graph]:
 
 
 def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """Every node of a graph, those of its subgraphs included."""
+    """Every node of a graph, including the nodes of its subgraphs."""
     for node in graph:
         yield node
         if node.op_type in _WITH_SUBGRAPHS or node.domain:

@@ -26,7 +26,7 @@ Make = Callable[[torch.Tensor], Tensor]
 
 #: Where an initializer keeps its :class:`Origin` (``onnx_ir.Value.meta``), so that weights replaced later are stored alike.
 META = "onnxplug.origin"
-#: Where the content of an initializer that is made of several tensors keeps what gives each (``onnx_ir.TensorProtocol.meta``).
+#: Metadata key (``onnx_ir.TensorProtocol.meta``) of an initializer made of several tensors: the functions that load each of them.
 PARTS = "onnxplug.parts"
 
 
@@ -35,11 +35,11 @@ class Origin(NamedTuple):
 
     Attributes:
         targets: The tensor's names in the PyTorch model; a tied one has several.
-        make: From the tensor to what is stored.
+        make: From the tensor to the stored content.
         dtype, shape: Of the tensor.
         persistent: Whether it is in the model's ``state_dict``.
-        keys: What ``make`` does, step by step, as :meth:`Weights.derive` was told; empty where the tensor itself is stored.
-        parts: Where it is made of several tensors, the origin of each; ``make`` takes what those make.
+        keys: The keys of ``make``, step by step, as :meth:`Weights.derive` received them; empty where the tensor itself is stored.
+        parts: Where it is made of several tensors, the origin of each; ``make`` takes the results of their ``make``.
     """
 
     targets: tuple[str, ...]
@@ -51,7 +51,7 @@ class Origin(NamedTuple):
     parts: tuple[Origin, ...] = ()
 
     def then(self, make: Make, key: Hashable) -> Origin:
-        """The origin of what is made of the initializer."""
+        """The origin of an initializer derived from this one."""
         return self._replace(make=_composed(self.make, make), keys=(*self.keys, key))
 
 
@@ -80,7 +80,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 def _joining(
     steps: Sequence[tuple[int, Callable[..., torch.Tensor]]], make: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """``make`` of what each step makes of the next so many tensors."""
+    """``make`` of the results of the steps, each of which takes its number of tensors."""
 
     def join(*tensors: torch.Tensor) -> torch.Tensor:
         left = iter(tensors)
@@ -154,7 +154,7 @@ class WeightTensor(TorchTensor):
         return stream.getvalue()
 
 
-#: Bytes from which on what is made of a weight is not kept, where that is no view of the weight: it is made when it is needed.
+#: Bytes above which a tensor made of a weight is not kept in memory but made when needed, unless it is a view of the weight.
 _LARGE_COPY_BYTES = 1 << 24
 
 
@@ -162,7 +162,7 @@ def content_of(made: Tensor, source: torch.Tensor, again: Callable[[], Tensor]) 
     """The content of an initializer that is made of a tensor; a large copy is not kept in memory.
 
     Args:
-        made: What is stored.
+        made: The stored tensor.
         source: The tensor that it is made of.
         again: Makes it once more.
     """
@@ -170,13 +170,13 @@ def content_of(made: Tensor, source: torch.Tensor, again: Callable[[], Tensor]) 
 
 
 def _content_made(made: Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
-    """The content of an initializer that is made whenever it is needed; ``made`` is what it is like."""
+    """The content of an initializer that is made whenever it is needed; ``made`` has its dtype and shape."""
     shape = ir.Shape(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy())
     return ir.LazyTensor(lambda: as_content(again()), to_onnx_dtype(made.dtype), shape)
 
 
 def as_content(made: Tensor) -> ir.TensorProtocol:
-    """What a tensor is in an initializer."""
+    """A tensor as the content of an initializer."""
     return WeightTensor(made.detach()) if isinstance(made, torch.Tensor) else made
 
 
@@ -189,16 +189,16 @@ def _is_large_copy(made: Tensor, source: torch.Tensor) -> bool:
 
 
 class _Derived(NamedTuple):
-    """What is known of a derived initializer.
+    """The record of a derived initializer.
 
     Attributes:
         root: The tensor of the model that it is made of.
-        tensor: Its content; ``None`` where that is a large copy.
+        tensor: Its content; ``None`` for a large copy.
         again: Makes the content.
         is_torch: Whether the content is a torch tensor.
-        content: What the initializer holds.
+        content: The initializer's tensor for the file.
         form: Its form in a word.
-        parts, join: Where it is made of several tensors, those, and what makes it of their contents.
+        parts, join: Where it is made of several tensors, these tensors and the function that joins their contents.
     """
 
     root: ir.Value
@@ -267,13 +267,13 @@ class Weights:
 
         Args:
             x: The value.
-            count: The number of further calls that read it.
+            count: The number of additional calls that read it.
         """
         if x in self._readers or x in self.state:
             self._readers[x] += count
 
     def is_read_once(self, x: ir.Value) -> bool:
-        """Whether a value is a weight that one call alone reads, or made of one: it may be stored as that call wants it."""
+        """Whether a value is a weight (or derived from a weight) that a single call reads, and may store in the form it needs."""
         derived = self._derived.get(x)
         return self._readers[x if derived is None else derived.root] == 1 and self.is_weight(x)
 
@@ -336,13 +336,13 @@ class Weights:
         """An initializer made of several weights, at export and again whenever some of them are replaced.
 
         Args:
-            sources: Weights as the model has them, what this method made of such, and numbers that stay. The first is a weight.
-            make: From the contents of all to what is stored.
-            key: Identifies what ``make`` does.
-            form: A word for what is made.
+            sources: Weights as the model has them, results of this method, and numbers that stay. The first is a weight.
+            make: From the contents of all sources to the stored content.
+            key: Identifies ``make``.
+            form: A word for the new form.
 
         Returns:
-            The initializer, without numbers where a weight has none; ``None`` where a source is none of these.
+            The initializer, without numbers where a weight has none; ``None`` where a source is of another kind.
         """
         numbers = [(s.dtype, s.shape, s.numpy().tobytes()) if isinstance(s, torch.Tensor) else s for s in sources]
         known = self._derived_by_key.get((tuple(numbers), key))

@@ -25,22 +25,22 @@ _JUMPS = frozenset(
     """ArgMax ArgMin Cast CastLike Ceil Equal Floor Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Mod NonZero OneHot
     QuantizeLinear Round Sign TopK Unique""".split()
 )
-#: The same among torch's operators: what their converters cast by themselves.
+#: torch's operators of the same kind, whose converters cast by themselves.
 _JUMPING_PACKETS = frozenset(
     """bucketize ceil floor floor_divide fmod frac heaviside remainder round searchsorted sign sgn sort trunc
     _to_copy to type_as convert_element_type""".split()
 )
-#: Never computed in another type: Cast itself, and what holds values of any type in a graph of its own.
+#: Never computed in another type: Cast itself, and operators with subgraphs, whose values have types of their own.
 _AS_THEY_ARE = frozenset({"Cast", "If", "Loop", "Scan", "SequenceMap"})
 
 
 class Widening:
-    """Emits operators in a wider element type where the narrow one is not computed in.
+    """Emits operators in a wider element type where the runtime does not compute in the narrow type.
 
-    A 16-bit float that was computed in float32 is remembered with its float32 value, and what reads it next starts from
-    there: between operators nothing is rounded and no Cast stands, as long as nothing needs the rounded value. It is
-    rounded before what jumps (Floor, comparisons), before a Cast that the model itself asks for, and everywhere when
-    ``islands`` is false.
+    A 16-bit float that was computed in float32 is remembered with its float32 value, which the next operator reads:
+    nothing is rounded between operators, and there is no Cast, as long as no reader needs the rounded value. It is rounded
+    before operators that jump (Floor, comparisons), before a Cast of the model itself, and everywhere when ``islands`` is
+    false.
 
     Args:
         g: The builder that the nodes are emitted through.
@@ -59,7 +59,7 @@ class Widening:
         self._numbers: dict[ir.Value, ir.Value] = {}
 
     def emit(self, spec: OpSpec, values: Sequence[ir.Value | None], attributes: Mapping[str, Any], outputs: int) -> Any:
-        """The operator in a wider element type; ``None`` where it is computed in the one that its inputs have."""
+        """The operator in a wider element type; ``None`` where it is computed in the element type of its inputs."""
         if not spec.has_schema or spec.domain or spec.op_type in _AS_THEY_ARE:
             return None
         types: dict[str, ir.DataType] = {}
@@ -84,7 +84,7 @@ class Widening:
         return back[0] if outputs == 1 else tuple(back)
 
     def remember(self, narrow: ir.Value, wide: ir.Value) -> None:
-        """Says what a constant is before it is rounded: PyTorch scales by a Python number as it is."""
+        """Remembers a constant before it is rounded: PyTorch scales by the unrounded Python number."""
         self._numbers[narrow] = wide
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -115,7 +115,7 @@ class Widening:
         return dict.fromkeys(excluded, _FLOAT) or None
 
     def _handed_on(self, spec: OpSpec, values: Sequence[ir.Value | None], types: Plan) -> Plan | None:
-        """The plan for an operator that could be computed in 16 bits, all of whose inputs are there in float32."""
+        """The plan for an operator that has a 16-bit kernel but whose inputs are all held in float32."""
         if not self._wide or not spec.pure or spec.op_type in _JUMPS:
             return None
         halves = {name for name, dtype in types.items() if dtype in HALVES}

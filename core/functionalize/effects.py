@@ -21,22 +21,22 @@ _MAY_ALIAS = frozenset(
     ).split()
 )
 
-#: Those of them that copy where the dtype changes.
+#: Operators among them that copy where the dtype changes.
 _CASTS = frozenset("to type_as float double half bfloat16 int long bool".split())
 
-#: Those that return the tensor itself where there is nothing to do.
+#: Operators among them that return the tensor itself where there is nothing to do.
 _ITSELF = _CASTS | {"contiguous", "positive", "resolve_conj", "resolve_neg"}
 
 
 class Effects(NamedTuple):
-    """What a target does to memory.
+    """The effects of a target on memory.
 
     Attributes:
         written: Positions and names of the arguments that it writes.
         aliases: Whether a result may share memory with an argument.
         functional: The overload that computes the same without writing; ``None`` where there is none.
-        appends: Whether that overload returns the operator's own results before the new values of what it writes; else it
-            returns the new values alone, as the operator itself returns the tensors that it writes.
+        appends: Whether that overload returns the operator's own results before the new values of the written tensors; else
+            it returns the new values alone, as the operator itself returns the written tensors.
     """
 
     written: tuple[tuple[int, str], ...]
@@ -45,7 +45,7 @@ class Effects(NamedTuple):
     appends: bool = False
 
 
-#: By identity, as the hash of an operator of torch is computed in Python. Each keeps its target alive: no id is given twice.
+#: By identity, as the hash of a torch operator is computed in Python. Each keeps its target alive: no id is used again.
 _known: dict[int, tuple[Any, Effects]] = {}
 
 
@@ -117,8 +117,8 @@ def _named_functional(target: OpOverload) -> OpOverload | None:
 
 
 def targets_of(graph: torch.fx.Graph) -> list[Any]:
-    """What the nodes of a graph call, each once."""
-    # By identity: the hash of an operator of torch is computed in Python.
+    """The targets of a graph's nodes, each once."""
+    # By identity: the hash of a torch operator is computed in Python.
     return list({id(node.target): node.target for node in graph.nodes if node.op == "call_function"}.values())
 
 
@@ -127,7 +127,7 @@ def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
 
     Args:
         graph: The graph.
-        targets: What its nodes call, where that is known.
+        targets: The targets of its nodes, where they are known.
     """
     called = targets_of(graph) if targets is None else targets
     if any(effects_of(target).written for target in called):
@@ -135,8 +135,8 @@ def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
     return any(id(target) in _HIDDEN for target in called) and any(map(hides_writes, graph.nodes))
 
 
-#: Operators, by identity, that write running statistics although their schema doesn't say so, each with the argument that asks
-#: for it. The statistics are the arguments at 3 and 4.
+#: Operators, by identity, that write running statistics although their schema doesn't say so, each with the argument that turns
+#: it on. The statistics are the arguments at 3 and 4.
 _HIDDEN: dict[int, str] = {
     id(torch.ops.aten.batch_norm.default): "training",
     id(torch.ops.aten.native_batch_norm.default): "training",
@@ -160,7 +160,7 @@ def argument_of(node: torch.fx.Node, position: int, name: str) -> Any:
 
 
 def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensors that a node writes, in the schema's order; those of a list one by one."""
+    """The tensors that a node writes, in the schema's order; lists one by one."""
     places: tuple[tuple[int, str], ...] = ((3, "running_mean"), (4, "running_var"))
     if not hides_writes(node):
         places = effects_of(node.target).written if node.op == "call_function" else ()
@@ -175,7 +175,7 @@ def _items(argument: Any) -> Sequence[Any]:
 def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
     """Composite operators of a graph whose result may be a view although their schema doesn't say so.
 
-    torch's functionalization takes them for copies unless it is told to decompose them.
+    torch's functionalization treats them as copies unless it decomposes them.
     """
     return [
         target
@@ -208,12 +208,12 @@ def _copies(node: torch.fx.Node, base: torch.fx.Node) -> bool:
     if schema is None or schema.name.partition("::")[2] not in _CASTS:
         return False
     if base is not node.args[0]:
-        return True  # what type_as takes the type of
+        return True  # type_as takes only the type of its second argument
     return getattr(node.meta.get("val"), "dtype", None) != getattr(base.meta.get("val"), "dtype", None)
 
 
 def returns_itself(node: torch.fx.Node) -> bool:
-    """Whether a node's operator, where it does not copy, returns the very tensor that it is given, and no view of it."""
+    """Whether a node's operator, where it does not copy, returns its argument itself, and no view of it."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.name.partition("::")[2] in _ITSELF
 
@@ -224,7 +224,7 @@ def owns_results(node: torch.fx.Node) -> bool:
 
 
 def branches_own_results(node: torch.fx.Node) -> bool:
-    """Whether a node is a call of ``torch.cond`` neither of whose branches returns an input, or what may be a view of one."""
+    """Whether a node is a call of ``torch.cond`` neither of whose branches returns an input, or a possible view of an input."""
     if getattr(node.target, "__name__", "") != "cond":
         return False
     owner = node.graph.owning_module

@@ -1,4 +1,4 @@
-"""Operators that write their arguments, each replaced by what computes the new values without writing."""
+"""Functional forms of operators that write their arguments: they compute the new values without writing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Functionalize = Callable[[torch.fx.Graph], Any]
 
 
 class Form(NamedTuple):
-    """What a call that writes its arguments became.
+    """The functional form of a call that writes its arguments.
 
     Attributes:
         values: The new value of each tensor that it writes, in the order of
             :func:`~onnxplug.functionalize.effects.written_arguments`.
-        result: What the call's own results became; ``None`` where they are the tensors that it writes, or nothing.
+        result: The call's own results; ``None`` where they are the tensors that it writes, or where it has none.
     """
 
     values: list[torch.fx.Node]
@@ -66,7 +66,7 @@ def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, funct
 
 
 def is_expanded(node: torch.fx.Node) -> bool:
-    """Whether a call that writes is replaced by several operators, each of which sees what those before it wrote."""
+    """Whether a call that writes is replaced by several operators, each of which sees the writes of the operators before it."""
     target: Any = node.target
     return target.namespace == "aten" and (
         effects_of(target).functional is None or hides_writes(node) or _is_of_lists(target)
@@ -79,7 +79,7 @@ def _is_of_lists(target: Any) -> bool:
 
 
 def _item_by_item(target: Any) -> Callable[..., None]:
-    """What computes ``_foreach_add_`` and its like by the methods of tensors."""
+    """A function that computes ``_foreach_add_`` and its like by the methods of tensors."""
     name = target._schema.name.removeprefix("aten::_foreach_")
 
     def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
@@ -116,14 +116,14 @@ def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> to
     wanted = before[0].meta.get("val") if before else None
     promoted = _promoted_result(functional, args, kwargs)
     if isinstance(wanted, torch.Tensor) and promoted is not None and promoted.dtype != wanted.dtype:
-        # The functional form promotes; the in-place one writes back in the dtype of what it writes to.
+        # The functional form promotes; the in-place operator writes back in the dtype of the written tensor.
         value.meta["val"] = promoted
         value = _cast(copy, value, wanted.dtype, node.meta["val"])
     return value
 
 
 def _own_defaults(node: torch.fx.Node, functional: Any) -> dict[str, Any]:
-    """Arguments that the in-place form has by default and the functional one must be given, such as ``p`` of bernoulli_."""
+    """Arguments with a default in the in-place form and without one in the functional form, such as ``p`` of bernoulli_."""
     required = {a.name for a in functional._schema.arguments if not a.has_default_value()}
     left = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
     return {a.name: a.default_value for a in left if a.has_default_value() and a.name in required}
@@ -147,7 +147,7 @@ def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None
 
 
 def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
-    """What torch says that a call returns.
+    """torch's fake result of a call.
 
     Args:
         target: The operator.
@@ -189,7 +189,7 @@ def _replaced(
     if out:
         returned = node.meta["val"]
         wanted = returned if isinstance(returned, list | tuple) else [returned]
-        # Sizes that depend on data have the names that the program gives them.
+        # Sizes that depend on data keep their names in the program.
         vals = [w if r.dtype == w.dtype else r for r, w in zip(result if several else [result], wanted, strict=True)]
         result = tuple(vals) if several else vals[0]
     else:

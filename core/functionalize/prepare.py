@@ -47,7 +47,7 @@ def prepare(
         captured: The capture.
         input_names, output_names: The user's names, in order.
         mutations: Whether the new values of inputs and buffers that the model writes are outputs.
-        present_names: Whether an output that is the new value of an input is called after it
+        present_names: Whether an output that is the new value of an input is named after it
             (:func:`onnxplug.capture.signature.present_name`).
 
     Raises:
@@ -101,7 +101,7 @@ def _functional(captured: Captured) -> FunctionalGraph:
 
 
 def _ranges(captured: Captured) -> Ranges:
-    """The sizes that the program may have. torch's ranges begin at 2 where the size 1 was not asked about."""
+    """The sizes that the program may have. torch's ranges begin at 2 where the program never compared the size with 1."""
     import sympy
 
     limits_of = {
@@ -119,7 +119,7 @@ def _note_conditions(captured: Captured, functional: Functionalized) -> None:
     """Records, and warns, that a graph is right only for sizes at which an operator gives a view, or a copy."""
     known = {condition.expr for condition in captured.conditions}
     for expr, node in sorted(functional.conditions, key=lambda row: len(row[0].atoms())):
-        if known & {expr, *expr.args}:  # of alternatives one is enough
+        if known & {expr, *expr.args}:  # any of the alternatives is enough
             continue
         known.add(expr)
         place = source_location(node)
@@ -153,7 +153,7 @@ def _warn_of_shared_inputs(captured: Captured, functional: FunctionalGraph) -> N
 
 
 def _refuse_assigned_data(graph: torch.fx.Graph, targets: Sequence[Any]) -> None:
-    """Refuses ``x.data = y``, of which torch.export records a check and nothing else."""
+    """Refuses ``x.data = y``, for which torch.export records only a check."""
     check = torch.ops.aten._has_compatible_shallow_copy_type.default
     for node in graph.nodes if check in targets else ():
         if node.target is check:
@@ -185,10 +185,10 @@ def _slots(
 
     Args:
         program: The program.
-        graph: Its graph, or what became of it.
+        graph: Its graph, or the functional copy.
         copies: Nodes of its graph to those of ``graph``.
-        strategy: How ``graph`` was made.
-        mutated: Placeholders of ``graph`` that are written, with the value that they end with.
+        strategy: The method that made ``graph``.
+        mutated: Placeholders of ``graph`` that are written, with their final values.
     """
     signature = program.graph_signature
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -218,7 +218,7 @@ def _slots(
         kind = OutputKind.INPUT_MUTATION if slot.kind is InputKind.USER else OutputKind.BUFFER_MUTATION
         mutations.append(OutputSlot(new, kind, f"{slot.name}_out", slot.name))
     if mutated:
-        # Outputs of the copy too: what nothing uses isn't converted.
+        # Outputs of the copy too: nodes without a reader aren't converted.
         graph.output_node().args = ((*returned, *mutated.values()),)
     for name, slot_ in zip(result_names(program, len(users)), users, strict=True):
         slot_.name = name

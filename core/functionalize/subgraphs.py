@@ -69,13 +69,13 @@ def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
 
 
 def inline_regions(graph: torch.fx.Graph, targets: Iterable[Any]) -> tuple[torch.fx.Graph, Copies]:
-    """The graph, and what its nodes became, with every region inlined if one of them writes in place.
+    """The graph with every region inlined if one of them writes in place, and its nodes in the new graph.
 
     A region may write its inputs, which nodes outside of it would not see; once it is inlined they do.
 
     Args:
         graph: The graph.
-        targets: What its nodes call.
+        targets: The targets of its nodes.
     """
     owner = graph.owning_module
     regions = []

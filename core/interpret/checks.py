@@ -25,16 +25,16 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def checked(call: FxNode, rule: Rule, results: Any, symbols: SymbolNames) -> Any:
-    """The results of a rule for a call, as torch has them: one, or a list. Dtypes and dimensions they lack are filled in.
+    """The results of a rule for a call in torch's structure: a value, or a list. Missing dtypes and dimensions are filled in.
 
     Args:
         call: The call.
         rule: The rule.
-        results: What it returned.
-        symbols: What the names of dynamic sizes stand for.
+        results: The rule's results.
+        symbols: The names of dynamic sizes.
 
     Raises:
-        OutputMismatchError: They differ from what torch computed.
+        OutputMismatchError: They differ from torch's results.
     """
     val = call.fx.meta.get("val")
     if isinstance(val, torch.Tensor):
@@ -88,7 +88,7 @@ def _check_value(
         _check_value(call, rule, value.imag, part, index, val, symbols)
         return
     if type(value) is Quantized and spec.dtype == ir.DataType.FLOAT and value.integers.dtype is not None:
-        # What torch.export records of it.
+        # torch.export records the dtype of the integers.
         _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index, val, symbols)
         return
     if type(value) is not ir.Value:
@@ -113,7 +113,7 @@ def _check_value(
 def _check_dims(
     call: FxNode, rule: Rule, value: ir.Value, own: Any, spec: OutputSpec, index: int, val: Any, symbols: SymbolNames
 ) -> None:
-    """Compares sizes; where torch's name for a dynamic one differs, the value gets torch's."""
+    """Compares sizes; where torch's name for a dynamic size differs, the value gets torch's."""
     dims = spec.shape
     text = f"[{', '.join(str(d) for d in own)}]"
     if len(own) != len(dims):
@@ -136,9 +136,9 @@ def _check_dims(
 
 
 def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames) -> None:
-    """Says that torch takes a size for the number that it has with the example inputs, where the rule knows its expression.
+    """Warns where torch has fixed a size at its number in the example inputs and the rule still has its expression.
 
-    After an operator has asked of an expression (``1 >= (n - 1) // 64 + 1``), torch knows its value from the answer.
+    Once an operator has asked about an expression (``1 >= (n - 1) // 64 + 1``), torch concludes its value from the answer.
     """
     if got.value not in symbols.expressions or (got.value, number) in symbols.constants:
         return
@@ -151,12 +151,12 @@ def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames)
 
 
 def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:
-    """Whether a size is another one than torch's: always, or for the example inputs."""
+    """Whether a size differs from torch's: always, or for the example inputs."""
     if isinstance(expected, int):
         return isinstance(got, int)
     env, expr = size.node.shape_env, size.node.expr
     if isinstance(got, int):
-        # What the data decide may be known here, from constants.
+        # A size that depends on data may be known here, from constants.
         from_data = any(env.is_unbacked_symint(symbol) for symbol in expr.free_symbols)
         range_ = env.bound_sympy(_with_known_numbers(expr, env))
         return not (got in range_ if from_data else range_.lower == range_.upper == got)
@@ -168,7 +168,7 @@ def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:
 
 
 def _with_known_numbers(expr: Any, env: Any) -> Any:
-    """A size with the numbers for its parts that the guards equate with one, as torch does for single symbols only."""
+    """A size in which each part that the guards equate with a number is that number; torch does so for single symbols only."""
     guards = [guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq)]
     return expr.xreplace({a: b for guard in guards for a, b in (guard.args, guard.args[::-1]) if b.is_Integer})
 
@@ -184,7 +184,7 @@ def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:
 
 
 def _used_indices(fx: torch.fx.Node) -> set[int] | None:
-    """Which results of a node are read, ``None`` when that is unknown."""
+    """The indices of a node's results that are read, ``None`` when they are unknown."""
     used = set()
     for user in fx.users:
         if user.target is not operator.getitem or not isinstance(user.args[1], int):
@@ -195,7 +195,7 @@ def _used_indices(fx: torch.fx.Node) -> set[int] | None:
 
 
 def _needed(fx: torch.fx.Node, count: int) -> int:
-    """How many results at least must be returned: up to the last one that is read."""
+    """The smallest number of results that a rule must return: up to the last result that is read."""
     used = _used_indices(fx)
     if used is None:
         return count

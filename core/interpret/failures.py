@@ -19,7 +19,7 @@ Explain = Callable[[str], "str | None"]
 
 
 def place_of(call: FxNode, rule: Rule, opset: int) -> str:
-    """The operator, the user's line, the rule and its package, as errors of converters begin."""
+    """The beginning of a converter's error: the operator, the user's line, the rule and its package."""
     shapes = ", ".join(_argument_text(a) for a in call.args)
     source = f" of {rule.source}" if rule.source else ""
     return f"cannot convert {call.op_name}({shapes}) at {call.location} (rule {rule.name}{source}, opset {opset})"
@@ -62,7 +62,7 @@ class MissingRules:
     """The operators met so far that have no rule.
 
     Args:
-        explain: Says why a namespace's plugin supplied nothing, if that is known.
+        explain: The reason why a namespace's plugin supplied no rule, if it is known.
     """
 
     def __init__(self, explain: Explain | None = None) -> None:
@@ -70,7 +70,7 @@ class MissingRules:
         self._places: dict[str, list[str]] = {}
 
     def stand_ins(self, call: FxNode, decomposing: Sequence[str], reasons: Sequence[str]) -> Any:
-        """Notes an operator without a rule; returns values of its dtypes and shapes.
+        """Records an operator without a rule; returns values of its dtypes and shapes.
 
         The walk goes on with them, so that every operator without a rule is found at once.
         """
@@ -87,7 +87,7 @@ class MissingRules:
         """Raises if operators without a rule were met.
 
         Raises:
-            MissingRuleError: Lists all of them, each with its source lines and what could supply it.
+            MissingRuleError: Lists all of them, each with its source lines and the package that could supply a rule.
         """
         if not self._places:
             return

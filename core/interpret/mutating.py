@@ -22,16 +22,16 @@ from onnxplug.torch_private import pytree
 
 
 class Walk(Protocol):
-    """What this needs of the interpreter."""
+    """The part of the interpreter that this module uses."""
 
     def value_of(self, argument: Any) -> Any:
-        """What an FX argument became."""
+        """The value of an FX argument."""
 
     def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
         """Converts a graph in place."""
 
     def new_call(self, fx: torch.fx.Node, name: str, args: tuple[Any, ...]) -> FxNode:
-        """The call that an FX node is."""
+        """The call of an FX node."""
 
     def convert_alone(self, call: FxNode) -> Any:
         """Converts a call."""
@@ -88,7 +88,7 @@ def _regrouped(results: Any, wanted: Sequence[Any]) -> list[Any]:
 
 
 def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
-    """A view whose sizes are numbers where they were nodes of the graph."""
+    """A view whose sizes are numbers instead of nodes of the graph."""
     known = copy.copy(info)
     for name, value in vars(info).items():
         setattr(known, name, torch.fx.map_arg(value, number))
@@ -96,7 +96,7 @@ def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
 
 
 class _Scratch:
-    """A graph beside the graph, which holds the node of the operator as it would stand without functionalization."""
+    """A scratch FX graph with the call of the mutating operator itself, as it was before torch's functionalization."""
 
     def __init__(self, walk: Walk, fx: torch.fx.Node) -> None:
         self._walk = walk
@@ -106,7 +106,7 @@ class _Scratch:
         self._values: dict[torch.fx.Node, Any] = {}
 
     def place(self, node: torch.fx.Node) -> torch.fx.Node:
-        """A placeholder that stands for a node of the graph."""
+        """The placeholder for a node of the model's graph."""
         placeholder = self._placed.get(node)
         if placeholder is None:
             placeholder = self._placed[node] = self._new(node.meta.get("val"), self._walk.value_of(node), node.name)
@@ -119,7 +119,7 @@ class _Scratch:
         return placed
 
     def _value_of(self, argument: Any) -> Any:
-        """What an argument of the operator became."""
+        """The value of an operator's argument."""
         if isinstance(argument, torch.fx.Node):
             return self._values[argument] if argument in self._values else self._walk.value_of(argument)
         if isinstance(argument, list | tuple):
@@ -127,7 +127,7 @@ class _Scratch:
         return argument
 
     def view(self, info: Any, stands: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
-        """What stands for a written argument: a base, or a part of one."""
+        """The node of a written argument: a base, or a view of it."""
         from onnxplug.torch_private import NotView
 
         if info is None:
@@ -139,7 +139,7 @@ class _Scratch:
         return self._new(fake, value, "view")
 
     def scatter(self, info: Any, bases: Sequence[torch.fx.Node], values: Sequence[Any], new: Any) -> Any:
-        """The new value of a base of which a part was written."""
+        """The new value of a base after a write to a view of it."""
         from onnxplug.torch_private import AsStridedViewInfo, SliceViewInfo
 
         if not isinstance(info, AsStridedViewInfo | SliceViewInfo):
@@ -158,7 +158,7 @@ class _Scratch:
         return self._traced(write, info, [base, part])[1]
 
     def _traced(self, function: Any, info: Any, tensors: list[torch.fx.Node]) -> tuple[Any, Any]:
-        """What a function of a view and of tensors computes; dynamic sizes of the view are inputs of its graph."""
+        """The result of a function of a view and tensors; the view's dynamic sizes are inputs of its graph."""
         sizes = list(dict.fromkeys(x for x in pytree.tree_leaves(vars(info)) if isinstance(x, torch.fx.Node)))
 
         def call(*inputs: Any) -> Any:

@@ -13,7 +13,7 @@ _LARGEST = 2**62
 
 @dataclass(frozen=True)
 class Range:
-    """The sizes that a dimension may have; ``high`` is ``None`` without an end."""
+    """The sizes that a dimension may have; ``high`` is ``None`` for an open range."""
 
     low: int
     high: int | None
@@ -32,7 +32,7 @@ def ranges(captured: Captured) -> dict[str, Range]:
     for symbol, allowed in getattr(captured.program, "range_constraints", {}).items():
         if not getattr(symbol, "is_Symbol", False):
             continue
-        # torch writes 2 where nothing is declared, and takes the size 1 for a special case of its own.
+        # torch writes 2 where nothing is declared: it treats the size 1 as a special case.
         low = int(allowed.lower) if allowed.lower.is_Integer else 0
         low = low if low > 2 or symbol in at_least else 0
         high = int(allowed.upper) if allowed.upper.is_Integer and int(allowed.upper) < _LARGEST else None

@@ -14,7 +14,7 @@ from onnx_ir import serde
 
 from onnxplug.build.inference.dims import Dim, Result
 
-#: Where ONNX Runtime does another thing than onnx infers: an empty list of axes squeezes every axis of size 1 there, none here.
+#: Where ONNX Runtime differs from onnx's inference: with an empty list of axes it squeezes every axis of size 1, onnx none.
 _NOT_BELIEVED = frozenset({"Squeeze"})
 
 #: Elements above which an input's values are not shown to the inference.
@@ -28,7 +28,7 @@ def infer_by_onnx(
     outputs: int,
     opsets: Mapping[str, int],
 ) -> Result:
-    """What onnx infers for the outputs of one node; an empty list where it infers nothing.
+    """Dtypes and shapes that onnx infers for the outputs of one node; an empty list where it infers nothing.
 
     Args:
         schema: The operator.
@@ -82,6 +82,6 @@ def _read(inferred: Any, names: set[str | None]) -> tuple[ir.DataType | None, tu
         if dim.HasField("dim_value"):
             dims.append(dim.dim_value)
         else:
-            # A name of onnx's own says nothing.
+            # A name that onnx made up carries no information.
             dims.append(ir.SymbolicDim(dim.dim_param) if dim.dim_param and dim.dim_param in names else None)
     return dtype, tuple(dims)
