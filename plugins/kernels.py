@@ -1,6 +1,6 @@
-"""Reads from the installed ONNX Runtime which element types its CPU kernels take, and writes the table of them.
+"""Reads the element types of the CPU kernels from the installed ONNX Runtime, and writes the table of them.
 
-``python -m onnxplug.plugins.kernels`` writes ``plugins/onnxruntime_cpu.py`` anew; a test compares it with what is installed.
+``python -m onnxplug.plugins.kernels`` writes ``plugins/onnxruntime_cpu.py`` anew; a test compares it with the installed version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _text(versions: dict[tuple[int, int], set[_Constraints]]) -> str:
 
 
 def _merged(rows: set[_Constraints]) -> set[_Constraints]:
-    """The same combinations in fewer rows: two that differ in one type variable become one."""
+    """The same combinations in fewer rows: two rows that differ in one type variable are merged."""
     merged = set(rows)
     while pair := _mergeable(merged):
         one, other, both = pair

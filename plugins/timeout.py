@@ -1,4 +1,4 @@
-"""A time limit for loading plugins: one that hangs is named while onnxplug waits, and given up at the limit."""
+"""A time limit for loading plugins: a plugin that hangs is named while onnxplug waits, and given up at the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxplug.errors import PluginError, UsageError
 ENVIRONMENT = "ONNXPLUG_PLUGIN_TIMEOUT"
 #: Seconds that a plugin may take where the variable is not set.
 DEFAULT = 60.0
-#: Seconds after which standard error says what is being waited for.
+#: Seconds after which standard error names the plugin that onnxplug waits for.
 NOTICE = 5.0
 
 
@@ -42,11 +42,11 @@ def timeout() -> float | None:
 class TimedThread:
     """A thread that calls functions one after the other, each within a time limit.
 
-    Python cannot stop a thread: one that passes the limit is abandoned, and the next function runs in a new one.
+    Python cannot stop a thread: a thread that passes the limit is abandoned, and the next function runs in a new thread.
 
     Args:
         seconds: The limit for each function; ``None`` is no limit.
-        notice: Seconds after which standard error says what is being waited for.
+        notice: Seconds after which standard error names the function's owner.
     """
 
     def __init__(self, seconds: float | None, notice: float = NOTICE) -> None:
@@ -56,11 +56,11 @@ class TimedThread:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[], Any], who: str) -> Any:
-        """Calls a function in the thread and returns what it returns.
+        """Calls a function in the thread and returns its result.
 
         Args:
             function: The function, which may hang.
-            who: What it belongs to, for the messages.
+            who: Its owner, for the messages.
 
         Raises:
             PluginError: It takes longer than the limit.
@@ -95,7 +95,7 @@ class TimedThread:
     def _start(self) -> threading.Thread:
         if self._thread is None:
             self._tasks = queue.SimpleQueue()
-            # A daemon: one that hangs does not keep the process from ending.
+            # A daemon: a hanging thread does not keep the process from ending.
             self._thread = threading.Thread(target=_work, args=(self._tasks,), name="onnxplug-plugins", daemon=True)
             self._thread.start()
         return self._thread
@@ -120,7 +120,7 @@ def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _where(thread: threading.Thread) -> str:
-    """The line at which a thread is."""
+    """The line that a thread is executing."""
     frame = sys._current_frames().get(thread.ident or 0)
     stack = traceback.extract_stack(frame) if frame is not None else []
     own = [f for f in stack if not f.filename.startswith("<") and f"{os.sep}threading.py" not in f.filename]

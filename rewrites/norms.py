@@ -32,8 +32,8 @@ def sum_before_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def root_mean_square_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``w * (x * Reciprocal(Sqrt(mean(x * x) + e)))`` as ``x / Sqrt(mean(Pow(x, 2)) + e) * w``.
 
-    The form that runtimes and optimizers make one node of. Zeros, infinities and NaN give the same in both. Only for float: of
-    doubles, that node computes something else.
+    The form that runtimes and optimizers fuse into one node. Zeros, infinities and NaN give the same in both. Only for float: on
+    doubles, the fused node computes something else.
     """
     if node.outputs[0].dtype != ir.DataType.FLOAT:
         return None

@@ -53,12 +53,12 @@ def packet_of(name: str) -> str:
 
 
 def matches(op: str, pattern: str) -> bool:
-    """Whether a pattern stands for an operator.
+    """Whether a pattern matches an operator.
 
     Args:
         op: A qualified name, of an overload or of an operator.
-        pattern: The same, which stands for all its overloads too (``"aten::gelu"``); ``*``, ``?`` and ``[…]`` in it stand for
-            characters (``"aten::*pool*"``). Names as Python prints them do too (``"torch.ops.aten.gelu.default"``).
+        pattern: A qualified name; an operator's (``"aten::gelu"``) matches all its overloads. ``*``, ``?`` and ``[…]`` match
+            characters (``"aten::*pool*"``). Names as Python prints them match too (``"torch.ops.aten.gelu.default"``).
     """
     pattern = with_colons(pattern)
     return any(fnmatch.fnmatchcase(name, pattern) for name in (op, packet_of(op)))
@@ -73,7 +73,7 @@ def with_colons(name: str) -> str:
 
 
 def find_overload(op: str) -> Any:
-    """The torch operator of a qualified name; a packet's default overload, or its first one. ``None`` if unknown."""
+    """The torch operator of a qualified name; of a packet the default overload, or else the first. ``None`` if unknown."""
     import torch
 
     namespace, separator, rest = op.partition("::")
@@ -108,7 +108,7 @@ def known_namespaces() -> set[str]:
 
 
 def close_operators(op: str) -> list[str]:
-    """Names of known operators that are like one that isn't known: other overloads first."""
+    """Names of known operators that resemble an unknown name: other overloads first."""
 
     packet = packet_of(op)
     if "::" not in op:
