@@ -135,7 +135,7 @@ def check_names(
 # -- what runs and where it goes ---------------------------------------------------------------------------------------
 
 
-def functions_asked(functions: Any, model: Any) -> Functions | None:
+def requested_functions(functions: Any, model: Any) -> Functions | None:
     """What ``functions=`` asks for; ``None`` for nothing.
 
     Raises:
@@ -144,7 +144,7 @@ def functions_asked(functions: Any, model: Any) -> Functions | None:
     """
     if functions is None or functions is False:
         return None
-    wanted: Functions = load("Functions", "functions=").asked(functions)
+    wanted: Functions = load("Functions", "functions=").of_option(functions)
     if classes := _classes_of(model):
         wanted.check(classes)
     return wanted

@@ -53,7 +53,7 @@ class Metadata:
         return None if self.is_none else self.is_full
 
     @classmethod
-    def asked(cls, metadata: Any) -> Metadata:
+    def of_option(cls, metadata: Any) -> Metadata:
         """What the argument ``metadata`` of an export means; ``None`` is what the environment variable says, else the default.
 
         Raises:

@@ -186,7 +186,7 @@ class _Checker:
             self._opsets(function.opset_import)
             key = (_domain(function.domain), function.name, function.overload)
             if key in calls:
-                raise _Wrong(f"it has two functions {_said(function.name)} of the domain {_said(function.domain)}")
+                raise _Wrong(f"it has two functions {_quoted(function.name)} of the domain {_quoted(function.domain)}")
             graphs: list[onnx.GraphProto] = []
             calls[key] = self._nodes(function.node, graphs) + self._nodes_within(graphs)
         _check_calls(calls, of_graph)
@@ -203,9 +203,9 @@ class _Checker:
             domain, version = _domain(imported.domain), imported.version
             if not 1 <= version < 2**31 or (self._folder is not None and domain == "" and version > newest):
                 known = f"; the installed onnx knows ai.onnx up to {newest}" if domain == "" else ""
-                raise _Wrong(f"it imports opset {version} of {_said(imported.domain or 'ai.onnx')}{known}")
+                raise _Wrong(f"it imports opset {version} of {_quoted(imported.domain or 'ai.onnx')}{known}")
             if versions.setdefault(domain, version) != version:
-                raise _Wrong(f"it imports two opsets of {_said(imported.domain or 'ai.onnx')}")
+                raise _Wrong(f"it imports two opsets of {_quoted(imported.domain or 'ai.onnx')}")
 
     def _nodes_within(self, graphs: list[onnx.GraphProto]) -> Counter[_Key]:
         """Checks graphs and those in them; how often their nodes call what."""
@@ -234,7 +234,7 @@ class _Checker:
 
     def _attribute(self, attribute: onnx.AttributeProto, node: onnx.NodeProto) -> None:
         _check_name(attribute.name)
-        where = f"the attribute {_said(attribute.name)} of {_said(node.name or node.op_type)}"
+        where = f"the attribute {_quoted(attribute.name)} of {_quoted(node.name or node.op_type)}"
         if not attribute.type:
             raise _Wrong(f"{where} has no type")
         needed = _CONTENTS.get(attribute.type)
@@ -250,7 +250,7 @@ class _Checker:
         """Checks the name of an operator or domain, an identifier in ONNX: it has no control characters at least."""
         _check_name(name)
         if self._folder is not None and not str(name).isprintable():
-            raise _Wrong(f"{_said(str(name))} is no name of an operator or a domain")
+            raise _Wrong(f"{_quoted(str(name))} is no name of an operator or a domain")
 
     def _graph(self, graph: onnx.GraphProto) -> None:
         sparse = [tensor.values for tensor in graph.sparse_initializer]
@@ -259,11 +259,11 @@ class _Checker:
         for what, named_alike in (("weights", (*graph.initializer, *sparse)), ("inputs", graph.input)):
             for name, count in Counter(each.name for each in named_alike).items():
                 if count > 1:
-                    raise _Wrong(f"it has two {what} {_said(name)}")
+                    raise _Wrong(f"it has two {what} {_quoted(name)}")
         for tensor in graph.initializer:
-            self._tensor(tensor, f"the weight {_said(tensor.name)}")
+            self._tensor(tensor, f"the weight {_quoted(tensor.name)}")
         for each in graph.sparse_initializer:
-            self._sparse(each, f"the weight {_said(each.values.name)}")
+            self._sparse(each, f"the weight {_quoted(each.values.name)}")
 
     def _tensor(self, tensor: onnx.TensorProto, where: str) -> None:
         try:
@@ -327,7 +327,7 @@ class _Checker:
             _check_name(entry.key)
             _check_name(entry.value)
             if entries.setdefault(entry.key, entry.value) != entry.value:
-                raise _Wrong(f"{where} says twice what {_said(entry.key)} is")
+                raise _Wrong(f"{where} says twice what {_quoted(entry.key)} is")
         location = entries.get("location", "")
         if size is None:
             raise _Wrong(f"{where} holds strings, which can't be in another file")
@@ -335,30 +335,32 @@ class _Checker:
         offset = _number(entries.get("offset", "0"), where, "offset")
         length = _number(entries.get("length", str(size)), where, "length")
         if length != size:
-            raise _Wrong(f"{where} takes {size} bytes, and is said to have {length} in {_said(location)}")
+            raise _Wrong(f"{where} takes {size} bytes, and is said to have {length} in {_quoted(location)}")
         end = offset + length
         if end > length_of_file:
-            raise _Wrong(f"{where} is at the bytes {offset} to {end} of {_said(location)}, which has {length_of_file}")
+            raise _Wrong(
+                f"{where} is at the bytes {offset} to {end} of {_quoted(location)}, which has {length_of_file}"
+            )
         self._regions.setdefault(file, []).append((offset, end, where))
 
     def _external_file(self, location: str, where: str) -> tuple[str, int]:
         """The file of external data, all links followed, and its size; where nothing is looked at, its name and no limit."""
         parts = PureWindowsPath(location)  # whose separators are those of POSIX too
         if not location or "\0" in location or parts.anchor or ".." in parts.parts:
-            raise _Wrong(f"{where} is in the file {_said(location)}, which is not one of the model's folder")
+            raise _Wrong(f"{where} is in the file {_quoted(location)}, which is not one of the model's folder")
         if self._folder is None:
             return os.path.normpath(location), 1 << 63
         try:
             folder = os.path.realpath(self._folder)
             file = os.path.realpath(os.path.join(self._folder, location))
             if os.path.commonpath([file, folder]) != folder:
-                raise _Wrong(f"{where} is in {_said(location)}, a link that leads out of the model's folder")
+                raise _Wrong(f"{where} is in {_quoted(location)}, a link that leads out of the model's folder")
             status = os.stat(file)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise _Wrong(f"{where} is in the file {_said(location)}, which can't be read: {reason}") from None
+            raise _Wrong(f"{where} is in the file {_quoted(location)}, which can't be read: {reason}") from None
         if not stat.S_ISREG(status.st_mode):
-            raise _Wrong(f"{where} is in {_said(location)}, which is not a regular file")
+            raise _Wrong(f"{where} is in {_quoted(location)}, which is not a regular file")
         return file, status.st_size
 
 
@@ -366,7 +368,7 @@ def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
-def _said(name: str) -> str:
+def _quoted(name: str) -> str:
     return repr(shortened(name, 100))
 
 
@@ -375,7 +377,7 @@ def _check_name(name: str | bytes) -> None:
     if isinstance(name, bytes):
         raise _Wrong(f"the name {name[:100]!r} is not UTF-8")
     if "\0" in name:
-        raise _Wrong(f"the name {_said(name)} has a null character")
+        raise _Wrong(f"the name {_quoted(name)} has a null character")
 
 
 def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -> None:
@@ -385,7 +387,7 @@ def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -
         order = list(graphlib.TopologicalSorter(callees).static_order())
     except graphlib.CycleError as error:
         names = [name for _, name, _ in error.args[1]]
-        raise _Wrong(f"the function {_said(names[0])} calls itself") from None
+        raise _Wrong(f"the function {_quoted(names[0])} calls itself") from None
     nodes: dict[_Key, int] = {}
     for key in order:  # those that are called go first
         nodes[key] = sum(count * nodes.get(called, 1) for called, count in calls[key].items())
@@ -396,7 +398,7 @@ def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -
 
 def _number(text: str, where: str, what: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _Wrong(f"{where} has the {what} {_said(text)}")
+        raise _Wrong(f"{where} has the {what} {_quoted(text)}")
     return int(text)
 
 
@@ -405,6 +407,6 @@ def _check_overlap(file: str, places: list[tuple[int, int, str]]) -> None:
     end, last = -1, ("", 0, 0)
     for start, stop, where in sorted(places):
         if start < end and (start, stop) != last[1:]:
-            raise _Wrong(f"{where} lies in the bytes of {last[0]} in {_said(os.path.basename(file))}")
+            raise _Wrong(f"{where} lies in the bytes of {last[0]} in {_quoted(os.path.basename(file))}")
         if stop > end:
             end, last = stop, (where, start, stop)

@@ -433,7 +433,7 @@ def _check(item: dataclasses.Field[Any], value: Any) -> None:
 
 
 #: What does, or says, the same as an argument of torch.onnx.export that isn't one of to_onnx.
-_INSTEAD = {
+_ARGUMENTS_OF_TORCH = {
     "dynamic_axes": "dynamic_shapes, by the names of the model's own inputs: {'x': {0: 'batch'}}",
     "example_inputs": "args and kwargs",
     "verbose": "progress=True, or print(program)",
@@ -462,7 +462,13 @@ def _unknown(name: str) -> UsageError:
     import torch
 
     near = difflib.get_close_matches(name, ["model", "args", "f", *ExportOptions.__dataclass_fields__], 1)
-    hint = f"Use {_INSTEAD[name]}." if name in _INSTEAD else f"Did you mean {near[0]!r}?" if near else None
+    hint = (
+        f"Use {_ARGUMENTS_OF_TORCH[name]}."
+        if name in _ARGUMENTS_OF_TORCH
+        else f"Did you mean {near[0]!r}?"
+        if near
+        else None
+    )
     if name in inspect.signature(torch.onnx.export).parameters:
         hint = f"{hint or ''} onnxplug.export takes every argument of torch.onnx.export.".lstrip()
     return UsageError(f"to_onnx has no argument {name!r}", hint=hint)

@@ -106,8 +106,8 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
         OnnxplugError: It can't be verified or saved as is asked for.
     """
     opsets = resolve_opsets(options.opset_version)
-    functions = arguments.functions_asked(options.functions, model)
-    metadata = Metadata.asked(options.metadata)
+    functions = arguments.requested_functions(options.functions, model)
+    metadata = Metadata.of_option(options.metadata)
     items = tuple(CallHost.checked(options.runtime))
     rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
     checked_table(options.decompositions)
@@ -334,7 +334,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     with stage("interpretation", "convert"):
         env = interpreter.run(functional.graph, values)
-    arguments.warn_of_unused_rules(conversion.registry, bound.asked())
+    arguments.warn_of_unused_rules(conversion.registry, bound.operators())
     outputs = bind_outputs(builder, env, functional.outputs)
     # Outputs until the rewrites are done, so that nothing takes them for dead.
     outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
@@ -548,7 +548,7 @@ def _converted(plan: Plan, conversion: Conversion) -> tuple[ir.Model, Functional
         except OnnxplugError as error:
             if recipe is not None:
                 error.export = (conversion.captured, recipe, plan.runners)
-            resort.further(error)
+            resort.decompose_again(error)
 
 
 def _packages(model: ir.Model, nodes: int) -> dict[str, int]:

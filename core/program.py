@@ -24,7 +24,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
 from onnxplug.observers import Observer, Span, observed, stage
 from onnxplug.packages import load
-from onnxplug.progress import StageNames, Told, reporting, showing
+from onnxplug.progress import Show, StageNames, reporting, showing
 from onnxplug.run.alignment import Recipe
 from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.outputs import Tolerances
@@ -536,7 +536,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     @contextmanager
     def _stage(
-        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, show: Told | None = None
+        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, show: Show | None = None
     ) -> Iterator[Span]:
         """A stage that is done with the program; ``show`` is called with its name."""
         logs.configure()

@@ -24,7 +24,7 @@ WORTH_A_LINE = 1.0
 #: Bytes to write from which on a bar is shown without being asked for.
 _WORTH_A_BAR = 1_000_000_000
 
-Told = Callable[[str], Any]
+Show = Callable[[str], Any]
 
 
 class Display(Observer):
@@ -94,13 +94,13 @@ class StageNames(Observer):
 
     stays = False
 
-    def __init__(self, show: Told) -> None:
-        self._told = show
+    def __init__(self, show: Show) -> None:
+        self._show = show
 
     def begin(self, span: Span) -> None:
         """Calls the function, where it is a stage and no part of one."""
         if span.kind == "stage" and span.name in STAGES:
-            self._told(span.name)
+            self._show(span.name)
 
 
 def shown() -> Display | None:
@@ -146,7 +146,7 @@ def _on_one_stream(console: Console) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def showing(progress: Any) -> Iterator[Told | None]:
+def showing(progress: Any) -> Iterator[Show | None]:
     """Who is told of the stages, for an argument ``progress=``.
 
     Args:

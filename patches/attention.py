@@ -12,7 +12,7 @@ from onnxplug.capture.eager import without_fast_path
 from onnxplug.capture.patching import patched
 
 
-def is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+def is_declared_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether the caller says that the mask is causal; torch's own function compares the mask's values with a causal one."""
     return is_causal is True
 
@@ -27,5 +27,5 @@ def attention_by_its_masks() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_fast_path)
         if hasattr(transformer, "_detect_is_causal_mask"):
-            stack.enter_context(patched(transformer, "_detect_is_causal_mask", is_said_to_be_causal))
+            stack.enter_context(patched(transformer, "_detect_is_causal_mask", is_declared_causal))
         yield

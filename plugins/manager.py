@@ -513,12 +513,12 @@ class PluginManager:
 _managers: dict[Any, PluginManager] = {}
 _registries: dict[Any, OnnxRegistry] = {}
 _lock = threading.Lock()
-_given: list[Callable[[], Iterable[Any]]] = []
+_test_points: list[Callable[[], Iterable[Any]]] = []
 
 
 def _discover() -> Iterable[EntryPoint]:
     """The entry points of installed distributions, or a test's replacement."""
-    return _given[-1]() if _given else entry_points(group=ENTRY_POINT_GROUP)
+    return _test_points[-1]() if _test_points else entry_points(group=ENTRY_POINT_GROUP)
 
 
 def forget() -> None:
@@ -533,11 +533,11 @@ def discovering(points: Callable[[], Iterable[Any]]) -> Iterator[None]:
     """Within the context, plugins come from ``points`` instead of installed distributions; for tests."""
     saved = dict(_managers), dict(_registries)
     forget()
-    _given.append(points)
+    _test_points.append(points)
     try:
         yield
     finally:
-        _given.pop()
+        _test_points.pop()
         forget()
         _managers.update(saved[0])
         _registries.update(saved[1])

@@ -92,7 +92,7 @@ def training_text(program: torch.export.ExportedProgram, whole: bool) -> str | N
         whole: Whether the model as a whole is in training mode.
     """
     places: dict[str, dict[str, None]] = {}
-    for what, place in _found(program):
+    for what, place in _training_operators(program):
         places.setdefault(what, {})[place or ""] = None
     if not places:
         return None
@@ -121,7 +121,7 @@ def training_text_of(model: torch.nn.Module) -> str | None:
     return None
 
 
-def _found(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str | None]]:
+def _training_operators(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str | None]]:
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue

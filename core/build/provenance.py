@@ -67,7 +67,7 @@ class Provenance:
         """Its line in a list."""
         return f"{self._name}: {self._kind}"
 
-    def said(self, full: bool) -> Mapping[str, str]:
+    def metadata(self, full: bool) -> Mapping[str, str]:
         """The metadata of the nodes.
 
         Args:
@@ -110,24 +110,24 @@ def without_fx_node(classes: Sequence[str], names: Sequence[str]) -> dict[str, s
 class OfExport(Provenance):
     """The origin of nodes of one export; their metadata are made once."""
 
-    __slots__ = ("_said",)
-    _said: dict[str, str] | None
+    __slots__ = ("_metadata",)
+    _metadata: dict[str, str] | None
 
-    def said(self, full: bool) -> Mapping[str, str]:
+    def metadata(self, full: bool) -> Mapping[str, str]:
         """The metadata of the nodes.
 
         Args:
             full: Everything; otherwise what a model is shipped with. It is the same in every call.
         """
-        if self._said is None:
-            self._said = self._say(full)
-        return self._said
+        if self._metadata is None:
+            self._metadata = self._make_metadata(full)
+        return self._metadata
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         raise NotImplementedError
 
 
-class Further(OfExport):
+class WithProperties(OfExport):
     """Another origin with more metadata.
 
     Args:
@@ -139,7 +139,7 @@ class Further(OfExport):
 
     def __init__(self, before: Provenance, properties: Mapping[str, str]) -> None:
         super().__init__("", "", before.place, before.call)
-        self._said = None
+        self._metadata = None
         self._before = before
         self._properties = properties
 
@@ -153,15 +153,15 @@ class Further(OfExport):
         """As of the provenance before."""
         return self._before.title
 
-    def _say(self, full: bool) -> dict[str, str]:
-        return {**self._before.said(full), **self._properties}
+    def _make_metadata(self, full: bool) -> dict[str, str]:
+        return {**self._before.metadata(full), **self._properties}
 
     def in_function(self, name: str) -> Provenance:
         """As of the provenance before."""
         return self._before.in_function(name)
 
 
-class Named(Further):
+class Named(WithProperties):
     """Another origin under a name in words, which states the node's purpose.
 
     Args:
@@ -176,7 +176,7 @@ class Named(Further):
         self.words = name
 
 
-class Rewritten(Further):
+class Rewritten(WithProperties):
     """The origin of nodes that a rewrite emitted at a node.
 
     Args:
@@ -211,9 +211,9 @@ class Rewritten(Further):
                 pending += provenance.replaced[::-1]
         return list(rewrites), list(titles)
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         rewrites, titles = self._history()
-        metadata = {**super()._say(full), REWRITE: ", ".join(rewrites)}
+        metadata = {**super()._make_metadata(full), REWRITE: ", ".join(rewrites)}
         if full:
             metadata[REPLACED] = repr(titles)
         return metadata
@@ -264,4 +264,4 @@ class Provenances:
 
     def annotated(self, properties: Mapping[str, str]) -> AbstractContextManager[None]:
         """A context in which nodes bear additional metadata."""
-        return self.converting(self.call, Further(self.current, properties))
+        return self.converting(self.call, WithProperties(self.current, properties))

@@ -17,14 +17,14 @@ import torch
 from onnxplug import logs
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import (
-    AskedSize,
     DynamicShapes,
-    asked_sizes,
+    RequestedSize,
     check_dynamic,
     declared_ranges,
-    is_said_by_names,
+    equates_one_name,
+    follows_from_names,
     parse_dynamic_shapes,
-    says_one_name,
+    requested_sizes,
     size_names,
 )
 from onnxplug.capture.eager import copied, run_eagerly
@@ -165,14 +165,14 @@ def export_program(
             with stage("attempt", "capture", mode=way.text()) as attempt:
                 program = capture.refined(way, capture.shapes.reading(way.tied))
                 with span("conditions on sizes"):
-                    program = capture.settled(program, way)
+                    program = capture.settle_sizes(program, way)
                     check_dynamic(program, shapes)
         except Exception as error:
             tries.append(Try(way.text(), error))
             attempt.about["why"] = tries[-1].text().removeprefix(f"{way.text()}: ")
             _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
-                remaining = _further_attempts(error, shapes, strict)
+                remaining = _other_attempts(error, shapes, strict)
                 if capture.is_generalized:
                     remaining.insert(0, _Way(bool(strict), general=False))
                     capture.left += 1
@@ -211,7 +211,7 @@ def fails_to_export(
     return None
 
 
-def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[_Way]:
+def _other_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[_Way]:
     """What is worth trying after the first attempt's error."""
     in_strict_mode = [_Way(True)] if strict is None else []
     if is_data_dependent(error) and not asks_of_a_size(error):
@@ -221,7 +221,7 @@ def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | No
         return in_strict_mode  # which keeps int(size * 1.5) an expression
     mode = bool(strict)
     # some models only get through this way
-    attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.asked()) else []
+    attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.requested_axes()) else []
     not_tied = [_Way(mode, tied=False)] if shapes.shared else []
     about_sizes = any(text in str(error) for text in _ABOUT_SIZES)
     return attempts + (not_tied + in_strict_mode if about_sizes else in_strict_mode + not_tied)
@@ -280,14 +280,14 @@ class _Capture:
                     # It has no place for Dim.DYNAMIC and Dim.AUTO beside named dimensions.
                     raise error from None
 
-    def settled(self, program: torch.export.ExportedProgram, way: _Way) -> torch.export.ExportedProgram:
+    def settle_sizes(self, program: torch.export.ExportedProgram, way: _Way) -> torch.export.ExportedProgram:
         """The program, captured again where a ``Dim.AUTO`` dimension must be static as the model depends on its size.
 
         Raises:
             CaptureError: A dimension that must be dynamic is fixed by the model's Python code.
         """
         self._warnings, self.conditions, self.assumptions = [], [], []
-        sizes = asked_sizes(program, self.shapes)
+        sizes = requested_sizes(program, self.shapes)
         static = self._squeezed(program, sizes) if way.oblivious else set()
         static |= self._fixed(program, sizes, way)
         if not static:
@@ -299,9 +299,9 @@ class _Capture:
         self.shapes = self.shapes.with_static(static)
         self.left = max(self.left, 1)
         program = self.refined(way, self.shapes.reading(way.tied))
-        return self.settled(program, way)
+        return self.settle_sizes(program, way)
 
-    def _squeezed(self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]) -> set[tuple[int, int]]:
+    def _squeezed(self, program: torch.export.ExportedProgram, sizes: Sequence[RequestedSize]) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions of size 1 that the model squeezes."""
         static: set[tuple[int, int]] = set()
         for kept in kept_axes(program, {row[3].node.expr for row in sizes}):
@@ -313,7 +313,7 @@ class _Capture:
         return static
 
     def _fixed(
-        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], way: _Way
+        self, program: torch.export.ExportedProgram, sizes: Sequence[RequestedSize], way: _Way
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
         names = size_names(program, self.shapes, sizes)
@@ -326,7 +326,7 @@ class _Capture:
         static = self._broadcast(program, sizes, names)
         self.bounds = guards.bounds
         self._apply_bounds(program, sizes, ranges, names)
-        self.assumptions = [a for a in guards.assumptions if not self._is_said(way, sizes, names, a)]
+        self.assumptions = [a for a in guards.assumptions if not self._follows_from_names(way, sizes, names, a)]
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
         conditions = guards.conditions
         if way.oblivious:
@@ -336,7 +336,7 @@ class _Capture:
             in_decompositions = conditions_of_decompositions(program, ranges, since=sys.maxsize)
             conditions += [condition for condition in in_decompositions if condition.expr not in known]
         for condition in conditions:
-            if self._is_said(way, sizes, names, condition):
+            if self._follows_from_names(way, sizes, names, condition):
                 continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
             for leaf, axis, must_be_dynamic, size in concerned:
@@ -349,7 +349,7 @@ class _Capture:
         return static
 
     def _broadcast(
-        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], names: Mapping[str, str]
+        self, program: torch.export.ExportedProgram, sizes: Sequence[RequestedSize], names: Mapping[str, str]
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions of size 1 that are broadcast to a size which the model uses."""
         static: set[tuple[int, int]] = set()
@@ -365,7 +365,7 @@ class _Capture:
     def _apply_bounds(
         self,
         program: torch.export.ExportedProgram,
-        sizes: Sequence[AskedSize],
+        sizes: Sequence[RequestedSize],
         declared: Mapping[Any, tuple[int, int | None]],
         names: Mapping[str, str],
     ) -> None:
@@ -398,10 +398,12 @@ class _Capture:
                     return fixed_by_operator(self.shapes.name(leaf, axis), fixing, tensors)
         return None
 
-    def _is_said(self, way: _Way, sizes: Sequence[AskedSize], names: Mapping[str, str], condition: Condition) -> bool:
+    def _follows_from_names(
+        self, way: _Way, sizes: Sequence[RequestedSize], names: Mapping[str, str], condition: Condition
+    ) -> bool:
         """Whether the user's names of the sizes say a condition."""
         return way.tied and (
-            says_one_name(self.shapes, sizes, condition.expr) or is_said_by_names(names, sizes, condition.expr)
+            equates_one_name(self.shapes, sizes, condition.expr) or follows_from_names(names, sizes, condition.expr)
         )
 
     def warn(self) -> None:
@@ -497,7 +499,7 @@ class _Capture:
         self._state.restore()
 
 
-def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:
+def _concerned(sizes: Sequence[RequestedSize], symbols: Set[Any]) -> list[RequestedSize]:
     return [row for row in sizes if row[3].node.expr.free_symbols & symbols]
 
 

@@ -70,7 +70,7 @@ def capture(
     keywords = dict(kwargs or {})
     positional, keywords, examples = with_numbers((positional, keywords, list(examples)))
     if isinstance(model, torch.export.ExportedProgram):
-        captured = _given(model, positional, keywords, dynamic_shapes)
+        captured = _of_program(model, positional, keywords, dynamic_shapes)
         captured.examples = list(examples)
         return captured
     started = time.perf_counter()
@@ -178,7 +178,7 @@ def _captured(
     )
 
 
-def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any) -> Captured:
+def _of_program(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any) -> Captured:
     if dynamic_shapes is not None:
         raise UsageError(
             "dynamic_shapes can't be given with an ExportedProgram: its shapes are settled already",

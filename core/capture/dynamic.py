@@ -28,14 +28,14 @@ class DynamicShapes:
     """What the user asked for, ready for torch.export.
 
     Attributes:
-        given: As the user gave it.
+        spec: As the user gave it.
         leaves: For each leaf of the flattened inputs its own part of it, ``None`` where it says nothing.
         paths: For each leaf what to call it.
         shared: Names used in several places; each becomes one ``Dim``.
         inputs: The inputs by name, their leaves in the order of ``leaves``.
     """
 
-    given: Any
+    spec: Any
     leaves: list[Any]
     paths: list[str]
     shared: frozenset[str] = frozenset()
@@ -44,20 +44,23 @@ class DynamicShapes:
     def reading(self, tied: bool) -> Any:
         """What torch.export is given: shared names as one ``Dim`` each (``tied``), or every name on its own."""
         dims = {name: torch.export.Dim(name) for name in self.shared if tied and name.isidentifier()}
-        return _replace_strings(self.given, dims)
+        return _replace_strings(self.spec, dims)
 
     def with_static(self, axes: Set[tuple[int, int]]) -> DynamicShapes:
         """The same with some dimensions static: (leaf, axis)."""
         leaves = [_without(spec, leaf, axes) for leaf, spec in enumerate(self.leaves)]
         rest = iter(leaves)
         # The leaves are in the order of the inputs; torch.export wants the names in the order of the signature.
-        made = {name: _walk(self.given[name], self.inputs[name], name, lambda *_: next(rest)) for name in self.inputs}
-        return replace(self, given={name: made[name] for name in self.given}, leaves=leaves)
+        made = {name: _walk(self.spec[name], self.inputs[name], name, lambda *_: next(rest)) for name in self.inputs}
+        return replace(self, spec={name: made[name] for name in self.spec}, leaves=leaves)
 
     def has_empty(self) -> bool:
         """Whether a dimension that is asked to be dynamic has the size 0 in the example inputs."""
         values = pytree.tree_leaves(list(self.inputs.values()))
-        return any(isinstance(v := values[leaf], torch.Tensor) and v.shape[axis] == 0 for leaf, axis, _ in self.asked())
+        return any(
+            isinstance(v := values[leaf], torch.Tensor) and v.shape[axis] == 0
+            for leaf, axis, _ in self.requested_axes()
+        )
 
     def name(self, leaf: int, axis: int) -> str:
         """What to call one dimension in a message."""
@@ -66,9 +69,9 @@ class DynamicShapes:
 
     def wanted(self, leaf: int, axis: int) -> Any:
         """What was asked for one dimension; ``None``: nothing."""
-        return next((wanted for i, a, wanted in self.asked() if (i, a) == (leaf, axis)), None)
+        return next((wanted for i, a, wanted in self.requested_axes() if (i, a) == (leaf, axis)), None)
 
-    def asked(self) -> Iterator[tuple[int, int, Any]]:
+    def requested_axes(self) -> Iterator[tuple[int, int, Any]]:
         """Leaf, axis and what was asked for, of every dimension that says something."""
         for leaf, spec in enumerate(self.leaves):
             items: Any = ()
@@ -81,8 +84,8 @@ class DynamicShapes:
                     yield leaf, axis, wanted
 
     def must_be_dynamic(self) -> Iterator[tuple[int, int, Any]]:
-        """As :meth:`asked`, the dimensions of which a static result would be an error."""
-        yield from (row for row in self.asked() if _must_be_dynamic(row[2]))
+        """As :meth:`requested_axes`, the dimensions of which a static result would be an error."""
+        yield from (row for row in self.requested_axes() if _must_be_dynamic(row[2]))
 
     def source(self, leaf: int, axis: int) -> str:
         """What torch calls the size of a dimension."""
@@ -99,7 +102,7 @@ class DynamicShapes:
         """What was asked to be dynamic, in words."""
         parts = [
             f"axis {axis} of {self.paths[leaf]} ({name_of(wanted) or 'dynamic'})"
-            for leaf, axis, wanted in self.asked()
+            for leaf, axis, wanted in self.requested_axes()
             if _must_be_dynamic(wanted)
         ]
         return ", ".join(parts)
@@ -185,7 +188,7 @@ def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> froz
     numbers = {name: shapes.paths[leaf] for leaf, name in shapes.numbers()}
     for number in numbers:
         check_name(number)
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         name = name_of(wanted)
         if name is None:
             continue
@@ -349,24 +352,24 @@ def _user_values(program: torch.export.ExportedProgram) -> list[Any]:
 
 
 #: Leaf, axis, whether it must be dynamic, torch's size.
-AskedSize = tuple[int, int, bool, torch.SymInt]
+RequestedSize = tuple[int, int, bool, torch.SymInt]
 
 
-def asked_sizes(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> list[AskedSize]:
+def requested_sizes(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> list[RequestedSize]:
     """The dimensions that were asked to be dynamic and are: leaf, axis, whether it must be dynamic, torch's size."""
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
         return []
     rows = [
         (leaf, axis, _must_be_dynamic(wanted), values[leaf].shape[axis])
-        for leaf, axis, wanted in shapes.asked()
+        for leaf, axis, wanted in shapes.requested_axes()
         if isinstance(values[leaf], torch.Tensor)
     ]
     return [row for row in rows if isinstance(row[3], torch.SymInt)]
 
 
 def size_names(
-    program: torch.export.ExportedProgram, shapes: DynamicShapes, sizes: Sequence[AskedSize]
+    program: torch.export.ExportedProgram, shapes: DynamicShapes, sizes: Sequence[RequestedSize]
 ) -> dict[str, str]:
     """torch's symbols of sizes to the user's names, or to ``x.shape[1]`` where there is none."""
     names: dict[str, str] = {}
@@ -387,7 +390,7 @@ def size_names(
     return names
 
 
-def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr: Any) -> bool:
+def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize], expr: Any) -> bool:
     """Whether a guard holds wherever the sizes are what the user's names say: equal, or those of ``"past + sequence"``.
 
     Args:
@@ -401,7 +404,7 @@ def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr:
     return truth.is_Boolean and not truth.free_symbols and bool(truth)
 
 
-def says_one_name(shapes: DynamicShapes, sizes: Sequence[AskedSize], expr: Any) -> bool:
+def equates_one_name(shapes: DynamicShapes, sizes: Sequence[RequestedSize], expr: Any) -> bool:
     """Whether a guard only says that sizes are equal to which the user gave one name.
 
     Args:
@@ -421,7 +424,7 @@ def _called(shapes: DynamicShapes, leaf: int, axis: int) -> str:
     return name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
 
 
-def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int | None]]:
+def declared_ranges(shapes: DynamicShapes, sizes: Sequence[RequestedSize]) -> dict[Any, tuple[int, int | None]]:
     """torch's symbols of sizes to the smallest and largest size that a ``Dim`` declares."""
     ranges: dict[Any, tuple[int, int | None]] = {}
     for leaf, axis, _, size in sizes:
@@ -441,7 +444,7 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
         return
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         value = values[leaf]
         if not _must_be_dynamic(wanted) or not isinstance(value, torch.Tensor):
             continue
@@ -479,7 +482,7 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
         sizes[number] = expr
         if getattr(expr, "is_Symbol", False):
             names[str(expr)] = number
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         name, value = name_of(wanted), values[leaf]
         if name is None or not isinstance(value, torch.Tensor):
             continue
@@ -504,7 +507,7 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
 
 
 def _plain_names(shapes: DynamicShapes) -> dict[str, None]:
-    named = (name_of(wanted) for _, _, wanted in shapes.asked())
+    named = (name_of(wanted) for _, _, wanted in shapes.requested_axes())
     return {name: None for name in (*named, *(n for _, n in shapes.numbers())) if name and not names_in(name)}
 
 
@@ -535,7 +538,7 @@ def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
     known = _plain_names(shapes)
     sizes: dict[str, int] = {name: leaves[leaf] for leaf, name in shapes.numbers()}
     expressions = []
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         name, value = name_of(wanted), leaves[leaf]
         if name is None or not isinstance(value, torch.Tensor):
             continue

@@ -76,7 +76,7 @@ class _Search:
         self._seen: dict[int, Any] = {}
         self._pending: list[Any] = []
         self._named: set[str] = {"forward", "__call__"}
-        self._found: set[str] = set()
+        self._mentioned: set[str] = set()
         self.classes: set[type] = set()
         self.functions: list[types.FunctionType] = []
         # What the classes met have of each name. The names of a code are looked up here: there may be thousands of classes.
@@ -92,8 +92,8 @@ class _Search:
             self._seen[id(item)] = item  # kept alive: an id may be given again
             if len(self._seen) > _MOST:
                 return None
-            self._found.update(self._meet(item))
-        return self._found
+            self._mentioned.update(self._meet(item))
+        return self._mentioned
 
     def _meet(self, item: Any) -> Iterable[str]:
         """Puts what an object reaches on the list; returns the names that it brings."""

@@ -77,7 +77,7 @@ class Answers:
     trial: bool | None = None
     error: Exception | None = None
     _question: Any = None
-    _asked: int = 0
+    _answered: int = 0
     _recorded: Callable[[], Any] = field(default=lambda: None)
     _before: Any = None
     _raised: list[Any] = field(default_factory=list)
@@ -101,12 +101,12 @@ class Answers:
         if self.error is not None or frame is None or not _may_refuse(frame):
             return None
         question = frame.f_code, frame.f_lasti, str(expr)
-        if self._asked < len(self.known):
-            refusal = self.known[self._asked]
+        if self._answered < len(self.known):
+            refusal = self.known[self._answered]
             if refusal.question != question:  # the model's code went another way than before
                 return None
             answer = refusal.answer
-            self._asked += 1
+            self._answered += 1
             # torch knows from now on, as after torch._check
             env.guard_or_defer_runtime_assert(expr if answer else sympy.Not(expr), "the model raises otherwise")
             return sympy.true if answer else sympy.false

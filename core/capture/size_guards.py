@@ -94,7 +94,7 @@ def used_sizes(
             yield broadcast, Condition(expr, source_location(node), fixed=False)
 
 
-class Found(NamedTuple):
+class SizeGuards(NamedTuple):
     """What a captured model asks of its sizes.
 
     Attributes:
@@ -115,7 +115,7 @@ def size_guards(
     places: Mapping[Any, str] = MappingProxyType({}),
     *,
     one_size: bool = True,
-) -> Found:
+) -> SizeGuards:
     """What a captured model asks of its dynamic sizes, beyond what their ranges imply.
 
     Args:
@@ -127,7 +127,7 @@ def size_guards(
     """
     sizes = list(_input_sizes(program))
     if not sizes:
-        return Found([], [], [])
+        return SizeGuards([], [], [])
     env, hints = sizes[0].node.shape_env, _hints(sizes)
     ranges = {**ranges_of(sizes), **declared}
     larger = from_two_on(ranges)
@@ -156,7 +156,7 @@ def size_guards(
     bounds = _tightest([*bounds, *_bounds_of_operators(env, questions, places, hints, ranges)])
     within = narrowed(ranges, bounds)
     conditions = [c for c in _unique(conditions) if c.fixed or not implied(c.expr, within)]
-    return Found(conditions, assumptions, bounds)
+    return SizeGuards(conditions, assumptions, bounds)
 
 
 def _holds_for_small_sizes(expr: Any, hints: Mapping[Any, Any], ranges: Ranges) -> bool:

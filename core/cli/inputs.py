@@ -194,4 +194,4 @@ def parse_metadata(level: str | None, *, absolute_paths: bool) -> Metadata:
     """
     from onnxplug.metadata import Metadata
 
-    return Metadata(Metadata.asked(level).level, absolute_paths)
+    return Metadata(Metadata.of_option(level).level, absolute_paths)

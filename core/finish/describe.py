@@ -43,7 +43,7 @@ def _describe(graph: ir.Graph, provenance_of: Mapping[ir.Node, Provenance], full
         place = provenance.place
         node.name = names.unique(provenance.words or (f"{place}/{op_type}" if place else op_type))
         if full is not None:
-            node.metadata_props.update(provenance.said(full))
+            node.metadata_props.update(provenance.metadata(full))
         if provenance.call is not None:
             node.metadata_props[KEY] = provenance.call
         for inner in graphs_of(node):

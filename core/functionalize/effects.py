@@ -53,11 +53,11 @@ def effects_of(target: Any) -> Effects:
     """The effects of an FX target, read off its schema."""
     cached = _known.get(id(target))
     if cached is None:
-        cached = _known[id(target)] = (target, _worked_out(target))
+        cached = _known[id(target)] = (target, _compute_effects(target))
     return cached[1]
 
 
-def _worked_out(target: Any) -> Effects:
+def _compute_effects(target: Any) -> Effects:
     if not isinstance(target, OpOverload):
         return Effects((), True, None)
     schema = target._schema

@@ -26,7 +26,7 @@ PERMUTED = "permuted"
 #: Operators that return a view wherever strides allow it.
 _RESHAPES = frozenset("reshape flatten".split())
 #: Composite operators whose dtypes, ranks and attributes decide between a view and a copy, whatever the sizes are.
-_SETTLED = frozenset(
+_BY_ATTRIBUTES = frozenset(
     "to type_as float double half bfloat16 int long bool positive resolve_conj resolve_neg real atleast_1d atleast_2d atleast_3d "
     "dropout feature_dropout alpha_dropout feature_alpha_dropout linalg_diagonal conj_physical einsum".split()
 )
@@ -76,7 +76,7 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
     elif name == "contiguous":
         memory_format: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
         kind = Sharing(SAME) if sizes.are_contiguous(whole, memory_format) else Sharing(COPY)
-    elif any(r.alias_info is not None for r in target._schema.returns) or _is_settled(node, name):
+    elif any(r.alias_info is not None for r in target._schema.returns) or _is_same_for_all_sizes(node, name):
         within = _within(result, whole, is_first, sizes) if is_alias_of(result, whole) else Sharing(COPY)
         if within is None:
             return None
@@ -128,13 +128,15 @@ def _is_plain(val: Any) -> bool:
     return isinstance(val, torch.Tensor) and val.layout is torch.strided and not val.is_conj() and not val.is_neg()
 
 
-def _is_settled(node: torch.fx.Node, name: str) -> bool:
+def _is_same_for_all_sizes(node: torch.fx.Node, name: str) -> bool:
     """Whether an operator gives a view, or a copy, at all sizes alike."""
     if not any(isinstance(n, torch.SymInt) for a in (node, *node.all_input_nodes) for n in _numbers(a.meta.get("val"))):
         return True
     # A memory format depends on strides.
     formats = (*node.args, *node.kwargs.values())
-    return name in _SETTLED and not any(isinstance(a, torch.memory_format) and a in _CHANNELS_LAST for a in formats)
+    return name in _BY_ATTRIBUTES and not any(
+        isinstance(a, torch.memory_format) and a in _CHANNELS_LAST for a in formats
+    )
 
 
 def _numbers(val: Any) -> Sequence[Any]:

@@ -122,7 +122,7 @@ class LastResort:
         if table is not None or self.reasons:
             self.captured = decomposed(captured, table if table is not None else {})
 
-    def further(self, error: OnnxplugError) -> None:
+    def decompose_again(self, error: OnnxplugError) -> None:
         """Decomposes the program further, after its conversion failed because operators have no rule.
 
         Raises:
@@ -136,7 +136,7 @@ class LastResort:
             self._start, env = self.captured, _shape_env(self.captured.program)
             self._undo = partial(restore, env, state_of(env)) if env is not None else None
             self._tables = tables(self.captured.program, error.missing, kept)
-            self._asked = tuple(dict.fromkeys((*self.reasons, *map(without_prefix, error.missing))))
+            self._all_reasons = tuple(dict.fromkeys((*self.reasons, *map(without_prefix, error.missing))))
         else:
             self._first.add_note(f"Decomposing the whole program did not help: {error}")
         for table in self._tables:
@@ -147,7 +147,7 @@ class LastResort:
             except CaptureError as failure:
                 self._first.add_note(f"Decomposing the whole program did not help: {failure}")
                 continue
-            self.reasons = self._asked
+            self.reasons = self._all_reasons
             return
         raise self._first
 
@@ -213,7 +213,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
             f"torch can't decompose the program: {type(error).__name__}: {text}",
             hint="torch.export.export(...).run_decompositions(...) shows torch's whole error.",
         ) from error
-    conditions = [*captured.conditions, *_further_conditions(captured, known)]
+    conditions = [*captured.conditions, *_new_conditions(captured, known)]
     reference = captured.reference
     return dataclasses.replace(
         captured,
@@ -223,7 +223,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     )
 
 
-def _further_conditions(captured: Captured, known: int) -> list[Condition]:
+def _new_conditions(captured: Captured, known: int) -> list[Condition]:
     """The guards on sizes that a decomposition adds, each with a warning.
 
     Args:

@@ -275,7 +275,7 @@ class FxProvenance(OfExport):
     ) -> None:
         self.place = scope.place
         self.call = call
-        self._said = None
+        self._metadata = None
         self._describer = describer
         self._fx = fx
         self._context = context
@@ -297,7 +297,7 @@ class FxProvenance(OfExport):
         """The module's path and the FX node's name."""
         return f"{self._scope.path}/{self._fx.name}" if self._scope.path else self._fx.name
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         fx, scope, describer = self._fx, self._scope, self._describer
         name = fx.name
         target, quoted_target = describer.target(fx.target)
@@ -336,7 +336,7 @@ class _InFunction(OfExport):
 
     def __init__(self, definer: FxProvenance, name: str) -> None:
         super().__init__(name, "function")
-        self._said = None
+        self._metadata = None
         self._definer = definer
 
     @property
@@ -344,5 +344,5 @@ class _InFunction(OfExport):
         """The line of the first call, for errors."""
         return self._definer.location
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         return self._definer._shared(self._name, full)

@@ -74,7 +74,7 @@ def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
     evaluate = env.evaluate_expr
 
     def answer(expr: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(expr, Boolean) and expr.free_symbols and _is_asked_for_layout():
+        if isinstance(expr, Boolean) and expr.free_symbols and _is_layout_question():
             truth = expr.xreplace(backed_values(env))
             if not truth.free_symbols:
                 return truth
@@ -89,7 +89,7 @@ def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
         del env.evaluate_expr
 
 
-def _is_asked_for_layout() -> bool:
+def _is_layout_question() -> bool:
     """Whether the question comes from a function that decides strides: the innermost frame outside torch's arithmetic on sizes."""
     frame: Any = sys._getframe(2)
     passed = uninteresting_files()

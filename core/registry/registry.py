@@ -345,7 +345,7 @@ class BoundRegistry:
         candidates = self._registry.explain(node.op_name, self._target, node)
         return next((each.reason for each in candidates if each.rule is rule), "made for this node")
 
-    def asked(self) -> set[str]:
+    def operators(self) -> set[str]:
         """The operators for which rules were looked up."""
         return set(self._ranked)
 

@@ -242,7 +242,7 @@ class _Replay:
         self._functional = functional
         self._values = values
         self._alignment = alignment
-        self._found = computed
+        self._computed = computed
         self.taken: list[torch.fx.Node] = []
 
     def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class _Replay:
         return {slot.name: kept.get(slot.value, slot.value) for slot in self._functional.outputs}
 
     def _choice(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
-        actual = results_of(node, self._alignment, self._found, len(_parts(result)))
+        actual = results_of(node, self._alignment, self._computed, len(_parts(result)))
         choice = chosen(node, operands, result, actual)
         own = self._own(node, operands) if choice is None else None
         if own is not None and _is_right(node, own, call_again(node, own), actual):
@@ -276,7 +276,7 @@ class _Replay:
         own = []
         for before, value in zip(node.all_input_nodes, operands, strict=True):
             names = self._alignment.names.get(before, ())
-            there = self._found.get(names[0]) if len(names) == 1 else None
+            there = self._computed.get(names[0]) if len(names) == 1 else None
             if isinstance(value, torch.Tensor) and (there is None or not compare(there, value).equal):
                 return None
             own.append(there if isinstance(value, torch.Tensor) else value)

@@ -79,7 +79,7 @@ def run_graph(
                 env[node] = _attribute(graph.owning_module, str(node.target))
             elif node.op == "call_function" and node in live and all(n in env for n in node.all_input_nodes):
                 try:
-                    result = node.target(*_given(node.args, env), **_given(node.kwargs, env))
+                    result = node.target(*_with_values(node.args, env), **_with_values(node.kwargs, env))
                 except Exception as error:
                     failures[node] = error
                 else:
@@ -95,7 +95,7 @@ def call_again(node: torch.fx.Node, operands: Sequence[Any]) -> Any:
     """Calls a node's operator with other values for the nodes that it reads, in their order."""
     env = dict(zip(node.all_input_nodes, operands, strict=True))
     with torch.no_grad():
-        return node.target(*_given(node.args, env), **_given(node.kwargs, env))  # type: ignore[operator]
+        return node.target(*_with_values(node.args, env), **_with_values(node.kwargs, env))  # type: ignore[operator]
 
 
 def _needed(functional: FunctionalGraph) -> set[torch.fx.Node]:
@@ -110,7 +110,7 @@ def _needed(functional: FunctionalGraph) -> set[torch.fx.Node]:
     return needed
 
 
-def _given(argument: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
+def _with_values(argument: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
     return torch.fx.node.map_arg(argument, env.__getitem__)
 
 

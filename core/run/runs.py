@@ -102,9 +102,9 @@ class Runs:
         results = run_session(session, {name: value for name, value in self._feed.items() if name in wanted})
         by_name = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
         del folder
-        return {**self._given(names), **{name: v for name, v in by_name.items() if v is not None}}
+        return {**self._inputs_and_constants(names), **{name: v for name, v in by_name.items() if v is not None}}
 
-    def _given(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+    def _inputs_and_constants(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Those of some values that are inputs or constants."""
         tensors = {}
         for name in self.known(names):
