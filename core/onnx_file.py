@@ -256,10 +256,10 @@ class _Checker:
         sparse = [tensor.values for tensor in graph.sparse_initializer]
         for named in (graph, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
             _check_name(named.name)
-        for what, named_alike in (("weights", (*graph.initializer, *sparse)), ("inputs", graph.input)):
+        for noun, named_alike in (("weights", (*graph.initializer, *sparse)), ("inputs", graph.input)):
             for name, count in Counter(each.name for each in named_alike).items():
                 if count > 1:
-                    raise _Wrong(f"it has two {what} {_quoted(name)}")
+                    raise _Wrong(f"it has two {noun} {_quoted(name)}")
         for tensor in graph.initializer:
             self._tensor(tensor, f"the weight {_quoted(tensor.name)}")
         for each in graph.sparse_initializer:
@@ -396,9 +396,9 @@ def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -
         raise _Wrong(f"its functions call each other so often that they are {whole:.1e} nodes")
 
 
-def _number(text: str, where: str, what: str) -> int:
+def _number(text: str, where: str, noun: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _Wrong(f"{where} has the {what} {_quoted(text)}")
+        raise _Wrong(f"{where} has the {noun} {_quoted(text)}")
     return int(text)
 
 

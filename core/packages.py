@@ -47,12 +47,12 @@ PACKAGES = {
 }
 
 
-def load(name: str, what: str | None = None) -> Any:
+def load(name: str, needed_by: str | None = None) -> Any:
     """What a package brings under a name.
 
     Args:
         name: A key of :data:`PACKAGES`.
-        what: What needs the package, for the error.
+        needed_by: The feature that needs the package, for the error.
 
     Raises:
         MissingPackageError: The package is not installed.
@@ -63,7 +63,7 @@ def load(name: str, what: str | None = None) -> Any:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
-        raise missing_package(name, what) from None
+        raise missing_package(name, needed_by) from None
     return getattr(imported, attribute) if attribute else imported
 
 
@@ -82,15 +82,15 @@ def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
     return member, lambda: dir(load(name))
 
 
-def missing_package(name: str, what: str | None = None) -> MissingPackageError:
+def missing_package(name: str, needed_by: str | None = None) -> MissingPackageError:
     """The error for a package that is not installed.
 
     Args:
         name: A key of :data:`PACKAGES`.
-        what: What needs the package; ``name`` when ``None``, with ``onnxplug.`` before a name of that.
+        needed_by: The feature that needs the package; when ``None``, ``name``, with ``onnxplug.`` before a public name.
     """
     package = distribution_of(name)
-    needs = what if what is not None else f"onnxplug.{name}" if name.isidentifier() else name
+    needs = needed_by if needed_by is not None else f"onnxplug.{name}" if name.isidentifier() else name
     return MissingPackageError(
         f"{needs} needs the package {package}, which is not installed", hint=f"pip install {package}"
     )

@@ -570,7 +570,9 @@ def _warn_of_kernels(model: ir.Model, host: PluginHost, target: Target) -> None:
     without_kernel = lacking(kernels, model.graph, target.opset) if kernels is not None else {}
     if not without_kernel:
         return
-    what = "; ".join(f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in without_kernel.items())
+    operators_by_type = "; ".join(
+        f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in without_kernel.items()
+    )
     cures = []
     if ir.DataType.BFLOAT16 in without_kernel and target.runtime == "onnxruntime":
         cures.append('target="onnxruntime:cpu" has bfloat16 computed in float32.')
@@ -578,7 +580,9 @@ def _warn_of_kernels(model: ir.Model, host: PluginHost, target: Target) -> None:
         cures.append(
             "Export them in float32 (model.float(), x.float()), which loses precision, or run the model elsewhere."
         )
-    warn(f"ONNX Runtime's CPU provider can't load this model: it has no kernel for {what}. {' '.join(cures)}")
+    warn(
+        f"ONNX Runtime's CPU provider can't load this model: it has no kernel for {operators_by_type}. {' '.join(cures)}"
+    )
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:

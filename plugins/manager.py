@@ -394,10 +394,10 @@ class PluginManager:
         supplied = {id(record): items for record, items in self._results.get("onnxplug_runtime", ())}
         for record in self._records:
             if domain in self._domains_of(record):
-                what = (
+                problem = (
                     "none of its kernels is for this operator" if supplied.get(id(record)) else "it supplies no kernels"
                 )
-                reasons.append(f"The plugin {record.label} declares the domain {domain}, but {what}.")
+                reasons.append(f"The plugin {record.label} declares the domain {domain}, but {problem}.")
         broken = [r for r in self._records if r.status == "failed"]
         blocked = [r for r in self._records if r.status == "blocked" and r.error is None]
         if not reasons:

@@ -55,12 +55,12 @@ class TimedThread:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def call(self, function: Callable[[], Any], who: str) -> Any:
+    def call(self, function: Callable[[], Any], owner: str) -> Any:
         """Calls a function in the thread and returns its result.
 
         Args:
             function: The function, which may hang.
-            who: Its owner, for the messages.
+            owner: Its owner, for the messages.
 
         Raises:
             PluginError: It takes longer than the limit.
@@ -80,7 +80,7 @@ class TimedThread:
 
         thread = self._start()
         self._tasks.put(task)
-        self._wait(done, thread, who)
+        self._wait(done, thread, owner)
         succeeded, value = outcome[0]
         if not succeeded:
             raise value
@@ -100,13 +100,13 @@ class TimedThread:
             self._thread.start()
         return self._thread
 
-    def _wait(self, done: threading.Event, thread: threading.Thread, who: str) -> None:
+    def _wait(self, done: threading.Event, thread: threading.Thread, owner: str) -> None:
         first = self._notice if self._seconds is None else min(self._notice, self._seconds)
         if done.wait(first):
             return
         if self._seconds is None or self._seconds > self._notice:
             until = "" if self._seconds is None else f", until {self._seconds:g} s have passed ({ENVIRONMENT})"
-            sys.stderr.write(f"onnxplug: waiting for {who}{until}; it is at {_where(thread)}\n")
+            sys.stderr.write(f"onnxplug: waiting for {owner}{until}; it is at {_where(thread)}\n")
             sys.stderr.flush()
         if not done.wait(None if self._seconds is None else max(0.0, self._seconds - first)):
             where = _where(thread)

@@ -92,15 +92,15 @@ def training_text(program: torch.export.ExportedProgram, whole: bool) -> str | N
         whole: Whether the model as a whole is in training mode.
     """
     places: dict[str, dict[str, None]] = {}
-    for what, place in _training_operators(program):
-        places.setdefault(what, {})[place or ""] = None
+    for behaviour, place in _training_operators(program):
+        places.setdefault(behaviour, {})[place or ""] = None
     if not places:
         return None
     texts = []
-    for what, places_of_kind in places.items():
+    for behaviour, places_of_kind in places.items():
         known = [place for place in places_of_kind if place]
         shown = ", ".join(known[:_MOST]) + (" and elsewhere" if len(known) > _MOST else "")
-        texts.append(f"{what} ({shown})" if shown else what)
+        texts.append(f"{behaviour} ({shown})" if shown else behaviour)
     if whole:
         start, hint = "the model is in training mode", "Call model.eval() first for inference."
     else:
@@ -128,9 +128,9 @@ def _training_operators(program: torch.export.ExportedProgram) -> Iterator[tuple
         for node in module.graph.nodes:
             target = node.target
             if isinstance(target, OpOverload) and (entry := _OPERATORS.get(target._schema.name)) is not None:
-                what, trains = entry
+                behaviour, trains = entry
                 if trains(_arguments(node, target)):
-                    yield what, _place(node)
+                    yield behaviour, _place(node)
 
 
 def _place(node: torch.fx.Node) -> str | None:

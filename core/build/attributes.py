@@ -64,11 +64,11 @@ def make_attribute(spec: OpSpec, name: str, value: Any) -> ir.Attr:
 
 def _attribute_value(kind: ir.AttributeType, value: Any) -> Any:
     """The value as ``onnx_ir`` keeps it for an attribute type."""
-    one = _MANY.get(kind)
-    if one is not None:
+    item_kind = _MANY.get(kind)
+    if item_kind is not None:
         if not isinstance(value, list | tuple | np.ndarray | torch.Size):
             raise TypeError("expected a list")
-        converted = [_attribute_value(one, item) for item in value]
+        converted = [_attribute_value(item_kind, item) for item in value]
         if any(isinstance(item, bytes) for item in converted):
             raise ValueError("in a list each string must be UTF-8")
         return converted

@@ -180,9 +180,9 @@ def onnx_spec(op_type: str, opset: int) -> OpSpec:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         since = _first_version(op_type)
-        what = f"it exists since opset {since}" if since else "there is no such operator in ai.onnx"
+        reason = f"it exists since opset {since}" if since else "there is no such operator in ai.onnx"
         raise OpsetError(
-            f"ai.onnx {opset} has no operator {op_type}: {what}",
+            f"ai.onnx {opset} has no operator {op_type}: {reason}",
             hint=f"Export with opset_version={since} or later." if since else "Check the spelling of its name.",
         ) from None
     if schema.deprecated:

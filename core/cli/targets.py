@@ -202,7 +202,7 @@ def _load_module(name: str) -> Any:
     return run_user_code(lambda: importlib.import_module(name), name)
 
 
-def run_user_code(function: Any, what: str) -> Any:
+def run_user_code(function: Any, subject: str) -> Any:
     """Calls the user's code; what it raises becomes a message with the user's own line.
 
     Raises:
@@ -216,4 +216,4 @@ def run_user_code(function: Any, what: str) -> Any:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
         where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-        raise OnnxplugError(f"{what} raised {type(error).__name__}{where}: {error}") from error
+        raise OnnxplugError(f"{subject} raised {type(error).__name__}{where}: {error}") from error

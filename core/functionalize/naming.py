@@ -76,9 +76,9 @@ def assign_names(
         results = [slot for slot in outputs if slot.kind is OutputKind.USER]
         output_names = _of_parts("output_names", output_names, results, places[1])
     _apply("output_names", output_names, outputs)
-    given_inputs = set(input_names or ())
-    given_outputs = set(output_names or ())
-    taken = set(given_inputs | given_outputs)
+    names_of_inputs = set(input_names or ())
+    names_of_outputs = set(output_names or ())
+    taken = set(names_of_inputs | names_of_outputs)
     state_names = {slot.target for slot in functional.inputs}
 
     def settle(slot: Any, users_names: set[str]) -> None:
@@ -89,19 +89,19 @@ def assign_names(
             slot.name = _unique(slot.name, taken | state_names)
         taken.add(slot.name)
 
-    for name in sorted(given_inputs & given_outputs):
+    for name in sorted(names_of_inputs & names_of_outputs):
         raise UsageError(f"{name!r} is in input_names and in output_names", hint="A name stands for one value.")
     for slot in users:
-        settle(slot, given_inputs)
+        settle(slot, names_of_inputs)
     for output in outputs:
         if output.kind is OutputKind.USER:
-            settle(output, given_outputs)
+            settle(output, names_of_outputs)
     for slot in functional.inputs:
         if slot.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT):
             settle(slot, set())
     for output in outputs:
         if output.kind is not OutputKind.USER:
-            settle(output, given_outputs)
+            settle(output, names_of_outputs)
 
 
 #: The argument or result that a value is a part of, and its place there.

@@ -92,8 +92,8 @@ def _check_value(
         _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index, val, symbols)
         return
     if type(value) is not ir.Value:
-        what = "None" if value is None else f"{type_with_article(value)} ({value!r})"
-        raise _mismatch(call, rule, f"returned {what} as result {index} where torch has {_text(spec)}")
+        returned = "None" if value is None else f"{type_with_article(value)} ({value!r})"
+        raise _mismatch(call, rule, f"returned {returned} as result {index} where torch has {_text(spec)}")
     dtype, dims = spec
     if value.dtype is None:
         value.type = ir.TensorType(dtype)
@@ -173,10 +173,10 @@ def _with_known_numbers(expr: Any, env: Any) -> Any:
     return expr.xreplace({a: b for guard in guards for a, b in (guard.args, guard.args[::-1]) if b.is_Integer})
 
 
-def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:
+def _mismatch(call: FxNode, rule: Rule, difference: str) -> OutputMismatchError:
     source = f" of {rule.source}" if rule.source else ""
     error = OutputMismatchError(
-        f"rule {rule.name}{source} for {call.op_name} {what}; at {call.location}",
+        f"rule {rule.name}{source} for {call.op_name} {difference}; at {call.location}",
         hint="The converter is wrong, not the model: it must return what torch computes, in count, dtype and shape.",
     )
     error.place = call.location

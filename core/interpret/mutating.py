@@ -52,12 +52,14 @@ def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
     names, types = get_mutable_args(operator)
     views = read_view_information_from_args(names, types, kwargs, bases)
     scratch = _Scratch(walk, fx)
-    stands = [scratch.place(base) for base in bases]
+    placeholders = [scratch.place(base) for base in bases]
     operands: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
     for name in names:
         view = views[name]
         operands[name] = (
-            [scratch.view(v, stands) for v in view] if isinstance(view, list) else scratch.view(view, stands)
+            [scratch.view(v, placeholders) for v in view]
+            if isinstance(view, list)
+            else scratch.view(view, placeholders)
         )
     written = [meta_of(operands[name]) for name in names if operands[name] is not None]
     count = len(operator._schema.returns)
@@ -72,9 +74,9 @@ def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
             continue
         new, view = next(news), views[name]
         several = isinstance(view, list)
-        for one, info in zip(new if several else [new], view if several else [view], strict=True):
+        for part, info in zip(new if several else [new], view if several else [view], strict=True):
             if info is not None:
-                values[info.base_index] = scratch.scatter(info, bases, values, one)
+                values[info.base_index] = scratch.scatter(info, bases, values, part)
     return [*(results[:count] or [None]), *values]
 
 
@@ -126,13 +128,13 @@ class _Scratch:
             return immutable_list(map(self._value_of, argument))
         return argument
 
-    def view(self, info: Any, stands: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
+    def view(self, info: Any, placeholders: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
         """The node of a written argument: a base, or a view of it."""
         from onnxplug.torch_private import NotView
 
         if info is None:
             return None
-        base = stands[info.base_index]
+        base = placeholders[info.base_index]
         if isinstance(info, NotView):
             return base
         fake, value = self._traced(lambda view, tensor: view.regenerate_view({info.base_index: tensor}), info, [base])

@@ -193,9 +193,9 @@ def _choose_library(
         for item, runtime in offered:
             needs = " or ".join(item.providers)
             where = "" if callable(item.path) else f" {os.fspath(item.path)}"
-            what = f" for the domain {domain}" if domain else ""
+            purpose = f" for the domain {domain}" if domain else ""
             kernels.passed_over.append(
-                f"the library{where} of {runtime.owner}{what} needs {needs}, and {whose} has {have}"
+                f"the library{where} of {runtime.owner}{purpose} needs {needs}, and {whose} has {have}"
             )
         return
     candidates: dict[str, tuple[Library, OrtLibrary]] = {}
@@ -252,9 +252,9 @@ def _located(item: OrtLibrary, runtime: PluginRuntime) -> Library | None:
         raise PluginError(f"{runtime.owner} names {path!r} as its library; a path is needed")
     text = os.fspath(path)
     if not Path(text).is_file():
-        what = "is a folder" if Path(text).is_dir() else "is not there"
+        problem = "is a folder" if Path(text).is_dir() else "is not there"
         raise PluginError(
-            f"the library {os.path.abspath(text)} of {runtime.owner} {what}",
+            f"the library {os.path.abspath(text)} of {runtime.owner} {problem}",
             hint="Install the plugin's package again; its build may have left the library out."
             if runtime.plugin is not None
             else None,
