@@ -25,12 +25,12 @@ Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass
 class DynamicShapes:
-    """What the user asked for, ready for torch.export.
+    """The user's dynamic shapes, ready for torch.export.
 
     Attributes:
-        spec: As the user gave it.
-        leaves: For each leaf of the flattened inputs its own part of it, ``None`` where it says nothing.
-        paths: For each leaf what to call it.
+        spec: The user's argument.
+        leaves: For each leaf of the flattened inputs its part of the argument, ``None`` where it has none.
+        paths: For each leaf its name in messages.
         shared: Names used in several places; each becomes one ``Dim``.
         inputs: The inputs by name, their leaves in the order of ``leaves``.
     """
@@ -42,7 +42,7 @@ class DynamicShapes:
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def reading(self, tied: bool) -> Any:
-        """What torch.export is given: shared names as one ``Dim`` each (``tied``), or every name on its own."""
+        """torch.export's argument: shared names as one ``Dim`` each (``tied``), or every name on its own."""
         dims = {name: torch.export.Dim(name) for name in self.shared if tied and name.isidentifier()}
         return _replace_strings(self.spec, dims)
 
@@ -55,7 +55,7 @@ class DynamicShapes:
         return replace(self, spec={name: made[name] for name in self.spec}, leaves=leaves)
 
     def has_empty(self) -> bool:
-        """Whether a dimension that is asked to be dynamic has the size 0 in the example inputs."""
+        """Whether a dimension that should be dynamic has the size 0 in the example inputs."""
         values = pytree.tree_leaves(list(self.inputs.values()))
         return any(
             isinstance(v := values[leaf], torch.Tensor) and v.shape[axis] == 0
@@ -63,16 +63,16 @@ class DynamicShapes:
         )
 
     def name(self, leaf: int, axis: int) -> str:
-        """What to call one dimension in a message."""
+        """A dimension's name in messages."""
         name = name_of(self.wanted(leaf, axis))
         return f"axis {axis} of the input {self.paths[leaf]}" + (f" ({name!r})" if name else "")
 
     def wanted(self, leaf: int, axis: int) -> Any:
-        """What was asked for one dimension; ``None``: nothing."""
+        """The user's request for a dimension; ``None`` without one."""
         return next((wanted for i, a, wanted in self.requested_axes() if (i, a) == (leaf, axis)), None)
 
     def requested_axes(self) -> Iterator[tuple[int, int, Any]]:
-        """Leaf, axis and what was asked for, of every dimension that says something."""
+        """Leaf, axis and request of every dimension with a request."""
         for leaf, spec in enumerate(self.leaves):
             items: Any = ()
             if isinstance(spec, Mapping):
@@ -84,22 +84,22 @@ class DynamicShapes:
                     yield leaf, axis, wanted
 
     def must_be_dynamic(self) -> Iterator[tuple[int, int, Any]]:
-        """As :meth:`requested_axes`, the dimensions of which a static result would be an error."""
+        """As :meth:`requested_axes`, for the dimensions that must not come out static."""
         yield from (row for row in self.requested_axes() if _must_be_dynamic(row[2]))
 
     def source(self, leaf: int, axis: int) -> str:
-        """What torch calls the size of a dimension."""
+        """torch's name for the size of a dimension."""
         argument, bracket, keys = self.paths[leaf].partition("[")
         return f"L['{argument}']{bracket}{keys}.size()[{axis}]"
 
     def numbers(self) -> Iterator[tuple[int, str]]:
-        """Leaf and name of every number that is named, and so stays an input."""
+        """Leaf and name of every named number, which stays an input."""
         for leaf, spec in enumerate(self.leaves):
             if isinstance(spec, str):
                 yield leaf, spec
 
     def describe(self) -> str:
-        """What was asked to be dynamic, in words."""
+        """The dimensions that should be dynamic, in words."""
         parts = [
             f"axis {axis} of {self.paths[leaf]} ({name_of(wanted) or 'dynamic'})"
             for leaf, axis, wanted in self.requested_axes()
@@ -138,7 +138,7 @@ def parse_dynamic_shapes(
         UsageError: It names an input that isn't there, an axis out of range, or has another structure than the inputs.
     """
     if hasattr(spec, "dynamic_shapes") and not isinstance(spec, Mapping | list | tuple):
-        # ShapesCollection and AdditionalInputs work themselves out.
+        # ShapesCollection and AdditionalInputs compute the structure themselves.
         spec = spec.dynamic_shapes(module, args, dict(kwargs))
     combined = inputs_by_name(module, args, kwargs)
     by_name = _top_level(spec, combined)
@@ -178,10 +178,10 @@ def check_name(name: str, where: str = "dynamic_shapes") -> None:
 
 
 def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> frozenset[str]:
-    """Checks every name that was given to a dimension, and returns those that are strings and stand in several places.
+    """Checks the names of dimensions, and returns the strings that several dimensions have.
 
     Raises:
-        UsageError: A name is empty or a number, or stands for example sizes that differ.
+        UsageError: A name is empty or a number, or is shared by example sizes that differ.
     """
     counts: Counter[str] = Counter()
     first: dict[str, tuple[int, int, int]] = {}
@@ -215,7 +215,7 @@ def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> froz
 
 
 def inputs_by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs, or what is said of each, by the name that torch.export knows them by, in signature order."""
+    """Inputs, or their dynamic shapes, by torch.export's names for them, in the order of the signature."""
     try:
         signature = inspect.signature(module.forward)
         bound = signature.bind(*args, **kwargs)
@@ -257,7 +257,7 @@ def _walk(spec: Any, value: Any, path: str, visit: Callable[[Any, Any, str], Any
     """Calls ``visit`` for each leaf of ``value`` in pytree order, with its part of ``spec``.
 
     Returns:
-        ``spec`` with what ``visit`` returned in the place of each part.
+        ``spec`` with each part replaced by the result of ``visit``.
     """
     node_type = pytree._get_node_type(value)
     if node_type not in pytree.SUPPORTED_NODES:
@@ -332,7 +332,7 @@ def _must_be_dynamic(wanted: Any) -> bool:
 
 
 def name_of(wanted: Any) -> str | None:
-    """The name that was given to a dimension; ``None`` where it has none."""
+    """The user's name of a dimension; ``None`` where it has none."""
     if isinstance(wanted, str):
         return wanted
     if isinstance(wanted, DimHint | int) or wanted is None:
@@ -356,7 +356,7 @@ RequestedSize = tuple[int, int, bool, torch.SymInt]
 
 
 def requested_sizes(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> list[RequestedSize]:
-    """The dimensions that were asked to be dynamic and are: leaf, axis, whether it must be dynamic, torch's size."""
+    """The dimensions that should be dynamic and are: leaf, axis, whether it must be dynamic, torch's size."""
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
         return []
@@ -381,7 +381,7 @@ def size_names(
         if size.node.expr.is_Symbol:
             names.setdefault(str(size.node.expr), _called(shapes, leaf, axis))
     if sizes:
-        # A symbol that torch took for equal to another is in no size any more.
+        # A symbol that torch replaced by an equal symbol is in no size any more.
         replaced = sizes[0][3].node.shape_env.replacements
         others = [(size.node.expr, _called(shapes, leaf, axis)) for leaf, axis, _, size in sizes]
         for symbol, other in replaced.items():
@@ -391,7 +391,7 @@ def size_names(
 
 
 def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize], expr: Any) -> bool:
-    """Whether a guard holds wherever the sizes are what the user's names say: equal, or those of ``"past + sequence"``.
+    """Whether a guard follows from the user's names: sizes with equal names are equal, and ``"past + sequence"`` is that sum.
 
     Args:
         names: See :func:`size_names`.
@@ -399,16 +399,18 @@ def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize],
         expr: The guard.
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
-    same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}  # else it has another name
+    same = {
+        symbol: other for symbol, other in replaced.items() if str(symbol) not in names
+    }  # a symbol in names has its own
     truth = in_names(names, same_symbols(expr.xreplace(same)))
     return truth.is_Boolean and not truth.free_symbols and bool(truth)
 
 
 def equates_one_name(shapes: DynamicShapes, sizes: Sequence[RequestedSize], expr: Any) -> bool:
-    """Whether a guard only says that sizes are equal to which the user gave one name.
+    """Whether a guard only states that sizes are equal which have the same name.
 
     Args:
-        shapes: What the user asked for.
+        shapes: The user's dynamic shapes.
         sizes: The sizes asked to be dynamic.
         expr: The guard.
     """
@@ -436,10 +438,10 @@ def declared_ranges(shapes: DynamicShapes, sizes: Sequence[RequestedSize]) -> di
 
 
 def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> None:
-    """Holds what came out against what was asked for.
+    """Checks that the requested dimensions of a captured program are dynamic.
 
     Raises:
-        CaptureError: A dimension that was asked to be dynamic came out static.
+        CaptureError: A dimension that should be dynamic came out static.
     """
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
@@ -463,7 +465,7 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
 
 
 def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> dict[str, str]:
-    """Symbol of torch to the user's name for it; two symbols share a name only if it is an expression of other names.
+    """torch's symbols to the user's names; two symbols share a name only if it is an expression of other names.
 
     Raises:
         UsageError: An expression has a name that no dimension has.
@@ -526,10 +528,10 @@ def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str
 
 
 def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
-    """Holds the sizes of the inputs against the expressions that name their dimensions.
+    """Checks the sizes of the inputs against the expressions that name their dimensions.
 
     Args:
-        shapes: What was asked for.
+        shapes: The dynamic shapes.
         leaves: The flattened inputs.
 
     Raises:

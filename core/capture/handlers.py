@@ -1,8 +1,8 @@
 """Whether the model's code may handle an error: whether it may go on where an operator refuses its operands.
 
-That is read off the table of handlers and their instructions: a handler lets an error pass only where each way through it
-raises again, or where it names other classes of errors, and a ``with`` only where its manager is known to. Every other handler
-may take the error.
+The answer is read off the table of handlers and their instructions: a handler lets an error pass only where each way through it
+raises again, or where it names other classes of errors, and a ``with`` only where its manager is known to let errors pass. Every
+other handler may take the error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DYNAMO = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_dynam
 Errors = tuple[type[BaseException], ...]
 #: Any error.
 ANY: Errors = (BaseException,)
-#: Methods that Python calls by itself, and the errors that it takes for an answer.
+#: Methods that Python calls by itself, and the errors that it treats as an answer.
 _PROTOCOLS: dict[str, Errors] = {
     "__getattr__": (AttributeError,),
     "__getattribute__": (AttributeError,),
@@ -48,9 +48,9 @@ class Spot(NamedTuple):
 
     Attributes:
         code: The code.
-        offset: That of the instruction.
-        globals, locals: What names stand for.
-        is_subscript: Whether it was called by ``x[…]``, which takes no error for an answer.
+        offset: The instruction's offset.
+        globals, locals: The values of names.
+        is_subscript: Whether it was called by ``x[…]``, which treats no error as an answer.
     """
 
     code: CodeType
@@ -61,7 +61,7 @@ class Spot(NamedTuple):
 
 
 class _Code:
-    """The instructions of a code, the position of each by its offset, and the ranges in which errors are handled."""
+    """The instructions of a code object, their positions by offset, and the ranges in which errors are handled."""
 
     def __init__(self, code: CodeType) -> None:
         left_out = ("CACHE", "EXTENDED_ARG", "NOT_TAKEN", "PRECALL")
@@ -70,16 +70,16 @@ class _Code:
         self.handlers: list[Any] = list(dis.Bytecode(code).exception_entries)  # type: ignore[attr-defined]
 
     def handler(self, offset: int) -> Any:
-        """The range with an instruction in which errors are handled; ``None`` where there is none."""
+        """The entry of the exception table for an instruction; ``None`` where there is none."""
         return next((entry for entry in self.handlers if entry.start <= offset < entry.end), None)
 
     def line(self, offset: int) -> int | None:
-        """The line of an instruction, or of the next one that has a line."""
+        """The line of an instruction, or of the next instruction with a line."""
         lines = (step.positions.lineno for step in self.instructions if step.offset >= offset and step.positions)
         return next(filter(None, lines), None)
 
     def within(self, whole: dis.Instruction) -> list[dis.Instruction]:
-        """The instructions of the expression that ends in one of them."""
+        """The instructions of the expression that ends with an instruction."""
         first, last = _span(whole)
         return [step for step in self.instructions if first <= _span(step)[0] and _span(step)[1] <= last]
 
@@ -95,7 +95,7 @@ def _span(step: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 class Handler(NamedTuple):
-    """A handler of the model's that may take an error.
+    """A handler in the model's code that may take an error.
 
     Attributes:
         place: ``file:line`` of the call under it.
@@ -107,12 +107,12 @@ class Handler(NamedTuple):
 
 
 def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], bool]) -> Handler | None:
-    """What handles an error that is raised in a frame; ``None`` where it leaves the model.
+    """The handler of an error that is raised in a frame; ``None`` where the error leaves the model.
 
     Args:
         frame: The frame.
-        errors: The classes that the error may be of.
-        ends: Whether a frame of a file is none of the model's, nor of what the model calls.
+        errors: The possible classes of the error.
+        ends: Whether the frames of a file belong neither to the model nor to code that it calls.
     """
     as_attribute = _are_taken((AttributeError,), errors)
     while frame is not None:
@@ -162,12 +162,12 @@ def passes_errors(frame: FrameType, offset: int) -> bool:
     return _leaving_handlers(_running(frame)._replace(offset=offset), ANY) is not None
 
 
-#: What codes are, by their identity: to hash a code is slow. Each keeps its code alive.
+#: Facts about code objects, by identity: to hash a code object is slow. Each keeps its code object alive.
 _roles: dict[int, tuple[CodeType, str, Sequence[range]]] = {}
 
 
 def _role(code: CodeType) -> tuple[CodeType, str, Sequence[range]]:
-    """A code; whether it is of the model, core's or an interpreter of Dynamo's; and where it may handle errors."""
+    """A code object, whether it is the model's, core's or an interpreter of Dynamo, and where it may handle errors."""
     file, role = code.co_filename, "model"
     ranges: Sequence[range] = ()
     if is_core_file(file):
@@ -191,19 +191,19 @@ def is_interpreting() -> bool:
 
 
 def _running(frame: FrameType) -> Spot:
-    """Where a frame is."""
+    """The spot of a frame."""
     return Spot(frame.f_code, frame.f_lasti, frame.f_globals, frame.f_locals, _is_subscripting(frame.f_back))
 
 
 def _is_subscripting(frame: FrameType | None) -> bool:
-    """Whether a frame is at ``x[…]``."""
+    """Whether a frame is executing ``x[…]``."""
     return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("BINARY_SUBSCR", "BINARY_OP")
 
 
 def _interpreted(frame: FrameType) -> Iterator[Spot]:
-    """Where the model's code is that a frame of Dynamo's interprets, as the strict mode does.
+    """The spot in the model's code that a frame of Dynamo interprets, as in the strict mode.
 
-    Its interpreters are known by their class: Dynamo's lazy variables make a tensor when an attribute is read.
+    Interpreters are recognised by their class: Dynamo's lazy variables make a tensor when an attribute is read.
     """
     interpreter: Any = frame.f_locals.get("self")
     if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
@@ -214,15 +214,15 @@ def _interpreted(frame: FrameType) -> Iterator[Spot]:
 
 
 def _object(variable: Any) -> Any:
-    """The object that one of Dynamo's variables stands for; its attributes are not read, which would make a tensor of it."""
+    """The object of a Dynamo variable; its attributes are not read, as that would make it a tensor."""
     cached = vars(variable).get("_cache")
     return vars(getattr(cached, "vt", None) or variable).get("value")
 
 
 def _leaving(spot: Spot, errors: Errors) -> Errors | None:
-    """The errors that leave code which is running, of those raised at its instruction; ``None`` where it may handle them.
+    """The errors, of those raised at a spot, that leave its code; ``None`` where the code may handle them.
 
-    Python takes errors of some methods, which it calls by itself, for an answer, as ``hasattr`` does that of a property.
+    Python treats errors of some methods that it calls by itself as an answer, as ``hasattr`` does with a property's.
     """
     left = _leaving_handlers(spot, errors)
     return None if left is None or _are_taken(_taken_by_python(spot), left) else left
@@ -258,13 +258,13 @@ def _leaving_handlers(spot: Spot, errors: Errors) -> Errors | None:
 
 
 def _taken_by_python(spot: Spot) -> Errors:
-    """The errors that Python takes for an answer where code is that of a property or of another protocol of its own."""
+    """The errors that Python treats as an answer, where the code is a property's or of another of Python's protocols."""
     if spot.is_subscript:
         return ()
     name, names = spot.code.co_name, spot.code.co_varnames[: spot.code.co_argcount]
     owner = spot.locals.get(names[0]) if names else None
     method = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
-    # A method in C of the same name, as Tensor.unfold beside F.unfold, runs no code of Python's.
+    # A method in C of the same name, like Tensor.unfold and F.unfold, runs no Python code.
     is_descriptor = hasattr(method, "__get__") and not isinstance(
         method,
         types.FunctionType | staticmethod | classmethod | types.MethodDescriptorType | types.WrapperDescriptorType,
@@ -273,7 +273,7 @@ def _taken_by_python(spot: Spot) -> Errors:
 
 
 def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | None:
-    """Where a handler raises on every way through it, and whether that is the error itself; ``None`` where it may go on without."""
+    """The places where a handler raises, and whether it raises the error itself; ``None`` where it may go on without raising."""
     code = _code(spot.code)
     raises: dict[int, bool] = {}
     seen: set[int] = set()
@@ -301,7 +301,7 @@ def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | N
             waiting.append(code.positions[step.argval])
         if not step.opname.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")):
             waiting.append(at + 1)
-        lets_pass = lets_pass and not jumps  # of the jump alone that asks the manager
+        lets_pass = lets_pass and not jumps  # only at the jump that evaluates the manager's answer
     return raises
 
 
@@ -316,7 +316,7 @@ def _matches(spot: Spot, at: int, errors: Errors) -> bool:
 
 
 def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None:
-    """What instructions leave on the stack that only load names and their attributes; ``None`` where there are others."""
+    """The instructions that leave an object on the stack, if they only load names and attributes; ``None`` otherwise."""
     stack: list[Any] = []
     for step in steps:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and stack:
@@ -324,7 +324,7 @@ def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None
         elif step.opname == "BUILD_TUPLE":
             stack[len(stack) - step.argval :] = [tuple(stack[len(stack) - step.argval :])]
             continue
-        elif step.opname in ("PUSH_NULL", "CALL"):  # what is called is no class of errors, or what it gives is an error
+        elif step.opname in ("PUSH_NULL", "CALL"):  # the callee is no class of errors, or its result is an error
             continue
         else:
             spaces = list(_spaces(spot, step))
@@ -336,7 +336,7 @@ def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None
 
 
 def _classes(objects: Sequence[Any]) -> Errors | None:
-    """Classes of errors, of tuples of them too; ``None`` where something else is among them."""
+    """Classes of errors, also from tuples; ``None`` where there is anything else."""
     classes: list[Any] = []
     waiting = list(objects)
     while waiting:
@@ -398,13 +398,13 @@ def _returns_nothing(code: CodeType) -> bool:
 
 
 def _named(spot: Spot, step: dis.Instruction) -> Any:
-    """What an instruction calls, or enters: a name with its attributes, of which no code runs; ``None`` for anything else."""
+    """The object that an instruction calls or enters, if it is a name with attributes whose look-up runs no code; else ``None``."""
     named: list[Any] = []
     for part in _code(spot.code).within(step):
         if part.opname == "PUSH_NULL":
             continue
         if part is not step and part.opname.startswith(("CALL", "BINARY")) and _span(part)[0] == _span(step)[0]:
-            return None  # of what another call gives
+            return None  # an attribute of another call's result
         if not named:
             named = [space[part.argval] for space in _spaces(spot, part) if part.argval in space][:1]
         elif part.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -416,7 +416,7 @@ def _named(spot: Spot, step: dis.Instruction) -> Any:
 
 
 def _spaces(spot: Spot, load: dis.Instruction) -> tuple[Mapping[str, Any], ...]:
-    """Where the name that an instruction loads is looked up."""
+    """The namespaces in which the name of a load instruction is looked up."""
     if load.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         return spot.globals, vars(builtins)
     return (spot.locals,) if load.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) else ()

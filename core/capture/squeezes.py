@@ -1,4 +1,4 @@
-"""``squeeze`` of a dynamic dimension whose example size is 1: PyTorch removes the axis there, a model for any size keeps it."""
+"""``squeeze`` of a dynamic dimension whose example size is 1: PyTorch removes the axis, a model for any size keeps it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
 
 
 class KeptAxis(NamedTuple):
-    """An axis that a squeeze keeps in the captured graph, and removes in PyTorch where its size is 1.
+    """An axis that a squeeze keeps in the captured graph, and removes in PyTorch if its size is 1.
 
     Attributes:
         symbols: torch's symbols of the size.
@@ -31,7 +31,7 @@ def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Itera
 
     Args:
         program: The captured program.
-        dynamic: torch's symbols of the sizes that were asked to be dynamic.
+        dynamic: torch's symbols of the sizes that should be dynamic.
     """
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
@@ -48,7 +48,7 @@ def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Itera
 
 
 def _squeezed_axes(node: torch.fx.Node, source: Any) -> list[int]:
-    """The axes that a squeeze is asked to take away where their size is 1."""
+    """The axes that a squeeze should remove where their size is 1."""
     if not isinstance(source, torch.Tensor):
         return []
     wanted: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
