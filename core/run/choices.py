@@ -2,9 +2,9 @@
 that jump (comparisons, casts to integers, steps); and those that choose the order and the phases of vectors
 (:mod:`onnxplug.run.spectra`).
 
-The choice is another one, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All that is computed
-from the chosen elements then differs, and neither is wrong. :func:`chosen` says whether a result of ONNX is a right choice;
-:func:`outputs_of_choices` lets PyTorch go on from the choices of ONNX, so that what follows can be compared.
+The choices differ, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All results computed from
+the chosen elements then differ, and neither is wrong. :func:`chosen` decides whether a result of ONNX is a right choice;
+:func:`outputs_of_choices` lets PyTorch go on from the choices of ONNX, so that later results can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxplug.run.inputs import clone_leaves
 from onnxplug.run.runs import Runs
 from onnxplug.torch_private import OpOverload
 
-#: Operators whose last result are indices, where the order of equal elements is open.
+#: Operators whose last result is indices, where the order of equal elements is open.
 _OPEN = frozenset(
     f"aten.{name}"
     for name in (
@@ -34,13 +34,13 @@ _OPEN = frozenset(
         "mode.default"
     ).split()
 )
-#: The same, where it is stated which of equal elements is meant.
+#: The same, but with a defined choice among equal elements.
 _STATED = frozenset(
     f"aten.{name}" for name in "argmax.default argmin.default max.dim min.dim cummax.default cummin.default".split()
 )
 _UNIQUE = "aten._unique2.default"
-#: Operators in floating point whose results jump, beside those whose results are integers or bools. Where another one does, a
-#: difference by rounding is reported that need not be; what rounding excuses is no matter of this table.
+#: Operators in floating point whose results jump, in addition to operators with integers or bools as results. If an operator is
+#: missing here, a difference by rounding is reported needlessly; the table does not decide which differences rounding excuses.
 _STEPS = frozenset(
     """ceil fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask floor floor_divide
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams hardshrink heaviside mode round sgn sign threshold trunc""".split()
@@ -48,7 +48,7 @@ _STEPS = frozenset(
 
 
 def chooses(node: torch.fx.Node) -> bool:
-    """Whether a node's results are indices, or elements in an order, that depend on how elements compare, or open otherwise."""
+    """Whether a node's results are indices, or elements in an order, that depend on comparisons or are otherwise open."""
     name = str(node.target)
     return node.op == "call_function" and (
         name in _OPEN or name in _STATED or name == _UNIQUE or name in spectra.OPERATORS or _jumps(node)
@@ -72,13 +72,13 @@ def _steps(node: torch.fx.Node) -> bool:
 
 
 def chosen(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
-    """PyTorch's result with the choice of ONNX, if that is a right one; ``None`` if it is not.
+    """PyTorch's result with the choice of ONNX, if that is a right choice; else ``None``.
 
     Args:
         node: An operator for which :func:`chooses` is true.
-        operands: What it reads, in the order of its ``all_input_nodes``.
+        operands: The values of its ``all_input_nodes``.
         expected: PyTorch's result.
-        actual: ONNX's results, in the order of PyTorch's; ``None`` for those that are not known.
+        actual: ONNX's results, in the order of PyTorch's; ``None`` for unknown results.
     """
     if str(node.target) in spectra.OPERATORS:
         return spectra.taken(str(node.target), expected, actual)
@@ -127,7 +127,7 @@ def _is_right_unique(x: torch.Tensor, expected: Sequence[torch.Tensor], actual: 
 
 
 def _taken(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
-    """PyTorch's result with the indices of ONNX, and the elements that these have in what PyTorch reads."""
+    """PyTorch's result with the indices of ONNX, and the elements of PyTorch's operand at these indices."""
     if str(node.target) == _UNIQUE:
         return tuple(a if e.numel() else e for a, e in zip(actual, expected, strict=True))
     if isinstance(expected, torch.Tensor):
@@ -163,11 +163,11 @@ def _arguments(node: torch.fx.Node, operands: Sequence[Any]) -> dict[str, Any]:
 
 
 def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, Any], count: int) -> list[Any]:
-    """ONNX's results of an operator; ``None`` for those that are not in the model, NaN for a part of a complex one that is not.
+    """ONNX's results of an operator; ``None`` for results that are not in the model, NaN for a missing part of a complex result.
 
     Args:
         node: The operator.
-        alignment: Which ONNX values are results of which nodes.
+        alignment: The ONNX values of FX nodes.
         values: ONNX's values by name.
         count: The number of its results; 1 for an operator that gives a tensor and not a list of them.
     """
@@ -191,10 +191,10 @@ def _or_nan(part: Any, other: torch.Tensor) -> torch.Tensor:
 def outputs_of_choices(
     model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Sequence[Any]
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What PyTorch computes where it chooses, among equal elements, as an ONNX model does.
+    """PyTorch's results if it chooses, among equal elements, as an ONNX model does.
 
-    A choice of ONNX is taken over only if it is right for PyTorch's elements or, to the last bit, for those that the ONNX model
-    itself has there, if these agree with PyTorch's within the tolerances of verification.
+    A choice of ONNX is used only if it is right for PyTorch's elements or, to the last bit, for the ONNX model's own elements, if
+    these agree with PyTorch's within the tolerances of verification.
 
     Args:
         model: The model.
@@ -203,7 +203,7 @@ def outputs_of_choices(
         leaves: The flattened inputs.
 
     Returns:
-        The results of the captured graph by the names of the outputs, with PyTorch's own choices and with those of ONNX; ``None``
+        The results of the captured graph by the names of the outputs, with PyTorch's own choices and with ONNX's; ``None``
         where ONNX has no other right choice, or ONNX Runtime does not run the model with more outputs.
     """
     functional = recipe.functional
@@ -226,7 +226,7 @@ def outputs_of_choices(
 
 
 class _Replay:
-    """Runs a captured graph by PyTorch, with the choices of ONNX in the place of PyTorch's.
+    """Runs a captured graph by PyTorch, with the choices of ONNX instead of PyTorch's.
 
     Attributes:
         taken: The operators whose choice is ONNX's.
@@ -246,7 +246,7 @@ class _Replay:
         self.taken: list[torch.fx.Node] = []
 
     def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
-        """The results of the graph by name; the choices of some operators are those of ONNX, where these are right."""
+        """The results of the graph by name; given operators choose as ONNX, where its choices are right."""
         kept = dict(self._values)
         wanted = {slot.value for slot in self._functional.outputs}
 
@@ -272,7 +272,7 @@ class _Replay:
         return choice
 
     def _own(self, node: torch.fx.Node, operands: Sequence[Any]) -> list[Any] | None:
-        """What an operator reads in ONNX; ``None`` where that is not known, or differs from what it reads in PyTorch."""
+        """An operator's operands in ONNX; ``None`` where they are not known, or differ from its operands in PyTorch."""
         own = []
         for before, value in zip(node.all_input_nodes, operands, strict=True):
             names = self._alignment.names.get(before, ())

@@ -1,16 +1,16 @@
-"""Saving: complete or not at all. What stood at the destination stays whole until the new model takes its place.
+"""Saving: complete or not at all. The file at the destination stays whole until the new model replaces it.
 
-The steps of a save, of which a process may be killed at any:
+The steps of a save; a process may be killed at any of them:
 
 1. The model's file is begun under a hidden name (``files.py``). While it is there, no other process removes data files.
-2. Weights that go beside the model are written to new files, whose names no model of the folder mentions, and flushed.
+2. Weights outside of the model's file are written to new files, whose names no model of the folder mentions, and flushed.
 3. The model's file is written, which mentions them, and flushed.
 4. ``os.replace`` gives it the name of the model. Before this the old model is there with its own data, which nothing has touched;
-   after it the new one with its own.
-5. The data files that no model of the folder mentions are removed: those of the old model, unless a copy of it reads them, and
-   those of saves that were killed.
+   after it the new model with its own data.
+5. The data files that no model of the folder mentions are removed: files of the old model, unless a copy of it reads them, and
+   files of saves that were killed.
 
-So no model is ever there with weights of another one. What a kill leaves until the next save is read by nothing.
+So no model is ever there with weights of another model. Files that a kill leaves until the next save are read by no model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from onnxplug.run.weights import SOURCE, check_numbers
 from onnxplug.warn import warn
 
 _LOGGER = logs.logger("save")
-#: Called with the bytes that are written so far, and those that will be.
+#: Called with the bytes that are written so far, and the bytes of the whole.
 Progress = Callable[[int, int], None]
 #: Bytes that are written at a time.
 _CHUNK_BYTES = 1 << 24
@@ -71,7 +71,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def _weights(model: ir.Model, instead: Mapping[ir.Value, ir.TensorProtocol] | None = None) -> dict[str, Any]:
-    """The initializers' tensors by name; those of ``instead`` go before."""
+    """The initializers' tensors by name; tensors of ``instead`` go first."""
     tensors = {}
     for name, value in model.graph.initializers.items():
         tensor = (instead or {}).get(value, value.const_value)
@@ -98,9 +98,9 @@ def save_model(
 ) -> None:
     """Writes a model, which is left as it is.
 
-    A symbolic link at the destination stays one: the file that it points to is replaced, with its permissions kept.
-    External data is written to ``NAME.data`` beside the model; while a model in the folder refers to a file of this name,
-    to ``NAME.data.2`` and so on. Data that the replaced model used is removed unless another model refers to it.
+    A symbolic link at the destination stays: the file that it points to is replaced, with its permissions kept. External data
+    is written to ``NAME.data`` in the model's folder; while a model in the folder refers to a file of this name, to
+    ``NAME.data.2`` and so on. Data of the replaced model is removed unless another model refers to it.
 
     Args:
         model: The model.
@@ -108,10 +108,10 @@ def save_model(
         external_data: Weights in a file of their own; ``None`` decides by size.
         without: Names of initializers that are not stored.
         keep_initializers_as_inputs: List the weights as inputs too.
-        weights: What initializers hold, instead of what they hold in the model.
+        weights: Contents of initializers, instead of those in the model.
         shard: The largest size of a data file.
-        external: ``"safetensors"``: what lies in safetensors files as the model has it stays there.
-        progress: Told of the bytes that are written.
+        external: ``"safetensors"``: tensors that lie in safetensors files in the model's form stay there.
+        progress: Called with the bytes that are written.
 
     Raises:
         SaveError: It can't be written: no such folder, not a regular file, no permission, no room.
@@ -153,7 +153,7 @@ def check_settings(
     """Checks the arguments of :func:`save_model` before anything is done; returns the largest size of a data file.
 
     Raises:
-        UsageError: One is malformed, or two contradict each other.
+        UsageError: An argument is malformed, or two contradict each other.
     """
     check_kind("external_data", external_data, (bool, type(None)), "True, False or None")
     if external not in (None, "safetensors"):
@@ -229,7 +229,7 @@ def _write_object(file: Any, content: bytes) -> None:
     """Writes to a file object, also to one that takes a part at a time.
 
     Raises:
-        SaveError: It takes text, or it can't be written to.
+        SaveError: It accepts only text, or it can't be written to.
     """
     try:
         while content:
@@ -267,9 +267,9 @@ class _Saver:
         """Writes the model.
 
         Args:
-            beside: Where the weights lie that are written to data files.
-            linked: Where those lie that are in other files already.
-            size: Bytes of all that are written.
+            beside: The places of weights that are written to data files.
+            linked: The places of weights that are in other files already.
+            size: The bytes of all written weights.
 
         Raises:
             SaveError: It can't be written.
@@ -322,7 +322,7 @@ class _Saver:
             flush(file)
 
     def _clean_up(self, data: Sequence[IO[bytes]]) -> None:
-        """Removes the data files of a save that failed, or else those of the model before."""
+        """Removes the data files of a failed save, or else of the replaced model."""
         for file in data:
             with contextlib.suppress(OSError):
                 file.close()
@@ -347,14 +347,14 @@ class _Saver:
 
 
 def _parts(tensor: ir.TensorProtocol) -> Iterator[Any]:
-    """The bytes of a tensor, so many at a time that progress can be told; the tensor is in memory until the last are written."""
+    """The bytes of a tensor in chunks, so that progress can be shown; the tensor is in memory until the last chunk is written."""
     data = content(tensor)
     for start in range(0, len(data), _CHUNK_BYTES):
         yield data[start : start + _CHUNK_BYTES]
 
 
 def _copy_permissions(source: Path, file: IO[bytes]) -> None:
-    """Gives a new file the mode and, where the system lets us, the owner of another one."""
+    """Gives a new file the mode and, where the system allows it, the owner of another file."""
     status = os.stat(source)
     if hasattr(os, "fchown"):
         with contextlib.suppress(OSError):

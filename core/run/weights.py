@@ -1,4 +1,4 @@
-"""The weights of a program: which have no numbers, and what is made of those that it is given."""
+"""The weights of a program: the check for weights without numbers, and the replacement by other weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug.text import counted, shortened, type_with_article
 
 #: Layouts of sparse tensors.
 SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
-#: Where the tensor of an initializer keeps what it is read from (``onnx_ir.TensorProtocol.meta``).
+#: Metadata key (``onnx_ir.TensorProtocol.meta``) of the source that an initializer's tensor is read from.
 SOURCE = "onnxplug.source"
 #: How many names a message gives.
 _NAMED = 5
@@ -28,7 +28,7 @@ _EIGHT_BIT_FLOATS = frozenset(
 
 
 class FileVersion(NamedTuple):
-    """What tells a file from another one at its path."""
+    """The version of a file, which tells it from another file at its path."""
 
     device: int
     inode: int
@@ -37,7 +37,7 @@ class FileVersion(NamedTuple):
 
 
 def version_of(path: Path) -> FileVersion:
-    """What a file is now."""
+    """The present version of a file."""
     status = path.stat()
     return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -49,12 +49,12 @@ class Stored:
     Attributes:
         name: Its name there.
         path: The file.
-        version: What tells the file from another one at its path.
+        version: The version of the file.
         shape: Its shape.
         dtype: Its dtype; ``None`` where torch has none.
-        dtype_name: What the file calls it.
+        dtype_name: Its dtype in the file's notation.
         read: Reads it.
-        place: Offset and number of its bytes in the file, where they lie there as they are.
+        place: Offset and number of its bytes in the file, where they are stored unchanged.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Stored:
         self.check_unchanged()
         try:
             return self.read(self.name)
-        except Exception as error:  # safetensors has a class of its own, torch.load any
+        except Exception as error:  # safetensors raises a class of its own, torch.load any
             raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
 
     def check_unchanged(self) -> None:
-        """Checks that the file is the one that was opened.
+        """Checks that the file is unchanged.
 
         Raises:
             WeightsError: It is gone, or was written to.
@@ -99,7 +99,7 @@ def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
 
     Args:
         values: The initializers.
-        purpose: What can't be done without, in words.
+        purpose: The action that needs them, in words.
 
     Raises:
         WeightsError: Some have none; all are named.
@@ -144,13 +144,13 @@ def replacements(
     known: Collection[str] = (),
     refuse: Callable[[Iterable[str]], None] = lambda names: None,
 ) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
-    """What the initializers of a model hold with other weights; the model is left as it is.
+    """The contents of a model's initializers with other weights; the model is left as it is.
 
     Args:
         model: The model.
         tensors: Tensors, or where they are stored, by their names in PyTorch.
         strict: Every weight of the model must be given, and nothing else.
-        known: Further names of the PyTorch model's tensors: those that the ONNX model doesn't read.
+        known: Names of the PyTorch model's tensors that the ONNX model doesn't read.
         refuse: Raises where a weight among some names can't be replaced.
 
     Returns:
@@ -208,7 +208,7 @@ def _is(names: Sequence[str]) -> str:
 def _replacement(
     value: ir.Value, origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> ir.TensorProtocol:
-    """The content of an initializer for the tensor that is given for it: read when it is needed, if it is in a file.
+    """The content of an initializer from the user's tensor: read when it is needed, if it is in a file.
 
     Raises:
         WeightsError: The tensor doesn't fit.
@@ -232,7 +232,7 @@ def _replacement(
 def _joint_replacement(
     value: ir.Value, origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> ir.TensorProtocol:
-    """The content of an initializer of several tensors for those that are given of them, and the others as they were.
+    """The content of an initializer of several tensors, with the user's tensors and the others as they were.
 
     Raises:
         WeightsError: A tensor doesn't fit.
@@ -277,7 +277,7 @@ def _lacks_numbers(content: torch.Tensor | None) -> bool:
 def _checked(
     origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> torch.Tensor | Stored:
-    """What is given for a tensor under its names.
+    """The user's tensor under one of its names.
 
     Raises:
         WeightsError: It doesn't fit, or differs between the names.
@@ -296,11 +296,11 @@ def _checked(
 
 
 class Source(NamedTuple):
-    """What the content of an initializer is read from.
+    """The source of an initializer's content.
 
     Attributes:
         stored: The tensor in its file.
-        is_plain: Whether the initializer's bytes are those in the file.
+        is_plain: Whether the initializer's bytes are the file's.
     """
 
     stored: Stored
@@ -331,7 +331,7 @@ def _check(origin: Origin, name: str, item: torch.Tensor | Stored) -> None:
 
 
 def _converts(source: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether a tensor of one dtype is what the user means by a weight of another one."""
+    """Whether a weight may be replaced by a tensor of another dtype."""
     if source == wanted:
         return True
     if source in _EIGHT_BIT_FLOATS or wanted in _EIGHT_BIT_FLOATS:
