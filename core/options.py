@@ -1,7 +1,7 @@
 """ExportOptions: every option of an export, once: its default, its type, its help, and its flag on the command line.
 
-The signature and the docstring of :func:`onnxplug.to_onnx`, the options of :func:`onnxplug.as_torch_onnx` and those of
-``onnxplug export`` are made of them. Nothing here imports torch.
+The signature and the docstring of :func:`onnxplug.to_onnx`, the options of :func:`onnxplug.as_torch_onnx` and the flags of
+``onnxplug export`` are made from them. Nothing here imports torch.
 """
 
 # ruff: noqa: RUF009
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from onnxplug.registry.registry import OnnxRegistry
     from onnxplug.registry.rule import Rule
 
-    #: A registry, and the plugin manager that it comes from.
+    #: A registry, and its plugin manager.
     Selected = tuple[OnnxRegistry, PluginHost]
 
 P = ParamSpec("P")
@@ -47,9 +47,9 @@ class Flag:
 
     Attributes:
         names: As ``typer`` takes them: ``"--exact"``, ``"--optimize/--no-optimize"``.
-        help: What ``--help`` says.
-        metavar: What ``--help`` shows for its value; nothing by default, as for a flag without one.
-        group: The heading in ``--help`` under which it stands.
+        help: Its text in ``--help``.
+        metavar: The placeholder for its value in ``--help``; empty by default, as for a flag without a value.
+        group: Its heading in ``--help``.
     """
 
     names: str
@@ -60,12 +60,12 @@ class Flag:
 
 @dataclass(frozen=True)
 class Option:
-    """What a field of :class:`ExportOptions` is, beyond its name, type and default.
+    """The description of a field of :class:`ExportOptions`, beyond its name, type and default.
 
     Attributes:
         help: A paragraph of ``to_onnx``'s docstring.
         flag: Its flag on the command line.
-        choices: The values that it takes, each with its meaning; empty where the type says which.
+        choices: The values that it takes, each with its meaning; empty where the type tells them.
         takes: The classes of its values and their names in words, where they are checked here and the annotation is no flag
             or dict.
     """
@@ -242,7 +242,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(CommonOptions, _OptionsOfTorch):
-    """The keyword arguments of :func:`onnxplug.to_onnx`, whose docstring says what each means.
+    """The keyword arguments of :func:`onnxplug.to_onnx`, whose docstring explains each.
 
     Raises:
         UsageError: A value is of another kind than the option takes.
@@ -372,7 +372,7 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ExportOptions:
-        """The options that a call gives.
+        """The options of a call.
 
         Args:
             arguments: By name.
@@ -410,13 +410,13 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
 
 
 def option(name: str) -> Option:
-    """What an option of :class:`ExportOptions` is."""
+    """The description of an option of :class:`ExportOptions`."""
     described: Option = ExportOptions.__dataclass_fields__[name].metadata["option"]
     return described
 
 
 def _check(item: dataclasses.Field[Any], value: Any) -> None:
-    """Checks the kind of a value, as far as the annotation or :class:`Option` says it."""
+    """Checks the kind of a value against the annotation or :class:`Option`."""
     described: Option = item.metadata["option"]
     kinds = set(re.sub(r"\[.*?\]", "", str(item.type)).split(" | "))
     if kinds == {"bool"}:
@@ -432,7 +432,7 @@ def _check(item: dataclasses.Field[Any], value: Any) -> None:
         raise UsageError(f"{item.name}= takes {words}, not {value!r}")
 
 
-#: What does, or says, the same as an argument of torch.onnx.export that isn't one of to_onnx.
+#: The replacement of arguments of torch.onnx.export that to_onnx lacks.
 _ARGUMENTS_OF_TORCH = {
     "dynamic_axes": "dynamic_shapes, by the names of the model's own inputs: {'x': {0: 'batch'}}",
     "example_inputs": "args and kwargs",
@@ -458,7 +458,7 @@ _ARGUMENTS_OF_TORCH = {
 
 
 def _unknown(name: str) -> UsageError:
-    """The error for an argument that ``to_onnx`` doesn't have; it says which one is meant."""
+    """The error for an argument that ``to_onnx`` doesn't have, with the argument that is meant."""
     import torch
 
     near = difflib.get_close_matches(name, ["model", "args", "f", *ExportOptions.__dataclass_fields__], 1)
@@ -493,7 +493,7 @@ def with_options(cls: type[CommonOptions], function: Callable[..., Any]) -> Any:
 
     Args:
         cls: The dataclass of the options.
-        function: The function; ``{options}`` in its docstring stands for theirs.
+        function: The function; ``{options}`` in its docstring is replaced by theirs.
     """
     fields = dataclasses.fields(cls)
     signature = inspect.signature(function)
@@ -522,6 +522,6 @@ def takes_common(options: Callable[P, Any]) -> Callable[[Callable[..., R]], Call
     """A decorator for a function whose keyword arguments are :class:`CommonOptions`.
 
     Args:
-        options: What has the signature for type checkers.
+        options: The object with the signature for type checkers.
     """
     return lambda function: with_options(CommonOptions, function)

@@ -1,4 +1,4 @@
-"""Names of ``onnxplug``, commands and arguments that packages of their own bring."""
+"""Names of ``onnxplug``, commands and arguments that separate packages supply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxplug.errors import MissingPackageError
 
-#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
+#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or its object there, ``"module:attribute"``.
 PACKAGES = {
     "reference": "onnxplug_reference",
     "testing": "onnxplug_tools.testing",
@@ -48,7 +48,7 @@ PACKAGES = {
 
 
 def load(name: str, needed_by: str | None = None) -> Any:
-    """What a package brings under a name.
+    """The object that a package supplies under a name.
 
     Args:
         name: A key of :data:`PACKAGES`.
@@ -68,7 +68,7 @@ def load(name: str, needed_by: str | None = None) -> Any:
 
 
 def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a module of ``onnxplug`` whose content a package brings.
+    """``__getattr__`` and ``__dir__`` of a module of ``onnxplug`` whose content a package supplies.
 
     Args:
         name: The module's name, a key of :data:`PACKAGES`.
@@ -97,7 +97,7 @@ def missing_package(name: str, needed_by: str | None = None) -> MissingPackageEr
 
 
 def distribution_of(name: str) -> str:
-    """The distribution that brings a key of :data:`PACKAGES`."""
+    """The distribution that supplies a key of :data:`PACKAGES`."""
     return PACKAGES[name].partition(":")[0].partition(".")[0].replace("_", "-")
 
 
@@ -107,6 +107,6 @@ def public_modules() -> list[str]:
 
 
 def public_names() -> list[str]:
-    """The keys that are names of ``onnxplug`` itself and no modules, of packages that are installed."""
+    """The keys of installed packages that are names of ``onnxplug`` itself, without modules."""
     names = [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place]
     return [name for name in names if find_spec(distribution_of(name).replace("-", "_")) is not None]

@@ -1,4 +1,4 @@
-"""``--profile [FILE]``: where the time of a command goes."""
+"""``--profile [FILE]``: the profile of a command's time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 from onnxplug.cli.options import flag
 from onnxplug.packages import load
 
-#: What ``--profile`` stands for where no file follows it.
+#: The value of ``--profile`` without a file.
 TABLE_ALONE = "-"
 
 ProfileOption = Annotated[str | None, flag("profile")]
@@ -18,7 +18,7 @@ ProfileOption = Annotated[str | None, flag("profile")]
 def with_value(arguments: Sequence[str]) -> list[str]:
     """A command line in which ``--profile`` always has a value: ``-`` where neither ``=`` nor the name of a .json file follows.
 
-    So that it may stand before TARGET, which it would take for its file otherwise.
+    Then it may come before TARGET, which it would otherwise use as its file.
     """
     spelled: list[str] = []
     for position, argument in enumerate(arguments):
@@ -32,7 +32,7 @@ def with_value(arguments: Sequence[str]) -> list[str]:
 
 
 def profiled(file: str | None) -> AbstractContextManager[None]:
-    """Records what is done while the context lasts, and at its end prints it and writes the file, after an error too.
+    """Records the command while the context lasts, and at its end prints the profile and writes the file, also after an error.
 
     Args:
         file: The value of ``--profile``.

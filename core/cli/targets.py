@@ -1,4 +1,4 @@
-"""TARGET: what a command exports."""
+"""TARGET: the model that a command exports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Target:
     Attributes:
         model: The model.
         args, kwargs: Its example inputs.
-        note: What the user should know of it; empty for nothing.
+        note: A note for the user; empty for none.
     """
 
     model: Any
@@ -41,13 +41,13 @@ class Target:
 def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
     """Loads the model that TARGET names; ``--input`` replaces its example inputs.
 
-    An ``--input`` without a name takes the place of the target's own positional input, one by one; one with a name that of
-    the input so called. The target's other inputs stay.
+    An ``--input`` without a name replaces the target's own positional inputs, one by one; an ``--input`` with a name replaces the
+    input of that name. The target's other inputs stay.
 
     Args:
         text: TARGET.
         inputs: The ``--input``s.
-        pretrained: Trained weights, for a scheme that knows them.
+        pretrained: Trained weights, for a scheme that has them.
 
     Raises:
         UsageError: There is no such file, module or function.
@@ -86,7 +86,7 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
 
 
 def load_for_export(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
-    """Loads TARGET as :func:`load_target` does, says what the user should know of it, and puts it in evaluation mode."""
+    """Loads TARGET by :func:`load_target`, prints its note, and puts it in evaluation mode."""
     import torch
 
     from onnxplug.cli.report import note
@@ -123,7 +123,7 @@ def _load_pt2(path: str) -> Target:
         raise OnnxplugError(f"{path} is not a program that torch.export.save wrote: {error}") from error
 
 
-#: The hint where a library lacks a name, by the library: models of these come from plugin packages.
+#: The hint where a library lacks a name, by the library: models of these libraries come from plugin packages.
 _SOURCES = {
     library: f"{library}:{name} comes from the plugin package onnxplug-{library}, which is not active here."
     for library, name in (("torchvision", "NAME"), ("transformers", "FOLDER"))
@@ -203,7 +203,7 @@ def _load_module(name: str) -> Any:
 
 
 def run_user_code(function: Any, subject: str) -> Any:
-    """Calls the user's code; what it raises becomes a message with the user's own line.
+    """Calls the user's code; its errors become a message with the user's own line.
 
     Raises:
         OnnxplugError: The code raised.
