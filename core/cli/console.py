@@ -15,9 +15,9 @@ from onnxplug.text import printable
 class PlainConsole(Console):
     """A console that shows every character visibly.
 
-    Names in a model, a file's path or a message may hold escape sequences of terminals, characters that reverse the order of others,
-    and surrogates that can't be encoded. All of these are shown as Python writes them in a string, ``\x1b``; rich's own colours are
-    no text and stay.
+    Names in a model, a file's path or a message may hold escape sequences of terminals, characters that turn the order of text, and
+    surrogates that can't be encoded. All of these are shown as Python writes them in a string, ``\\x1b``; rich's own colours are no
+    text and stay.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
