@@ -16,7 +16,7 @@ from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-# -- what goes into graphs and comes out of them -----------------------------------------------------------------------
+# -- inputs and outputs of subgraphs -----------------------------------------------------------------------------------
 
 
 def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
@@ -87,13 +87,13 @@ def hinted(g: GraphBuilder, node: FxNode) -> Any:
 
 
 def checkpointed(g: GraphBuilder, node: FxNode) -> Any:
-    """A region that is checkpointed, or placed on a mesh of devices, inlined: (graph, *inputs), and keywords that say how."""
+    """A region that is checkpointed, or placed on a mesh of devices, inlined: (graph, *inputs), and keywords of that mode."""
     inputs = node.args[1 : len(node.fx.args)]
     return g.interpreter.inline(node.args[0], inputs)
 
 
 def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
-    """``torch.cond``: an If; each branch reads what it needs from outside."""
+    """``torch.cond``: an If; each branch reads its operands from outside."""
     predicate, true_graph, false_graph, operands = node.args
     if not isinstance(predicate, Value):
         return g.interpreter.inline(true_graph if predicate else false_graph, operands)

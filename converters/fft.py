@@ -1,7 +1,7 @@
 """Discrete Fourier transforms.
 
 torch's fft functions are based on three operators: complex to complex, real to half a spectrum, half a spectrum to
-real. Those of ``prims`` do not normalise. Each transforms one axis after the other.
+real. The operators of ``prims`` do not normalise. Each transforms one axis after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def transform(g: GraphBuilder, x: Value | Complex, axis: int, forward: bool) -> 
     real = x.real if isinstance(x, Complex) else x
     size = g.dim(real, axis)
     if not forward:
-        # The inverse transform is the forward one with real and imaginary parts swapped before and after.
+        # The inverse transform is the forward transform with real and imaginary parts swapped before and after.
         exchanged = Complex(x.imag, x.real) if isinstance(x, Complex) else Complex(_zero(g, x), x)
         result = transform(g, exchanged, axis, True)
         return Complex(result.imag, result.real)
@@ -53,7 +53,7 @@ def _zero(g: GraphBuilder, x: Value) -> Value:
 
 
 def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int) -> Complex:
-    """ONNX's DFT, in double where the runtime's float one is inexact."""
+    """ONNX's DFT, in double where the runtime's float kernel is inexact."""
     last = g.const([-1])
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
     dtype = parts[0].dtype
@@ -199,7 +199,7 @@ def prims_c2r(g: GraphBuilder, node: FxNode) -> Value:
     return _complex_to_real(g, x, axes, 0, size)
 
 
-# -- torch.fft, sizes of the transform given or not ---------------------------------------------------------------------
+# -- torch.fft, with and without sizes of the transform -----------------------------------------------------------------
 
 
 def _fitted(g: GraphBuilder, x: Any, axis: int, size: Any) -> Any:
@@ -219,14 +219,14 @@ def _fitted(g: GraphBuilder, x: Any, axis: int, size: Any) -> Any:
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """torch's enumeration: the whole factor belongs to the inverse transform, unless ``forward`` says otherwise."""
+    """torch's enumeration: the whole factor belongs to the inverse transform, or to the forward transform with ``forward``."""
     if norm == "ortho":
         return 1
     return 2 if (norm == "forward") is forward else 0
 
 
 def _axes_and_sizes(g: GraphBuilder, x: Any, sizes: Any, axes: Any) -> tuple[list[int], list[Any]]:
-    """Non-negative axes and the size of the transform along each; -1 stands for the axis's own size."""
+    """Non-negative axes and the size of the transform along each; -1 is the axis's own size."""
     part = x.real if isinstance(x, Complex) else x
     rank = rank_of(part)
     if axes is None:

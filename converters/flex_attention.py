@@ -20,8 +20,8 @@ def flex_attention(g: GraphBuilder, node: FxNode) -> list[Any]:
 
     query [B, Hq, L, E], key [B or 1, H, S, E], value [B or 1, H, S, Ev]; each key's head serves Hq / H of the query's. The results
     are [B, Hq, L, Ev] and, [B, Hq, L], logsumexp and maximum of the scores to the base 2. ``mod(score, b, h, q, kv)`` and
-    ``mask(b, h, q, kv)`` are functions of scalars, here over all positions at once. The blocks of a BlockMask say only where the
-    mask's function need not be asked. A row whose keys are all hidden is zero; scores are computed in float32 at least.
+    ``mask(b, h, q, kv)`` are functions of scalars, here over all positions at once. The blocks of a BlockMask only save calls of
+    the mask's function. A row whose keys are all hidden is zero; scores are computed in float32 at least.
     """
     positions: list[Any] = [*node.fx.args, *node.fx.kwargs.values()]
     values = list(node.args)
@@ -56,7 +56,7 @@ def flex_attention(g: GraphBuilder, node: FxNode) -> list[Any]:
     except ValueError as error:
         raise Unsupported(f"flex_attention whose functions can't be traced for all sizes: {error}") from error
     results = g.interpreter.inline(module, [traced[place][1] for place in places])
-    # torch says float for the logsumexp and the maximum of doubles too.
+    # torch declares float for the logsumexp and the maximum of doubles too.
     return [
         result if spec is None or result.dtype == spec.dtype else g.cast(result, spec.dtype)
         for result, spec in zip(results, node.outputs, strict=True)

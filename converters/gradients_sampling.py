@@ -104,7 +104,7 @@ def _tap(at: torch.Tensor, size: Any, weight: torch.Tensor, slope: torch.Tensor)
 
 
 def _bounded(at: torch.Tensor, size: Any, padding: int, align_corners: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Coordinates brought into the image as the padding says, and the derivative of that: 1, -1 or 0."""
+    """Coordinates brought into the image by the padding mode, and the derivative of that: 1, -1 or 0."""
     turn = torch.ones_like(at)
     if padding == _ZEROS:
         return at, turn

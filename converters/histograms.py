@@ -19,7 +19,7 @@ from onnxplug.registry.rule import Rule
 
 
 def _range_of(g: GraphBuilder, x: Value, low: Any, high: Any, widen: float) -> tuple[Value, Value]:
-    """The bounds of a histogram: those given, those of the data where both are equal; a single value gets room."""
+    """The bounds of a histogram: the given bounds, or the data's where both are equal; a single value gets room."""
     dtype = x.dtype
     assert dtype is not None
     if low != high:
@@ -127,7 +127,7 @@ def histogramdd_tensors(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _histogramdd(g: GraphBuilder, x: Value, edges: list[Value], weight: Value | None, density: bool) -> Value:
-    """The bin of every point, counted in the flattened grid of bins; points outside fall into one more."""
+    """The bin of every point, counted in the flattened grid of bins; points outside fall into an extra bin."""
     dtype = x.dtype
     assert dtype is not None
     columns = g.reshape(x, [-1, len(edges)])

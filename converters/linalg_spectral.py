@@ -139,7 +139,7 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_matrix_exp(Tensor self) -> Tensor
 
     Scaling and squaring of the Taylor series, each matrix by its own power of two (Higham, Functions of Matrices, 10.3). In
-    double for every dtype: the errors of float are small beside the largest element alone, not beside smaller ones.
+    double for every dtype: the errors of float are small relative to the largest element, but not to smaller elements.
     """
     return g.cast(_exponential(g, g.cast(node.args[0], DOUBLE)), node.dtype)
 
@@ -147,7 +147,7 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
 def complex_matrix_exp(g: GraphBuilder, node: FxNode) -> Complex:
     """linalg_matrix_exp(Tensor self) -> Tensor
 
-    Of the real matrix that has ``[[a, -b], [b, a]]`` in the place of each ``a + bi``.
+    Of the real matrix with ``[[a, -b], [b, a]]`` instead of each ``a + bi``.
     """
     x = as_complex(g, node.args[0], DOUBLE)
     parts = [x.real, x.imag]

@@ -67,7 +67,7 @@ def linear_of_rows(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _of_rows_with_bias(node: FxNode) -> bool:
-    """Whether a product is of more than one axis of rows and its columns stay together: a product for each part is faster."""
+    """Whether a product has more than one axis of rows and its columns stay together: a product for each part is faster."""
     x, weight, bias = node.args
     sizes = weight.shape
     if bias is None or node.dtype != FLOAT or x.shape is None or len(x.shape) < 3 or sizes is None or len(sizes) != 2:
@@ -163,7 +163,7 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Value]) -> tuple[str, list[Value]]:
-    """The equation and operands without axes of size 1 beside a larger size of the same letter.
+    """The equation and operands without axes of size 1 whose letter has a larger size in another operand.
 
     ONNX's shape inference takes the size of the first operand that has the letter.
     """
@@ -199,7 +199,7 @@ def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
         raise Unsupported(f"the einsum equation {equation!r} has too many axes for its letters")
     letters = "".join(unused[: max(counts)])
     if not arrow:
-        # The axes of the ellipses, then every letter that stands once.
+        # The axes of the ellipses, then every letter that occurs once.
         named = left.replace("...", "").replace(",", "")
         right = "..." + "".join(sorted(letter for letter in named if named.count(letter) == 1))
     terms = [term.replace("...", letters[len(letters) - n :]) for term, n in zip(terms, counts, strict=True)]
@@ -282,7 +282,7 @@ def trilinear(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
-    """Rows [S, K] in groups, each times a matrix of its own [G, K, N]; ``ends`` says where each group ends.
+    """Rows [S, K] in groups, each times a matrix of its own [G, K, N]; ``ends`` has the end of each group.
 
     A Loop over the groups; an empty group takes no time. Rows beyond the last group, which torch leaves uninitialised,
     are 0.

@@ -50,7 +50,7 @@ def _check_version(g: GraphBuilder, op_type: str, version: int | None) -> None:
         requested = onnx.defs.get_schema(op_type, version, "").since_version
         have = onnx.defs.get_schema(op_type, g.opset, "").since_version
     except onnx.defs.SchemaError:
-        return  # the builder reports what is wrong
+        return  # the builder reports the error
     if requested != have:
         raise Unsupported(
             f"{op_type} is asked for as of opset {version}, and opset {g.opset} has another version of it",

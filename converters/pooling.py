@@ -69,7 +69,7 @@ def _ceil_extra(
 def _max_pool(
     g: GraphBuilder, node: FxNode, spatial: int, outputs: int, replacement: Value | None = None
 ) -> tuple[Any, Value, bool]:
-    """The pool of the node's tensor, or of another one given in its place."""
+    """The pool of the node's tensor, or of its replacement."""
     x, kernel, stride, padding, dilation, ceil = node.args
     x = x if replacement is None else replacement
     kernel, stride, pads = _window(spatial, kernel, stride, padding)
@@ -108,7 +108,7 @@ def _explicitly_padded(
     ends: Sequence[Any],
     outputs: int,
 ) -> Any:
-    """Max pool of a tensor padded by a Pad node; the indices are converted to those of the unpadded plane.
+    """Max pool of a tensor padded by a Pad node; the indices are converted to indices of the unpadded plane.
 
     For padding that is dynamic, which ONNX's attribute can't express, or as wide as the kernel.
     """

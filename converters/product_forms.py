@@ -29,7 +29,7 @@ from onnxplug.interpret.node import FxNode, schema_parameters
 from onnxplug.registry.names import packet_of, qualified_name
 from onnxplug.registry.rule import Rule
 
-#: More products than this cost more time than they save, and so do narrower ones.
+#: More products than this cost more time than they save, and so do narrower products.
 _MOST_PARTS, _NARROWEST = 4, 32
 
 
@@ -44,7 +44,7 @@ def product_of_rows(g: GraphBuilder, node: FxNode) -> ir.Value:
     """view(Tensor(a) self, SymInt[] size) -> Tensor(a)
 
     ``Reshape(Gemm(Reshape(x), w, b))`` that only flattens the leading axes of ``x``: ``MatMul(x, w) + b``. The last axes of
-    ``x`` may be flattened too, as those of heads are.
+    ``x`` may be flattened too, as the operands of heads are.
     """
     gemm = made_by(node.args[0], "Gemm")
     assert gemm is not None
@@ -86,9 +86,9 @@ class _Layout:
 
     Attributes:
         x, weight, bias: ``MatMul(x, weight) + bias``.
-        steps: The product, the sum, what a Reshape and what a Transpose make of it, as far as there are such nodes.
+        steps: The product, the sum, and the results of a Reshape and a Transpose, as far as there are such nodes.
         leading: The number of axes before the columns.
-        sizes: The axes that the Reshape makes of the columns; one if there is no Reshape.
+        sizes: The axes that the Reshape makes of the columns; a single axis without a Reshape.
         perm: The order of the Transpose.
     """
 
@@ -103,7 +103,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What one node takes of a tensor.
+    """The part that a node reads of a tensor.
 
     Attributes:
         axis: The axis along which it takes.
@@ -117,13 +117,13 @@ class _Taken:
 
 
 def _of_product(node: FxNode) -> bool:
-    """Whether a node reads a product by what no node makes, between which may stand an Add, a Reshape and a Transpose."""
+    """Whether a node reads a product by a value that no node makes, directly or through an Add, a Reshape and a Transpose."""
     x = node.args[0]
     return isinstance(x, ir.Value) and _steps(x) is not None
 
 
 def _steps(end: ir.Value) -> list[ir.Value] | None:
-    """The values from one back to the product that it is made of."""
+    """The values on the way from a value back to its product."""
     steps = [end]
     for op_type in ("Transpose", "Reshape", "Add"):
         producer = made_by(steps[-1], op_type)
@@ -143,7 +143,7 @@ def _steps(end: ir.Value) -> list[ir.Value] | None:
 def parts_of_product(g: GraphBuilder, node: FxNode) -> list[ir.Value]:
     """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]
 
-    And whatever else gives several parts of a product (queries, keys and values): one product for each part.
+    And all operators that give several parts of a product (queries, keys and values): a product for each part.
     """
     if not _optimized(g, node):
         raise Decline("the plain form is asked for")
@@ -169,7 +169,7 @@ def parts_of_product(g: GraphBuilder, node: FxNode) -> list[ir.Value]:
 def part_of_product(g: GraphBuilder, node: FxNode) -> ir.Value:
     """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
 
-    And whatever else gives one part of a product of which other nodes take the others.
+    And all operators that give a part of a product of which other nodes read the other parts.
     """
     (part,) = parts_of_product(g, node)
     return part
@@ -204,7 +204,7 @@ def _layout(end: ir.Value) -> _Layout | None:
 
 
 def _readers(source: Any) -> dict[torch.fx.Node, _Taken] | None:
-    """What each reader of a node of the FX graph takes of it; ``None`` where one reads more than parts along an axis."""
+    """The part that each reader of an FX node reads; ``None`` where a reader reads more than parts along an axis."""
     parts: dict[torch.fx.Node, _Taken] = {}
     for reader in source.users:
         if isinstance(reader.meta.get("val"), int | torch.SymInt):
@@ -217,7 +217,7 @@ def _readers(source: Any) -> dict[torch.fx.Node, _Taken] | None:
 
 
 def _taken(fx: torch.fx.Node, source: torch.fx.Node) -> _Taken | None:
-    """What one node takes of its first argument; ``None`` for any other operator, and for sizes known at run time alone."""
+    """The part that a node reads of its first argument; ``None`` for any other operator, and for sizes known only at run time."""
     kind = _KINDS.get(packet_of(qualified_name(fx.target)))
     if kind is None or not fx.args or fx.args[0] is not source or len(fx.all_input_nodes) != 1:
         return None
@@ -318,7 +318,7 @@ def _columns(sizes: Sequence[int], axis: int, start: int, end: int) -> Callable[
     return take
 
 
-# -- what both need ----------------------------------------------------------------------------------------------------
+# -- common helpers ----------------------------------------------------------------------------------------------------
 
 
 def _optimized(g: GraphBuilder, node: FxNode) -> bool:

@@ -66,7 +66,7 @@ def chunk(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _pieces(g: GraphBuilder, node: FxNode, x: Value, axis: int, size: Any) -> list[Value]:
-    """Equal pieces, the last one smaller: sizes as torch computed them, or slices of a dynamic axis."""
+    """Equal pieces, the last piece smaller: sizes as torch computed them, or slices of a dynamic axis."""
     sizes = [spec.shape[axis] if spec is not None else None for spec in node.outputs]
     if all(isinstance(s, int) for s in sizes):
         return _split(g, x, axis, sizes)

@@ -1,4 +1,4 @@
-"""Layers that a trace without gradients calls as one operator of torch's, which has no other kernel: by their parts."""
+"""Layers that a trace without gradients records as a single torch operator without a decomposition, computed by their parts."""
 
 from __future__ import annotations
 

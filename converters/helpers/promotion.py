@@ -60,7 +60,7 @@ def common_dtype(node: FxNode, *positions: int) -> ir.DataType:
 
 
 def _number(value: Any) -> Any:
-    """A number of the same category as a symbolic one; promotion depends on the category alone."""
+    """A number of the same category as a symbolic number; promotion depends only on the category."""
     if isinstance(value, torch.SymInt):
         return 1
     if isinstance(value, torch.SymFloat):

@@ -147,7 +147,7 @@ def run_of_each(g: GraphBuilder, starts: Value, count: Value | int) -> Value:
 
     Args:
         g: The builder.
-        starts: [runs], int64, ascending from 0, none greater than ``count``; equal ones start empty runs.
+        starts: [runs], int64, ascending from 0, none greater than ``count``; equal starts give empty runs.
         count: The number of items.
     """
     ones = g.op.Expand(g.const(1), g.op.Shape(starts))
