@@ -139,7 +139,7 @@ def requested_functions(functions: Any, model: Any) -> Functions | None:
     """The request of ``functions=``; ``None`` for none.
 
     Raises:
-        UsageError: It is malformed, or names a class of which the model has no module.
+        UsageError: It is malformed, or names a class without a module in the model.
         MissingPackageError: The package that makes functions is not installed.
     """
     if functions is None or functions is False:
@@ -304,7 +304,7 @@ def unknown_domains(
         own: Domains that the call itself names.
 
     Raises:
-        UsageError: There is one, and no rule from outside onnxplug.
+        UsageError: There is such a domain, and no rule from outside onnxplug.
     """
     import onnx.defs
 

@@ -1,4 +1,4 @@
-"""Weights without numbers: tensors on the device ``meta``, and fake ones."""
+"""Weights without numbers: tensors on the device ``meta``, and fake tensors."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def observed(*observers: Observer, ends: bool = True) -> Iterator[Events]:
     """While the context lasts, observers receive the events of this thread, and so do the observers around it.
 
     Args:
-        observers: Who is told.
+        observers: The observers.
         ends: Whether their methods ``finish`` are called at the end, the last observer's first.
     """
     inner = Events(observers, _current.get())

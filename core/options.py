@@ -392,7 +392,7 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
         }
 
     def common(self) -> dict[str, Any]:
-        """The options that exports of several models may share, by name: all but those of one model's inputs and files."""
+        """The options that exports of several models may share, by name: all but the options of a model's inputs and files."""
         own = {"kwargs", "examples", "dynamic_shapes", "input_names", "output_names"}
         own |= {
             "verify",

@@ -143,7 +143,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             The graph's outputs in order: the flattened user outputs without ``None``, then mutated state.
 
         Raises:
-            UsageError: The inputs are not those of the model.
+            UsageError: The inputs do not fit the model.
             PluginError: A plugin's library is missing or does not load.
             VerificationError: The model does not run.
         """
@@ -178,7 +178,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             The graph's outputs in order, as :meth:`__call__` returns them.
 
         Raises:
-            UsageError: The inputs are not those of the model.
+            UsageError: The inputs do not fit the model.
             VerificationError: An operator has no kernel.
         """
         return tuple(Runner(self.model, self.host, reference=True)(self.feed(args, kwargs)))
@@ -230,7 +230,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
         Raises:
             WeightsError: A tensor has another shape or a dtype that isn't converted, doesn't fit the form in which it is stored,
-                or is given twice with different values for a tied weight; a weight is missing or unexpected, with ``strict``; a
+                or has two different values for a tied weight; a weight is missing or unexpected, with ``strict``; a
                 file is missing, truncated or of another kind.
             UsageError: :meth:`optimize` has computed with a weight.
             OnnxplugError: The weights are in safetensors files, and safetensors is not installed.

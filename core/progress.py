@@ -113,7 +113,7 @@ def displayed(console: Console | None = None) -> Iterator[Display]:
     """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
 
     Args:
-        console: Where; standard error unless given.
+        console: The console; standard error by default.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -19,7 +19,7 @@ from onnxplug.capture.patching import patched
 
 @contextlib.contextmanager
 def samples_drawn_in_the_graph() -> Iterator[None]:
-    """While it holds, distributions don't check values, and draw what they may reject in loops of the graph."""
+    """While it holds, distributions don't check values, and their rejection sampling runs in loops of the graph."""
     with (
         patched(Distribution, "_validate_args", False),
         patched(von_mises, "_rejection_sample", rejection_sample),

@@ -47,7 +47,7 @@ def logspace(start: Any, end: Any, steps: Any, base: float = 10.0, **options: An
 
 
 def fftfreq(n: Any, d: float = 1.0, **options: Any) -> Tensor:
-    """0, 1, ... and then the negative ones, by ``1 / (n d)``."""
+    """0, 1, ... and then the negative frequencies, by ``1 / (n d)``."""
     places = _range(n, options)
     places = torch.where(places < (n + 1) // 2, places, places - n)
     return places.to(options.get("dtype") or torch.get_default_dtype()) * (1.0 / (n * d))

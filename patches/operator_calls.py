@@ -9,7 +9,7 @@ Two calls are equal if the operator is the same builtin operator, every argument
 and offset as expressions, dtype, device, which other arguments share its memory; for everything else: the value), and the whole
 state of torch that a call may depend on is the same (:func:`state`). Calls that can't be compared are traced.
 
-An example, a layer ``gelu(linear(x))`` of which a model has three, with ``x`` of the sizes ``[s0, 8]``::
+An example, a model with three layers ``gelu(linear(x))``, with ``x`` of the sizes ``[s0, 8]``::
 
     linear(x, w1, b1)    traced: 8 ms. Key: aten.linear, [s0, 8] float32 contiguous, [8, 8] float32, [8] float32
     gelu(y1)             traced: 6 ms. Key: aten.gelu, [s0, 8] float32 contiguous, approximate="none"

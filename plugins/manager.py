@@ -63,7 +63,7 @@ class PluginManager:
 
     Args:
         selection: Which plugins to use.
-        points: Entry points; those of the installed distributions when ``None``.
+        points: Entry points; the installed distributions' when ``None``.
 
     Raises:
         PluginError: A name is not installed, or a required plugin is missing, too old or broken.
@@ -119,7 +119,7 @@ class PluginManager:
         return record.is_builtin or self.selection.only is None or bool(names & set(self.selection.only))
 
     def load(self, *, seconds: float | None = None, commands: bool = False) -> None:
-        """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
+        """Imports the selected plugins, each by itself; a broken plugin is refused whole and kept as a failure.
 
         Args:
             seconds: How long each may take; a plugin that hangs is named on standard error, and then given up. The default is
@@ -266,7 +266,7 @@ class PluginManager:
                     # First: later entries, of plugins, replace the builtin decompositions.
                     self._results.setdefault("onnxplug_decompositions", []).insert(0, (record, decompositions))
 
-    # -- what plugins supply -------------------------------------------------------------------------------------------
+    # -- results of the hooks ------------------------------------------------------------------------------------------
 
     def records(self) -> list[PluginRecord]:
         """Every entry point of the group, loaded or not."""
@@ -522,7 +522,7 @@ def _discover() -> Iterable[EntryPoint]:
 
 
 def forget() -> None:
-    """Drops what was loaded, so that the next export discovers plugins anew."""
+    """Drops the loaded plugins, so that the next export discovers plugins anew."""
     with _lock:
         _managers.clear()
         _registries.clear()

@@ -2,7 +2,7 @@
 
 Each rewrite here replaces a plain form that ONNX Runtime 1.31 turns into a wrong or invalid graph when its optimisations
 are on, by a form that computes the same and stays as it is. ``tests/rewrite/test_onnxruntime.py`` shows each fault in
-the plain form: when a later version mends it, the test says so and the rewrite can go.
+the plain form: when a later version mends it, the test fails and the rewrite can be removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The builtin rewrites. Each one alone, and all together, is tested against the plain form."""
+"""The builtin rewrites. Each rewrite alone, and all together, are tested against the plain form."""
 
 from __future__ import annotations
 

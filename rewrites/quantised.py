@@ -222,7 +222,7 @@ def _as_unsigned(values: np.ndarray) -> np.ndarray:
 
 
 def unsigned_bytes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """``DequantizeLinear`` of int8 is one of uint8, with its zero point 128 higher.
+    """``DequantizeLinear`` of int8 as ``DequantizeLinear`` of uint8, with its zero point 128 higher.
 
     From opset 21 on ONNX Runtime repeats it behind a Transpose, Slice, MaxPool and the like without its zero point, and then
     assumes uint8: the model does not load.

@@ -1,4 +1,4 @@
-"""Attributes as converters give them, and as ONNX holds them; what a schema says of a node."""
+"""Attributes as converters write them, and as ONNX holds them; checks of nodes against their schemas."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _guess_one(value: Any) -> ir.AttributeType | None:
 
 
 class Attributes:
-    """The attributes of a graph's nodes: equal numbers, texts and lists of integers of one operator share theirs.
+    """The attributes of a graph's nodes: nodes of an operator share equal numbers, texts and lists of integers.
 
     Args:
         describe: How a message calls a dynamic size.

@@ -1,4 +1,4 @@
-"""GraphBuilder: what a converter emits through."""
+"""GraphBuilder: emits the nodes of converters."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class GraphBuilder:
 
     Args:
         opsets: Target version of each domain; ``""`` is ai.onnx.
-        optimize: Fold constants, share equal pure nodes, drop nodes that do nothing. Without it, every node asked for is
-            made.
+        optimize: Fold constants, share equal pure nodes, drop nodes that do nothing. Without it, every requested node is
+            emitted.
         domains: Known versions of other domains, used when a converter names none.
         schemas: Domain to the ``OpSchema`` objects that plugins registered for it.
         runtime: The program that the model is made for; ``None`` is portable ONNX.
@@ -58,7 +58,7 @@ class GraphBuilder:
         op: The operators of ai.onnx at the target opset.
         opset: The target version of ai.onnx.
         opsets: Every domain that the graph imports, with its version.
-        optimize, runtime, exact: As given.
+        optimize, runtime, exact: The arguments.
         sizes: Which values hold dynamic sizes.
         weights: The tensors that are exported with the model, and the initializers derived from them.
         scope: The graph and its subgraphs under construction.
@@ -131,8 +131,8 @@ class GraphBuilder:
 
         Args:
             spec: The operator.
-            inputs: Values, ``None`` for an absent optional one, or Python objects, which become constants.
-            attributes: Attributes by name; those that are ``None`` are left out.
+            inputs: Values, ``None`` for an absent optional input, or Python objects, which become constants.
+            attributes: Attributes by name; attributes that are ``None`` are left out.
             outputs: Number of outputs.
 
         Returns:
@@ -376,7 +376,7 @@ class GraphBuilder:
 
         Args:
             x: The value.
-            axis: The axis; a negative one counts from the end.
+            axis: The axis; a negative axis counts from the end.
 
         Returns:
             An int when the size is static, else a 0-dim int64 Value.
@@ -464,7 +464,7 @@ class GraphBuilder:
         """``x`` with another shape, by as few nodes as the sizes allow.
 
         A size equal to the input's at the same axis is copied (0 in ONNX's Reshape), one other dynamic size is inferred at run time
-        (-1), and only further ones are computed. A size of -1 stays -1.
+        (-1), and only additional dynamic sizes are computed. A size of -1 stays -1.
 
         Args:
             x: The value.
@@ -486,7 +486,7 @@ class GraphBuilder:
         return self.weights.stored(x)
 
     def is_weight(self, x: Value | None) -> bool:
-        """Whether a value is a parameter or a buffer of the model, or was made of one by :meth:`derive` as a torch tensor.
+        """Whether a value is a parameter or a buffer of the model, or was derived from one by :meth:`derive` as a torch tensor.
 
         :meth:`derive` takes such a value, also in a model with fake weights, for which :meth:`stored` is ``None``.
         """
@@ -498,7 +498,7 @@ class GraphBuilder:
         Args:
             source: A parameter, a buffer or a constant: a value for which :meth:`is_weight` is true or :meth:`stored` is
                 not ``None``.
-            make: A function of the tensor that returns what is stored: a torch tensor, or an ``onnx_ir`` tensor for dtypes
+            make: A function of the tensor that returns the stored tensor: a torch tensor, or an ``onnx_ir`` tensor for dtypes
                 that torch lacks.
             key: Identifies ``make``: equal keys of one source share one initializer.
             form: A word for the new form: the initializer is called ``SOURCE.FORM``.
@@ -547,7 +547,7 @@ class GraphBuilder:
         """A graph for an If, Loop or Scan attribute; it may use every value of the graphs around it.
 
         Args:
-            build: Called with one Value an input; returns the graph's outputs.
+            build: Called with a Value for each input; returns the graph's outputs.
             inputs: Dtype and dimensions (``None`` for an unknown rank) of each input.
             name: The graph's name.
         """
@@ -569,8 +569,8 @@ class GraphBuilder:
         Args:
             domain: The function's domain; the model imports it at ``version``.
             name: The function's name.
-            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not; ``None`` for
-                an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
+            build: Called with a formal Value for each input (with the call's dtypes and ranks, without sizes; ``None`` for
+                an absent input) and with a reference for each attribute, to pass to nodes of the body as their own; emits
                 the body through this builder and returns its outputs.
             inputs: The call's inputs.
             version: Version of the domain; ``None`` is the version that the plugin or the target gives it, else 1.
@@ -589,7 +589,7 @@ class GraphBuilder:
     # -- undoing -------------------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """The present end of emission, to be given to :meth:`rollback`."""
+        """The present end of emission, for :meth:`rollback`."""
         return len(self.scope.innermost.nodes), self.sizes.mark(), self._domains.mark()
 
     def rollback(self, mark: Mark) -> None:

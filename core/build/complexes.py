@@ -1,4 +1,4 @@
-"""Complex tensors as two real ones.
+"""Complex tensors as two real tensors.
 
 ONNX has complex element types, but neither operators nor ONNX Runtime compute with them. Through a whole graph a complex
 tensor is a :class:`Complex`, its real and its imaginary part. As an input or output of the model it is one real tensor
@@ -45,7 +45,7 @@ class Complex:
 
 
 def from_pairs(g: Any, value: ir.Value) -> Complex:
-    """A complex tensor of a real one whose last axis holds real and imaginary part."""
+    """A complex tensor from a real tensor whose last axis holds real and imaginary part."""
     return Complex(g.op.Gather(value, g.const(0), axis=-1), g.op.Gather(value, g.const(1), axis=-1))
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxplug.build.spec import OpSpec, onnx_spec
 
 _DT = ir.DataType
-#: One letter an element type; the types without a letter are never asked for.
+#: A letter for each element type; types without a letter are never looked up.
 LETTERS: dict[str, ir.DataType] = {
     "f": _DT.FLOAT,
     "d": _DT.DOUBLE,
@@ -108,7 +108,7 @@ def _parse(text: str) -> _Row:
 def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, list[str]]:
     """The operators of a graph that there is no kernel for, sorted, by the element type of their first operand.
 
-    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and those that the runtime
+    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and operators that the runtime
     replaces by their bodies.
     """
     operators_of: dict[ir.DataType, set[str]] = {}

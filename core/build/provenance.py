@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.version import VERSION
 
-#: The keys of nodes' metadata; ``torch.onnx.export`` writes those that begin with its name.
+#: The keys of nodes' metadata; ``torch.onnx.export`` writes the keys with ``torch.onnx``, and ``namespace``, too.
 NAMESPACE = "namespace"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 NAMES = "pkg.torch.onnx.name_scopes"
@@ -71,7 +71,7 @@ class Provenance:
         """The metadata of the nodes.
 
         Args:
-            full: Everything; otherwise what a model is shipped with.
+            full: Everything; otherwise the metadata that a model is shipped with.
         """
         return without_modules(self._name, self._kind, full)
 
@@ -117,7 +117,7 @@ class OfExport(Provenance):
         """The metadata of the nodes.
 
         Args:
-            full: Everything; otherwise what a model is shipped with. It is the same in every call.
+            full: Everything; otherwise the metadata that a model is shipped with. It is the same in every call.
         """
         if self._metadata is None:
             self._metadata = self._make_metadata(full)
@@ -190,7 +190,7 @@ class Rewritten(WithProperties):
     __slots__ = ("_rewrite", "replaced")
 
     def __init__(self, before: Provenance, rewrite: str) -> None:
-        # Rewrites may follow each other a thousand times: none holds the one before it.
+        # Rewrites may follow each other a thousand times: none holds the rewrite before it.
         super().__init__(before._before if isinstance(before, Rewritten) else before, {})
         self._rewrite = rewrite
         self.replaced: list[tuple[str, Provenance]] = []

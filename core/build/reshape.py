@@ -1,7 +1,7 @@
 """Reshape to static and dynamic sizes by as few nodes as the sizes allow.
 
 For ``x`` of shape ``[batch, seq, 64]``: the target ``[batch, seq, 4, 16]`` is the constant ``[0, 0, 4, 16]``, as 0 copies the size
-of ``x`` at the same axis, and ``[batch, 64*seq]`` is ``[0, -1]``, as one size may be inferred. Only further dynamic sizes are
+of ``x`` at the same axis, and ``[batch, 64*seq]`` is ``[0, -1]``, as one size may be inferred. Only additional dynamic sizes are
 computed.
 """
 
@@ -27,7 +27,7 @@ def reshape(g: Emitter, table: Sizes, x: ir.Value, sizes: Sequence[Any]) -> ir.V
         sizes: The new shape: ints, scalars of sizes, or dimensions.
 
     Raises:
-        Unsupported: A size of 0 is asked for below opset 14, or no value in the graph holds a dynamic size.
+        Unsupported: A size is 0 below opset 14, or no value in the graph holds a dynamic size.
     """
     result = _reshaped(g, table, x, sizes)
     producer = result.producer()
@@ -52,7 +52,7 @@ def _reshaped(g: Emitter, table: Sizes, x: ir.Value, sizes: Sequence[Any]) -> ir
     target = [0 if _is_copied(table, size, source[axis : axis + 1]) else size for axis, size in enumerate(sizes)]
     unknown = [axis for axis, size in enumerate(target) if not isinstance(size, int)]
     if unknown and -1 not in [size for size in target if isinstance(size, int)]:
-        # Of several sizes, one that no value holds yet.
+        # Of several sizes, prefer a size that no value holds yet.
         new = [a for a in unknown if type(sizes[a]) is ir.SymbolicDim and table.find(sizes[a]) is None]
         if len(unknown) == 1 or new:
             inferred = (new or unknown)[0]

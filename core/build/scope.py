@@ -100,7 +100,7 @@ class Scopes:
 
         Args:
             isolated: Nodes of the scopes around it are not shared.
-            scope: The scope, instead of a new one within the present one.
+            scope: The scope, instead of a new scope within the present scope.
         """
         outer = self.innermost
         self.innermost = Scope(outer, isolated=isolated) if scope is None else scope

@@ -1,4 +1,4 @@
-"""Simplification at emission: a node that would do nothing, or undo the one before it, is never made.
+"""Simplification at emission: a node that would do nothing, or undo the node before it, is never made.
 
 Each function takes ``(g, inputs, attributes)`` and returns the value to use instead, or ``None`` to emit the node. It may
 emit other nodes through ``g``. Everything here is exact: no value changes by a bit, no shape by a dimension.

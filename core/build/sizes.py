@@ -82,7 +82,7 @@ class Sizes:
         return record
 
     def _record_of(self, scalar: ir.Value) -> _Record:
-        """The record of a size that a value holds; a new one, without a name, where there is none."""
+        """The record of a size that a value holds; a new record, without a name, where there is none."""
         for record in self._holders.get(scalar, ()):
             if record.scalar is scalar:
                 return record
@@ -129,7 +129,7 @@ class Sizes:
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def mark(self) -> int:
-        """The present state of the table, to be given to :meth:`undo`."""
+        """The present state of the table, for :meth:`undo`."""
         return len(self._journal)
 
     def undo(self, mark: int) -> None:
@@ -264,7 +264,7 @@ class Sizes:
         assert record.vector is not None
         return record.vector
 
-    # -- what is known of sizes ----------------------------------------------------------------------------------------
+    # -- facts about sizes ---------------------------------------------------------------------------------------------
 
     def name_of(self, size: Any) -> str | None:
         """The name of a dynamic size, given as a dimension or as its scalar; ``None`` where it has none."""

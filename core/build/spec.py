@@ -140,7 +140,7 @@ class OpSpec:
         return groups[-1] if groups and self.variadic_input else ""
 
     def is_required(self, index: int) -> bool:
-        """Whether the schema says that the input at ``index`` must be there."""
+        """Whether the schema requires the input at ``index``."""
         return self.has_schema and index not in self._optional
 
     def only_dtype(self, index: int) -> ir.DataType | None:

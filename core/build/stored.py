@@ -34,7 +34,7 @@ class Origin(NamedTuple):
     """The tensor of the PyTorch model that an initializer holds, or is made of.
 
     Attributes:
-        targets: The tensor's names in the PyTorch model; a tied one has several.
+        targets: The tensor's names in the PyTorch model; a tied tensor has several.
         make: From the tensor to the stored content.
         dtype, shape: Of the tensor.
         persistent: Whether it is in the model's ``state_dict``.
@@ -98,7 +98,7 @@ class WeightTensor(TorchTensor):
     Args:
         tensor: The torch tensor.
         name: The initializer's name.
-        shape: The tensor's shape, which can't be changed any more; a new one when ``None``.
+        shape: The tensor's shape, which can't be changed any more; a new shape when ``None``.
     """
 
     def __init__(self, tensor: torch.Tensor, name: str | None = None, shape: ir.Shape | None = None) -> None:
@@ -245,7 +245,7 @@ class Weights:
         return tensor.detach()
 
     def is_weight(self, x: ir.Value | None) -> bool:
-        """Whether a value is a weight, or was made of one (:meth:`GraphBuilder.is_weight`)."""
+        """Whether a value is a weight, or was derived from one (:meth:`GraphBuilder.is_weight`)."""
         if x is None:
             return False
         derived = self._derived.get(x)
@@ -307,7 +307,7 @@ class Weights:
         shape = self._sizes.shape_of(tuple(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy()))
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         known = self._derived.get(source)
-        if known is not None and known.tensor is None:  # of a large copy, of which it may be a view
+        if known is not None and known.tensor is None:  # the source may be a large copy, and the tensor a view of it
             again, is_kept = _composed_again(known.again, make), False
         else:
             again, is_kept = partial(make, tensor), not _is_large_copy(made, tensor)

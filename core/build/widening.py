@@ -1,8 +1,9 @@
-"""Operators that lack a kernel (or a schema) for an element type are computed in a wider one and cast back.
+"""Operators that lack a kernel (or a schema) for an element type are computed in a wider type and cast back.
 
 An example, ``torch.relu(x @ y)`` of bfloat16 for ``target="onnxruntime:cpu"``, which has neither kernel: ``g.op.MatMul`` emits
-``Cast(x, FLOAT)``, ``Cast(y, FLOAT)``, ``MatMul`` and ``Cast(…, BFLOAT16)``, and remembers of which value the last Cast is the
-rounded one. ``g.op.Relu`` reads that value, the product in float32; the Cast that nothing reads goes. Behind ``Relu`` one is left.
+``Cast(x, FLOAT)``, ``Cast(y, FLOAT)``, ``MatMul`` and ``Cast(…, BFLOAT16)``, and remembers the unrounded operand of the last Cast.
+``g.op.Relu`` reads that operand, the product in float32; the Cast between them has no reader and is removed, the Cast after
+``Relu`` stays.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def capture(
 
     Raises:
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
-        CaptureError: torch.export failed, or a dimension that was asked to be dynamic came out static.
+        CaptureError: torch.export failed, or a dimension that should be dynamic came out static.
     """
     warn_if_untested(torch.__version__, platform.python_version())
     positional = _as_tuple(args)

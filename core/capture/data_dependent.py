@@ -34,7 +34,7 @@ def asks_of_a_size(error: BaseException) -> bool:
 
 
 def is_of_models(file: str) -> bool:
-    """Whether a file is a model's, or one of torch's that belong to models."""
+    """Whether a file is a model's, or a part of torch that belongs to models."""
     return bool(_OF_MODELS.search(file)) or not is_torch_file(file)
 
 

@@ -153,7 +153,7 @@ def parse_dynamic_shapes(
         values.append(value)
         return spec
 
-    # Leaves come as in the call: positional inputs, then keywords as given. The signature may have another order.
+    # Leaves are in the order of the call: positional inputs, then keywords. The signature may have another order.
     inputs = {name: combined[name] for name in [*(n for n in combined if n not in kwargs), *kwargs]}
     for name, value in inputs.items():
         _walk(by_name.get(name), value, name, visit)
@@ -395,7 +395,7 @@ def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize],
 
     Args:
         names: See :func:`size_names`.
-        sizes: The sizes asked to be dynamic.
+        sizes: The sizes that should be dynamic.
         expr: The guard.
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
@@ -411,7 +411,7 @@ def equates_one_name(shapes: DynamicShapes, sizes: Sequence[RequestedSize], expr
 
     Args:
         shapes: The user's dynamic shapes.
-        sizes: The sizes asked to be dynamic.
+        sizes: The sizes that should be dynamic.
         expr: The guard.
     """
     if expr.func.__name__ != "Equality" or not all(side.is_Symbol for side in expr.args) or not sizes:
@@ -469,7 +469,7 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
 
     Raises:
         UsageError: An expression has a name that no dimension has.
-        CaptureError: torch.export finds another relation between the sizes than an expression says.
+        CaptureError: torch.export finds another relation between the sizes than an expression states.
     """
     values = _user_values(program)
     names: dict[str, str] = {}
@@ -514,7 +514,7 @@ def _plain_names(shapes: DynamicShapes) -> dict[str, None]:
 
 
 def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str, text: str, size: Any) -> None:
-    """Gives the symbol of a size its expression; a size that is an expression for torch too must be the same one."""
+    """Gives the symbol of a size its expression; a size that is an expression for torch too must be equal to it."""
     wanted = evaluate(text, sizes)
     if str(size) not in names and getattr(size, "is_Symbol", False) and hasattr(wanted, "free_symbols"):
         names[str(size)] = str(wanted)

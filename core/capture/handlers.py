@@ -236,7 +236,7 @@ def _handler_line(spot: Spot) -> int | None:
 
 
 def _are_taken(classes: Errors, errors: Errors) -> bool:
-    """Whether a handler of classes takes one of the errors."""
+    """Whether a handler of given classes takes any of the errors."""
     return any(error is BaseException or issubclass(error, classes) for error in errors) if classes else False
 
 
@@ -306,7 +306,7 @@ def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | N
 
 
 def _matches(spot: Spot, at: int, errors: Errors) -> bool:
-    """Whether an ``except`` may take one of the errors; yes where its classes are not plain names."""
+    """Whether an ``except`` may take any of the errors; yes where its classes are not plain names."""
     steps = _code(spot.code).instructions
     first = at
     while not steps[first].is_jump_target and steps[first - 1].opname != "PUSH_EXC_INFO":
@@ -351,7 +351,7 @@ def _classes(objects: Sequence[Any]) -> Errors | None:
 
 
 def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
-    """Whether the context manager whose ``with`` a handler belongs to never takes one of the errors."""
+    """Whether the context manager of a handler's ``with`` never takes any of the errors."""
     code = _code(spot.code)
     start = min(other.start for other in code.handlers if other.target == entry.target)
     made, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
@@ -359,7 +359,9 @@ def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
         return False
     manager, is_called = _named(spot, made), made.opname.startswith("CALL")
     if is_called and isinstance(manager, types.FunctionType):
-        is_manager = manager.__code__.co_filename == contextlib.__file__  # contextmanager makes one of a generator
+        is_manager = (
+            manager.__code__.co_filename == contextlib.__file__
+        )  # contextmanager makes a manager of a generator
         return is_manager and _is_passed_through(getattr(manager, "__wrapped__", None), errors)
     if manager is None or (is_called and not isinstance(manager, type)):
         return False

@@ -157,7 +157,7 @@ def _numbers(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
 
 
 def _smallest(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
-    """The condition for the two smallest sizes, and for all larger ones, as ``n**2 >= n`` needs it."""
+    """The condition for the two smallest sizes, and for all larger sizes, as ``n**2 >= n`` needs it."""
     begins = {s: low for s, (low, high) in ranges.items() if low is not None and (high is None or high >= low + 2)}
     if len(begins) < len(ranges) or len(ranges) > 3:
         return None

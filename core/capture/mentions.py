@@ -70,7 +70,7 @@ class Mentions:
 
 
 class _Search:
-    """One search: the objects met, the names that their code has, and the methods that those names reach."""
+    """One search: the objects met, the names in their code, and the methods that these names reach."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}

@@ -4,7 +4,7 @@ torch.export takes the example's answer to ``if x.shape[1] > 4``, ``range(n // 2
 the graph; an ONNX model has no guards. A guard that the ranges of the dimensions imply (:mod:`onnxplug.capture.implication`)
 is dropped. Every other guard limits the model; with ``{0: "rows"}`` exported with 5 rows::
 
-    if x.shape[0] * 2 > 8:      the same as s0 >= 5, a bound: whoever asks for it, it becomes the range of the dimension
+    if x.shape[0] * 2 > 8:      the same as s0 >= 5, a bound: it becomes the range of the dimension
     if x.shape[0] != 77:        no bound: a warning, "right only where rows != 77"
     if x.shape[0] >= 0:         implied: nothing
     for i in range(x.shape[0])  Eq(s0, 5) fixes the size: an error, as "rows" must be dynamic
@@ -162,7 +162,7 @@ def size_guards(
 
 
 def _holds_for_small_sizes(expr: Any, hints: Mapping[Any, Any], ranges: Ranges) -> bool:
-    """Whether a condition holds for the example's sizes of 0 and 1, and for no larger ones."""
+    """Whether a condition holds for the example's sizes of 0 and 1, and for no larger sizes."""
     small = {symbol: (2, None) for symbol in expr.free_symbols if hints.get(symbol, 2) < 2}
     return bool(small) and contradicted(expr, {**ranges, **small})
 

@@ -60,7 +60,7 @@ def check_constants(program: torch.export.ExportedProgram) -> None:
     """Checks that no constant that a result needs is only a tensor of the trace, as traces within transforms leave them.
 
     Raises:
-        CaptureError: There is one.
+        CaptureError: There is such a constant.
     """
     buffers = program.graph_signature.non_persistent_buffers  # fake constants are weights without numbers
     lost = {name for name, tensor in program.constants.items() if name not in buffers and is_lost(tensor)}

@@ -56,7 +56,7 @@ def ir_version(opset: int) -> int:
 
 
 def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], names: Names) -> set[tuple[str, str]]:
-    """Stores the state and the constants that nodes read; returns the operators, including those of subgraphs."""
+    """Stores the state and the constants that nodes read; returns the operators, also of subgraphs."""
     seen: set[int] = set()
     used: set[tuple[str, str]] = set()
     for node in graph:

@@ -1,4 +1,4 @@
-"""What an operator does to memory: which arguments it writes, and whether its results may alias them."""
+"""Operators' effects on memory: the arguments that they write, and whether their results may alias arguments."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def hides_writes(node: torch.fx.Node) -> bool:
 
 
 def argument_of(node: torch.fx.Node, position: int, name: str) -> Any:
-    """An argument of a node, given by its position or by its name; ``None`` where it isn't given."""
+    """An argument of a node by its position or its name; ``None`` where it is absent."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name)
 
 

@@ -40,7 +40,7 @@ def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, funct
     Args:
         copy: The graph to append to.
         node: The call, in the old graph.
-        read: What a node of the old graph is in the new one.
+        read: A node of the old graph to its node in the new graph.
         functionalize: Makes the trace of a composite operator functional.
     """
     if node.target is aten.batch_norm.default or node.target is aten.native_batch_norm.default:
@@ -99,12 +99,12 @@ def _written_formals(target: Any) -> list[Any]:
 
 
 def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> torch.fx.Node:
-    """Appends the functional form of an in-place operator that writes one tensor, with a cast where that form promotes.
+    """Appends the functional form of an in-place operator that writes one tensor, with a cast where the functional form promotes.
 
     Args:
         copy: The graph to append to.
         node: The in-place operator, in the old graph.
-        read: What a node of the old graph is in the new one.
+        read: A node of the old graph to its node in the new graph.
     """
     functional = effects_of(node.target).functional
     assert functional is not None

@@ -8,7 +8,7 @@ An example, ``y = x + 1; y[0].mul_(2); return y.sum(1)``::
     add = aten.add(x, 1)                                  a new storage, of which add is the base
     select = aten.select(add, 0, 0)                       an alias of it
     mul = aten.mul(select, 2)                             was aten.mul_(select, 2)
-    select_scatter = aten.select_scatter(add, mul, 0, 0)  what the storage holds after the write
+    select_scatter = aten.select_scatter(add, mul, 0, 0)  the content of the storage after the write
     sum = aten.sum(select_scatter, [1])                   was aten.sum(add, [1])
 """
 
@@ -82,7 +82,7 @@ class Functionalized(NamedTuple):
 
     Attributes:
         graph: The functional copy.
-        nodes: Nodes of the old graph to those of the copy.
+        nodes: Nodes of the old graph to nodes of the copy.
         mutated: Placeholders of the old graph that were written, to the nodes of the copy with their final values.
         conditions: The conditions on sizes under which the copy is right, each with the node of the old graph that is a view
             for some sizes and a copy for others.
@@ -128,7 +128,7 @@ class _Pass:
         self.items: dict[tuple[torch.fx.Node, Any], torch.fx.Node] = {}
         self.written: dict[Storage, None] = {}
         self.last_use: dict[torch.fx.Node, int] = {}
-        #: Tensors that were given the memory of another one.
+        #: Tensors that took the memory of another tensor.
         self.replaced: set[TensorState] = set()
 
     def run(self) -> Functionalized | None:
@@ -309,7 +309,7 @@ class _Pass:
     # -- writes --------------------------------------------------------------------------------------------------------
 
     def _write(self, node: torch.fx.Node, index: int) -> bool:
-        """Makes one in-place operator functional; whether that can be done."""
+        """Makes an in-place operator functional; returns whether it can."""
         if node.target is aten.set_.source_Tensor:
             return self._replace(node)
         written = written_arguments(node)
@@ -354,7 +354,7 @@ class _Pass:
         return True
 
     def _replace(self, node: torch.fx.Node) -> bool:
-        """Gives a tensor the memory of another one (``x.set_(y)``); whether that can be done.
+        """Gives a tensor the memory of another tensor (``x.set_(y)``); returns whether it can.
 
         Views of the tensor that were taken before keep its old memory.
         """
@@ -458,7 +458,7 @@ def _view_of(node: torch.fx.Node, layout: Sharing) -> View:
 
 
 def arguments_after_first(node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a view operator after its first one, positional as far as its schema allows, and its keywords."""
+    """The arguments of a view operator after its first, positional as far as its schema allows, and its keywords."""
     args, kwargs = list(node.args), dict(node.kwargs)
     schema = getattr(node.target, "_schema", None)
     for formal in schema.arguments[len(args) :] if schema is not None and kwargs else ():

@@ -1,7 +1,7 @@
 """Whether an operator such as ``reshape`` gave a view or a copy: decided by the expressions of sizes and strides.
 
 An example, ``y.t().contiguous()`` of a ``y`` with the sizes ``[s0, 4]`` and the strides ``[4, 1]``: the operand has the sizes
-``[4, s0]`` and the strides ``[1, 4]``, a contiguous one ``[s0, 1]``. They differ at every size but where ``s0`` is 1, so the
+``[4, s0]`` and the strides ``[1, 4]``, a contiguous tensor ``[s0, 1]``. They differ at every size but where ``s0`` is 1, so the
 result is a copy; if one of the two tensors is written while the other is still read, the warning says "right only where rows !=
 1".
 """

@@ -58,7 +58,7 @@ class View(NamedTuple):
 
     Attributes:
         target: The operator.
-        args: The arguments after the first one.
+        args: The arguments after the first.
         kwargs: The keywords.
         inverse: Carries a write to the base; ``None`` where none can.
     """

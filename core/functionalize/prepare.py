@@ -164,7 +164,7 @@ def _refuse_assigned_data(graph: torch.fx.Graph, targets: Sequence[Any]) -> None
 
 
 def _refuse_replaced_memory(graph: torch.fx.Graph, cause: Exception | None = None) -> None:
-    """Refuses a graph in which a tensor is given other memory (``set_``), which could not be made functional."""
+    """Refuses a graph in which a tensor takes other memory (``set_``), if that could not be made functional."""
     for inner in (graph, *(module.graph for module in subgraphs_of(graph, graph.owning_module))):
         for node in inner.nodes:
             if getattr(node.target, "overloadpacket", None) in (torch.ops.aten.set_, torch.ops.aten.set):
@@ -186,7 +186,7 @@ def _slots(
     Args:
         program: The program.
         graph: Its graph, or the functional copy.
-        copies: Nodes of its graph to those of ``graph``.
+        copies: Nodes of its graph to nodes of ``graph``.
         strategy: The method that made ``graph``.
         mutated: Placeholders of ``graph`` that are written, with their final values.
     """

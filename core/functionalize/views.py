@@ -66,7 +66,7 @@ def invert_item(
     Args:
         graph, base, new: As for an inverse.
         split: The operator.
-        args: Its arguments after the first one.
+        args: Its arguments after the first.
         index: The item's index.
         items: The list, as it was at some time.
     """

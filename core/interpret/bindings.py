@@ -26,7 +26,7 @@ from onnxplug.strings import STRING
 def bind_inputs(
     builder: GraphBuilder, symbols: SymbolNames, slots: Sequence[InputSlot]
 ) -> tuple[dict[torch.fx.Node, Any], list[ir.Value], dict[ir.Value, torch.Tensor]]:
-    """A Value for every placeholder that has one: graph inputs, and state whose equal tensors are stored once.
+    """The Values of placeholders: graph inputs, and state, in which equal tensors are stored once.
 
     Returns:
         The value of every placeholder, the graph inputs in order, and the values of the state with their tensors.

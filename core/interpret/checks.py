@@ -1,4 +1,4 @@
-"""The check of what a converter returns against what torch computed: count, dtype, rank and dimensions."""
+"""The check of a converter's results against torch's: count, dtype, rank and dimensions."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def _refuse_guards(shape_env: Any, known: int) -> None:
 
 
 def _plain(argument: Any) -> Any:
-    """FX's immutable lists and dicts as ordinary ones."""
+    """FX's immutable lists and dicts as ordinary lists and dicts."""
     if isinstance(argument, list):
         return [_plain(a) for a in argument]
     if isinstance(argument, tuple):

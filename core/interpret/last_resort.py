@@ -93,7 +93,7 @@ def _dissolves(node: torch.fx.Node) -> str | None:
 
 
 class LastResort:
-    """The programs to convert, one after the other: as captured, then decomposed further by torch while operators have no rule.
+    """The programs to convert, one after the other: as captured, then decomposed more and more while operators have no rule.
 
     Args:
         captured: The capture.
@@ -123,7 +123,7 @@ class LastResort:
             self.captured = decomposed(captured, table if table is not None else {})
 
     def decompose_again(self, error: OnnxplugError) -> None:
-        """Decomposes the program further, after its conversion failed because operators have no rule.
+        """Decomposes more of the program, after its conversion failed because operators have no rule.
 
         Raises:
             OnnxplugError: The error itself if it is of another kind; the first error, once no table is left to try.
@@ -198,7 +198,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     env = _shape_env(program)
     known = len(env.guards) if env is not None else 0
     try:
-        # As in capture: sizes 0 and 1 of the example inputs say nothing about other sizes.
+        # As in capture: sizes 0 and 1 of the example inputs imply nothing about other sizes.
         with (
             stage("decomposition of the program", "convert", operators=len(table)),
             quiet(),

@@ -28,7 +28,7 @@ class OutputSpec(NamedTuple):
 
     Attributes:
         dtype: ONNX element type.
-        shape: Static sizes as ints, dynamic ones as named dimensions.
+        shape: Static sizes as ints, dynamic sizes as named dimensions.
     """
 
     dtype: ir.DataType
@@ -49,7 +49,7 @@ def schema_parameters(target: OpOverload) -> tuple[Parameter, ...]:
 
 
 def frozen(argument: Any) -> Any:
-    """An argument whose lists can't be changed: a converter that declines leaves nothing behind for the next one."""
+    """An argument whose lists can't be changed: a converter that declines leaves no change behind for the next converter."""
     return immutable_list(map(frozen, argument)) if isinstance(argument, list | tuple) else argument
 
 
@@ -62,7 +62,7 @@ class FxNode:
         target: The operator or function called.
         op_name: Its qualified name, e.g. ``"aten::add.Tensor"``.
         args: The operator's arguments in schema order, defaults filled in. Tensors and dynamic sizes are
-            ``onnx_ir.Value``, complex tensors ``Complex``, quantised ones ``Quantized``; everything else stays Python.
+            ``onnx_ir.Value``, complex tensors ``Complex``, quantised tensors ``Quantized``; everything else stays Python.
         outputs: Dtype and shape of each result; ``None`` for a result that is not a tensor or number.
         location: The user's file and line, ``"unknown source"`` when torch recorded none.
         rules: The rules that are still to be tried; ``None`` for all that apply.
@@ -154,7 +154,7 @@ class FxNode:
     def part(self, name: str) -> FxNode:
         """The same call on real numbers: every complex argument replaced by one of its parts, ``real`` or ``imag``.
 
-        For operators that move elements about, or that are linear in their one complex argument; for ``g.convert``.
+        For operators that move elements about, or that are linear in their only complex argument; for ``g.convert``.
         """
         return FxNode(
             self.fx,

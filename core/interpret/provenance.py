@@ -177,7 +177,7 @@ class Describer:
     def target(self, target: Any) -> tuple[str, str]:
         """A node's target as torch writes it, and its :func:`repr`."""
         cached = self._targets.get(id(target))
-        if cached is None:  # each keeps its target alive, so that no id is given twice
+        if cached is None:  # each keeps its target alive, so that no id is used again
             text = _ADDRESS.sub("", str(target))
             cached = self._targets[id(target)] = target, text, repr(text)
         return cached[1:]
@@ -209,7 +209,7 @@ class Describer:
     def _callee(self, fx: torch.fx.Node) -> str:
         """A node's target as ``format_node`` writes it."""
         cached = self._callees.get(id(fx.target))
-        if cached is None:  # each keeps its target alive, so that no id is given twice
+        if cached is None:  # each keeps its target alive, so that no id is used again
             text = str(fx.format_node()).partition("[target=")[2].partition("](args = ")[0]
             cached = self._callees[id(fx.target)] = fx.target, text
         return cached[1]
@@ -229,7 +229,7 @@ class Describer:
     def maker(self, rule: Rule | None) -> Mapping[str, str]:
         """The metadata about the rule that emitted a node; without a rule, onnxplug's own."""
         cached = self._makers.get(id(rule))
-        if cached is None:  # each keeps its rule alive, so that no id is given twice
+        if cached is None:  # each keeps its rule alive, so that no id is used again
             distribution = PROJECT_NAME if rule is None else rule.source or "rules of the call"
             package = self._packages.get(distribution)
             if package is None:

@@ -23,7 +23,7 @@ from onnxplug.torch_private import OpOverload, pytree
 
 #: The most elements of a tensor with which an operator is run; of larger tensors the large sizes are replaced.
 _MOST = 4096
-#: Sizes up to this one are kept: kernels, groups, heads.
+#: Sizes up to this size are kept: kernels, groups, heads.
 _KEPT = 8
 #: dtypes for which a missing kernel proves nothing: another device has it.
 _COMMON = frozenset("Float Double Long Int Short Char Byte Bool".split())

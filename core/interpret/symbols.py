@@ -22,7 +22,7 @@ class SymbolNames:
     Attributes:
         expressions: Name of every dimension handed out to its sympy expression, whose symbols bear the users' names.
         originals: The same with torch's symbols.
-        constants: Names of dimensions, each with the number that torch takes it for, of which the user was warned.
+        constants: Names of dimensions that torch treats as numbers, with these numbers, after a warning to the user.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:

@@ -54,7 +54,7 @@ class OnnxRegistry:
     Args:
         builtin: The rules that ship with onnxplug.
         plugin: Rules of installed packages; each carries its distribution's name in ``source``.
-        call: Rules given to this export.
+        call: Rules of this call.
         prefer: Qualified operator name (of an overload or a packet) to the distribution whose rules go first.
 
     Raises:
@@ -84,7 +84,7 @@ class OnnxRegistry:
                 self._refuse(rule)
                 continue
             table.setdefault(rule.op, []).append((Layer.PLUGIN, rule))
-        #: The rules given to this export.
+        #: The rules of this call.
         self.call_rules: tuple[Rule, ...] = tuple(call)
         for rule in self.call_rules:
             table.setdefault(rule.op, []).append((Layer.CALL, rule))
@@ -160,7 +160,7 @@ class OnnxRegistry:
 
         Args:
             node: The node (:class:`onnxplug.FxNode`).
-            target: What the export is made for.
+            target: The target of the export.
 
         Returns:
             The first rule that applies; ``None`` when there is none.
@@ -176,7 +176,7 @@ class OnnxRegistry:
 
         Args:
             node: The node (:class:`onnxplug.FxNode`).
-            target: What the export is made for.
+            target: The target of the export.
 
         Returns:
             The rules in order of precedence.
@@ -191,7 +191,7 @@ class OnnxRegistry:
 
         Args:
             op: The qualified name of an overload.
-            target: What the export is made for.
+            target: The target of the export.
 
         Returns:
             The rules with their layers, in order of precedence. Within a layer and a priority, a rule for the closest target goes
@@ -235,7 +235,7 @@ class OnnxRegistry:
 
         Args:
             op: The qualified name of an overload, or of an operator, for all its overloads.
-            target: What the export is made for.
+            target: The target of the export.
             node: A node, to evaluate conditions on it; without one they are named as conditions.
 
         Returns:

@@ -15,7 +15,7 @@ OpsetRange = tuple[int | None, int | None]
 
 
 class Rule:
-    """One translation of one torch operator.
+    """A translation of a torch operator.
 
     Args:
         op: Qualified torch name: ``"aten::add.Tensor"`` for one overload, ``"mylib::nms"`` for every overload of that

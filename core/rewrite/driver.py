@@ -177,7 +177,7 @@ class _Run:
             raise ConversionError(f"a value depends on itself after the rewrites {names}") from error
 
     def _try(self, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
-        """Applies one rewrite at one node; returns the nodes to look at again."""
+        """Applies a rewrite at a node; returns the nodes to try again."""
         g, graph = self.g, node.graph
         assert isinstance(graph, ir.Graph)
         shared = self._shared.get(id(graph))

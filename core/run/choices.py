@@ -1,5 +1,5 @@
 """Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open; operators
-that jump (comparisons, casts to integers, steps); and those that choose the order and the phases of vectors
+that jump (comparisons, casts to integers, steps); and operators that choose the order and the phases of vectors
 (:mod:`onnxplug.run.spectra`).
 
 The choices differ, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All results computed from

@@ -49,7 +49,7 @@ class Sizes:
 
         Args:
             leaves: The example inputs.
-            values: What torch recorded for each: FakeTensor or symbolic number.
+            values: torch's record of each: FakeTensor or symbolic number.
             ranges: ``range_constraints`` of the program.
             names: Symbol of torch to the user's name for it.
             conditions: The conditions of the model's code on the sizes.
@@ -145,7 +145,7 @@ def generated_inputs(
 
     Args:
         leaves: The example inputs.
-        values: What torch recorded for each (FakeTensor or symbolic number); static leaves are kept as they are.
+        values: torch's record of each (FakeTensor or symbolic number); static leaves are kept as they are.
         sizes: Symbol to size.
         seed, attempt: Decide the values; equal seeds and attempts give equal inputs. The later half of the attempts draws floats
             from the elements of the examples, for models that refuse other values.

@@ -1,4 +1,4 @@
-"""What verification compared."""
+"""The report of verification."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class VerificationCase:
 
 @dataclass
 class VerificationReport:
-    """What verification compared.
+    """The report of verification.
 
     Attributes:
         cases: The sets of inputs on which both agree.

@@ -226,7 +226,7 @@ def _warn_of_distant_link(destination: Any, path: Path) -> None:
 
 
 def _write_object(file: Any, content: bytes) -> None:
-    """Writes to a file object, also to one that takes a part at a time.
+    """Writes to a file object, even if it accepts only a part at a time.
 
     Raises:
         SaveError: It accepts only text, or it can't be written to.

@@ -72,7 +72,7 @@ def make_session(
         threads: Threads within an operator; ONNX Runtime's own choice when ``None``.
         libraries: Libraries of custom operators to load.
         providers: Execution providers; by default only the CPU.
-        options: ``SessionOptions`` to use instead of quiet ones.
+        options: ``SessionOptions`` to use instead of quiet options.
         settings: Additional arguments of ``InferenceSession``.
 
     Raises:

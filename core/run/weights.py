@@ -353,7 +353,7 @@ def _loaded(item: torch.Tensor | Stored) -> torch.Tensor:
 
 
 def checked_mapping(weights: Mapping[Any, Any]) -> dict[str, torch.Tensor | Stored]:
-    """Weights that are given as a mapping.
+    """Weights from a mapping.
 
     Raises:
         WeightsError: A name is not a string, or a value not a tensor.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-#: One dimension: its size, the name of a dynamic one, or ``None`` for an unknown one.
+#: A dimension: its size, the name of a dynamic size, or ``None`` for an unknown size.
 Dim = int | ir.SymbolicDim | None
 #: All of them; ``None`` for an unknown rank.
 Dims = tuple[Dim, ...] | None
@@ -40,7 +40,7 @@ class Constant(ir.Tensor[np.ndarray]):
 
 
 def content_key(array: np.ndarray) -> Any:
-    """Equal for arrays of the same content; a large one, which a :class:`Constant` keeps alive, is equal to itself alone."""
+    """Equal for arrays of the same content; a large array, which a :class:`Constant` keeps alive, is only equal to itself."""
     if array.dtype.kind in "OU":
         return "text", array.shape, tuple(array.flat)
     return (array.dtype, array.shape, array.tobytes()) if array.nbytes <= 65536 else id(array)

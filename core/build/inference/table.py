@@ -3,7 +3,7 @@
 Every emitted value carries its dtype and shape at once: converters read them, and the interpreter compares a converter's
 result with torch's. Each function takes ``(inputs, attributes, spec)`` and gives one ``(dtype, dims)`` an output; a
 ``None`` dtype means the schema's, ``None`` dims an unknown rank, and a ``None`` dimension an unknown size. For an
-operator without a function here, and for an unknown rank, onnx's own inference is asked (``by_onnx.py``).
+operator without a function here, and for an unknown rank, onnx's own inference is used (``by_onnx.py``).
 
 An example: ``g.op.Concat(a, b, axis=0)`` of ``a`` ``[s0, 3]`` and ``b`` ``[2, 3]`` calls ``INFER["Concat"]``, which gives
 ``[(None, (None, 3))]``: the schema's dtype, and a first size that is neither operand's. The interpreter, which knows from
