@@ -4,6 +4,10 @@ torch.export takes such a size for the constant 1 where an operator broadcasts i
 when the model runs, so the size stays dynamic here: the result has the other size, which is right where the first is 1 or
 equal to it. Where the other size is 1 instead, ONNX's operator still computes the right result, of the first size; operators
 that use the result's size for more than broadcasting are then reported.
+
+An example, ``z = x + y`` of ``x`` ``[rows, 3]`` and ``y`` ``[batch, 3]``, exported with 1 row and a batch of 4: ``z`` is
+``[batch, 3]``, and the model also computes 5 rows and a batch of 1. But ``z * z.shape[0]`` would multiply by 1 then, not by 5: a
+warning, "right only where rows == 1 or batch != 1".
 """
 
 from __future__ import annotations

@@ -1,6 +1,14 @@
 """Whether ranges of sizes imply a condition: by bounds of expressions, complete case distinction, and enumeration of few cases.
 
 Nothing is concluded from some sizes for others. A condition that can't be decided is not implied.
+
+Examples, for a size ``n`` of 0 or more unless another range is given::
+
+    n // 2 >= 1 for 2 <= n <= 64    implied, by the bounds of n // 2
+    2*(n // 2) + n % 2 == n         implied, by the cases n = 2*q and n = 2*q + 1
+    n % 64 != 1 for 2 <= n <= 64    implied, by trying each n
+    n**2 >= n                       implied, by the cases n = 0, n = 1 and n >= 2
+    n != 77                         not implied
 """
 
 from __future__ import annotations

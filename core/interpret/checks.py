@@ -1,4 +1,13 @@
-"""The check of a converter's results against torch's: count, dtype, rank and dimensions."""
+"""The check of a converter's results against torch's: count, dtype, rank and dimensions.
+
+An example, ``torch.cat([a, b])`` of ``a`` ``[rows, 3]`` and ``b`` ``[2, 3]``, for which torch has ``float[rows + 2, 3]``. The
+results of four rules, with their inferred shapes::
+
+    g.op.Concat(a, b, axis=0)    [None, 3]    right: the unknown size gets torch's name, ``rows + 2``
+    g.op.Concat(a, b, axis=1)    [rows, 6]    an error: 6 is not 3
+    a                            [rows, 3]    an error: ``rows`` is not ``rows + 2``, for the example's sizes either
+    g.cast(a, INT64)             [rows, 3]    an error: int64 is not float
+"""
 
 from __future__ import annotations
 
@@ -88,7 +97,7 @@ def _check_value(
         _check_value(call, rule, value.imag, part, index, val, symbols)
         return
     if type(value) is Quantized and spec.dtype == ir.DataType.FLOAT and value.integers.dtype is not None:
-        # torch.export records the dtype of the integers.
+        # torch.export records float32 for it; the rule returns integers of a scale.
         _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index, val, symbols)
         return
     if type(value) is not ir.Value:

@@ -3,6 +3,14 @@
 torch's functionalization makes ``out = empty(...); fill(x, out)`` a call of that higher-order operator, which returns the
 operator's own results and the new value of every tensor that it wrote. Here it becomes a node of the operator itself,
 whose converter returns the operator's results, then the new value of each written argument in schema order.
+
+An example, an operator ``ex::fill(Tensor x, Tensor(a!) out) -> ()`` without results of its own; ``getitem`` 1 is the new value of
+the base 0::
+
+    v2 = auto_functionalized_v2(ex.fill.default, x=x, _out_base_index=0, _all_bases=[empty])
+    getitem = v2[1]
+
+The scratch graph has the call ``ex.fill(x, out)`` for the operator's converter, whose only result becomes the value of ``getitem``.
 """
 
 from __future__ import annotations
