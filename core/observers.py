@@ -31,7 +31,7 @@ ROOTS = ("export", "torch.onnx.export")
 class Span:
     """An action with a beginning and an end.
 
-    ``subject``, ``result`` and ``error`` are removed once all observers are told of the end: who keeps spans keeps no models.
+    ``subject``, ``result`` and ``error`` are removed once all observers have received the end: who keeps spans keeps no models.
 
     Attributes:
         name: The action.

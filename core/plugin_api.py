@@ -24,7 +24,7 @@ hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 Mentions = Callable[[Callable[[str], bool]], bool]
-"""Says of a function of names whether it holds for a name in the model's code."""
+"""A function of a predicate: whether it holds for any name in the model's code."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class CaptureMode:
 
 
 Patch = AbstractContextManager[Any] | Callable[..., AbstractContextManager[Any] | Sequence[CaptureMode]]
-"""What holds during capture: a context manager, or a function that makes one, or a list of :class:`CaptureMode`. Where it has a
-parameter, it gets the captured module, and a :class:`CaptureRequest` where it has two; an :class:`AttemptPatch` is asked anew for
-each attempt."""
+"""A patch during capture: a context manager, or a function that returns one, or a list of :class:`CaptureMode`. A function with a
+parameter gets the captured module, with two also a :class:`CaptureRequest`; an :class:`AttemptPatch` is called anew for each
+attempt."""
 
 
 @dataclass(frozen=True)

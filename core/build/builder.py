@@ -471,7 +471,7 @@ class GraphBuilder:
             sizes: The new shape: ints, sizes or dimensions; their product is the number of elements of ``x``.
 
         Raises:
-            Unsupported: A size of 0 is asked for below opset 14, or no value in the graph holds a dynamic size.
+            Unsupported: A size is 0 below opset 14, or no value in the graph holds a dynamic size.
         """
         return reshape(self, self.sizes, x, sizes)
 

@@ -11,7 +11,7 @@ from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
 from onnxplug.errors import OpsetError, UsageError
 
 Input = Any
-"""What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
+"""An input of an operator: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
 
 
 class Emitter(Protocol):

@@ -24,7 +24,7 @@ from sympy.core.relational import Relational
 from onnxplug.torch_private import ValueRanges, bound_sympy, int_oo
 
 Ranges = Mapping[Any, tuple[int | None, int | None]]
-"""Symbol to the smallest and the largest number that it may be; ``None`` without an end."""
+"""Symbol to its smallest and its largest number; ``None`` for an open end."""
 
 #: The largest number of cases to distinguish.
 _MOST = 1024

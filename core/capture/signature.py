@@ -23,7 +23,7 @@ class InputKind(Enum):
     USER = "user"
     """A tensor, or a number that stays dynamic: becomes an ONNX graph input."""
     NONE = "none"
-    """``None`` given by the user: not an ONNX input."""
+    """The user's ``None``: not an ONNX input."""
     STATIC = "static"
     """A Python number, string or bool that torch.export baked in: not an ONNX input."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from onnxplug.torch_private import ValueRanges, bound_sympy, int_oo
 
 Ranges = Mapping[Any, tuple[int, int | None]]
-"""Symbol to the smallest and the largest size that a model may have; ``None``: any."""
+"""Symbol to its smallest and its largest size in a model; ``None`` for an open end."""
 
 
 class Sizes:

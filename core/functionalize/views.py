@@ -13,7 +13,7 @@ aten = torch.ops.aten
 Inverse = Callable[[torch.fx.Graph, torch.fx.Node, torch.fx.Node, Sequence[Any], Any], "torch.fx.Node | None"]
 """``(graph, base, new, args, val)``: the base's value when its view, made with ``args`` after the base, is ``new``.
 
-``base`` is what the base holds before the write, ``val`` the fake tensor that has its shape. ``None``: the view can't be
+``base`` is the base's value before the write, ``val`` the fake tensor with its shape. ``None``: the view can't be
 inverted with these arguments.
 """
 

@@ -72,7 +72,7 @@ class MissingRules:
     def stand_ins(self, call: FxNode, decomposing: Sequence[str], reasons: Sequence[str]) -> Any:
         """Records an operator without a rule; returns values of its dtypes and shapes.
 
-        The walk goes on with them, so that every operator without a rule is found at once.
+        The conversion goes on with them, so that an error lists all operators without a rule.
         """
         name, place = call.op_name, call.location
         if reasons:

@@ -158,7 +158,7 @@ def replacements(
 
     Raises:
         WeightsError: A weight is missing, unexpected, of another shape or of a kind of dtype that isn't converted, or a tied
-            one is given twice with different values.
+            weight has two different values.
     """
     contents: dict[ir.Value, ir.TensorProtocol] = {}
     names, missing = set(known), []
