@@ -39,7 +39,7 @@ def linalg_svd(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _symmetric(g: GraphBuilder, a: Value, upper: bool) -> Value:
-    """The symmetric matrix of which one triangle is given."""
+    """The symmetric matrix with a given triangle."""
     strict = triangle(g, a, upper=upper, strict=True)
     return g.op.Add(triangle(g, a, upper=upper), transpose(g, strict))
 

@@ -4,7 +4,7 @@ Measured on ONNX Runtime 1.31, one thread, [2, 64, 256] to 768 and [2, 197, 192]
 one product whose columns are split afterwards costs 3 to 8 % more than one product for each part, for Split copies what
 the smaller products write in place.
 
-The rules of this family come before those of the operators that reshape a product or take a part of it. They decline if
+The rules of this family come before the rules of operators that reshape a product or take a part of it. They decline if
 the operand is no such product, or has other readers too.
 """
 
@@ -169,7 +169,7 @@ def parts_of_product(g: GraphBuilder, node: FxNode) -> list[ir.Value]:
 def part_of_product(g: GraphBuilder, node: FxNode) -> ir.Value:
     """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
 
-    And all operators that give a part of a product of which other nodes read the other parts.
+    And all operators that give a part of a product, if other nodes read the other parts.
     """
     (part,) = parts_of_product(g, node)
     return part

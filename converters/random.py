@@ -235,7 +235,7 @@ def multinomial(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _with_replacement(g: GraphBuilder, x: Value, count: Any) -> Value:
-    """The category of which each uniform number falls into the share, found in the running sums, [..., count].
+    """The category into whose share each uniform number falls, by a search in the running sums, [..., count].
 
     A number never reaches the last sum, so that a category of probability 0 is never found.
     """

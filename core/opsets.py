@@ -27,7 +27,7 @@ def resolve_opsets(opset_version: int | Mapping[str, int] | None) -> dict[str, i
     """The target version of each domain, ``""`` for ai.onnx, from the user's ``opset_version``.
 
     Raises:
-        OpsetError: The opset is outside what onnxplug translates, or isn't a number.
+        OpsetError: The opset is outside of onnxplug's range, or isn't a number.
     """
     if opset_version is None:
         opsets: dict[str, int] = {"": DEFAULT_OPSET}

@@ -183,7 +183,7 @@ class GraphBuilder:
             seen = self.scope.innermost.lookup(key)
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
-        # A float that is known at a function's call alone tells nothing of shapes; anything else may.
+        # A float that is only known at a function's call does not determine shapes; anything else may.
         typed = spec.op_type != "Constant" and (
             not references or all(a.type == ir.AttributeType.FLOAT for a in references)
         )

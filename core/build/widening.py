@@ -46,7 +46,7 @@ class Widening:
     Args:
         g: The builder that the nodes are emitted through.
         provenance: Knows the call under conversion.
-        kernels: The runtime's kernels; ``None``: only what schemas exclude is widened.
+        kernels: The runtime's kernels; ``None``: only element types that schemas exclude are widened.
         islands: Whether float32 values are handed on unrounded.
     """
 

@@ -46,7 +46,7 @@ without_fast_path = _FastPath()
 def inference() -> Iterator[None]:
     """Within the context, PyTorch computes as torch.export captures: without gradients, and without attention's fast path.
 
-    The fast path (``torch.backends.mha``) gives 0 at padding that ``nn.TransformerEncoder`` is told of.
+    The fast path (``torch.backends.mha``) gives 0 at padding in a mask of ``nn.TransformerEncoder``.
     """
     with without_fast_path, torch.no_grad():
         yield

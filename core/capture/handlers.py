@@ -316,7 +316,7 @@ def _matches(spot: Spot, at: int, errors: Errors) -> bool:
 
 
 def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None:
-    """The instructions that leave an object on the stack, if they only load names and attributes; ``None`` otherwise."""
+    """The objects that instructions leave on the stack, if they only load names and attributes; ``None`` otherwise."""
     stack: list[Any] = []
     for step in steps:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and stack:

@@ -115,7 +115,7 @@ def user_line(sloc: Any) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _whole_path(path: str) -> str:
-    """The path of a file, of which torch leaves out the beginning that it shares with torch's own folder."""
+    """The path of a file; torch leaves out the beginning that it shares with torch's own folder."""
     if os.path.isabs(path):
         return path
     # Where only the root is shared, torch leaves out a letter of the next folder too.

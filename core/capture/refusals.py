@@ -168,7 +168,7 @@ class Answers:
             if not self._raised and value[1] is not None:
                 self._is_handled = handler_over(frame, (value[0],), _ends_model) is not None
             if not self._raised and frame.f_lasti not in _raising(frame.f_code):
-                self._raised.append(self.error)  # raised by what the code calls, and perhaps again by itself
+                self._raised.append(self.error)  # raised by a callee of the code, and perhaps again by itself
             self._raised.append(value[1])
         return self._trace
 

@@ -42,7 +42,7 @@ class InputSlot:
 
     Attributes:
         node: The placeholder.
-        kind: What it stands for.
+        kind: Its kind.
         name: ONNX name: the fully qualified name of a parameter or buffer (``"encoder.weight"``), for a user input the name in
             ``input_names`` or else the placeholder's.
         tensor: The tensor of a parameter, buffer or constant.
@@ -68,7 +68,7 @@ class OutputSlot:
 
     Attributes:
         value: An fx Node, or a constant (number, ``None``).
-        kind: What it stands for.
+        kind: Its kind.
         name: ONNX name; for a mutation the buffer's or input's name with ``"_out"`` after it.
         target: Name of the mutated buffer or input.
     """
@@ -81,7 +81,7 @@ class OutputSlot:
 
 @dataclass
 class FunctionalGraph:
-    """A functional FX graph with its signature: what the interpreter walks.
+    """A functional FX graph with its signature, the interpreter's input.
 
     Attributes:
         graph: No node of it mutates a value that another node sees.

@@ -97,7 +97,7 @@ def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir
 
 
 def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Sequence[ir.Function]) -> None:
-    """Imports only what the model uses; ai.onnx always."""
+    """Imports only the domains that the model uses; ai.onnx always."""
     domains = {domain for domain, _ in used} | {""}
     for function in functions:
         domains |= {node.domain for node in nodes_of(function)}

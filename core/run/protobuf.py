@@ -78,8 +78,8 @@ def to_proto(
                 messages.append((proto.graph.initializer.add(name=name), tensor))
         elif tensors is None:
             _LOGGER.warning("the initializer %r has no content and is left out", name)
-    # A tensor's bytes are copied on their way into the message: from the largest to the smallest, they fit where those of the
-    # tensor before were, and the process asks the system for that memory once.
+    # A tensor's bytes are copied on their way into the message: from the largest to the smallest, each fits into the memory of the
+    # tensor before, and the process asks the system for that memory once.
     for message, tensor in sorted(messages, key=lambda entry: -entry[1].nbytes):
         _fill(message, tensor)
     for node in graph:
