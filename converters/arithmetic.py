@@ -21,7 +21,7 @@ _LAYER_NORM = torch.ops.aten.layer_norm.default
 
 
 def _scaled(g: GraphBuilder, x: Any, alpha: Any, dtype: ir.DataType) -> Any:
-    """``x * alpha``; ``x`` itself when alpha is one."""
+    """``x * alpha``; ``x`` itself when alpha is 1."""
     if not isinstance(alpha, Value) and alpha == 1:
         return x
     return compute(g, "Mul", dtype, x, alpha)

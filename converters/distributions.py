@@ -1,6 +1,6 @@
 """Samples by rejection, as torch.distributions draws them: gamma, Dirichlet, Poisson, binomial.
 
-All are computed in double. A Loop draws for every element until each one was accepted once.
+All are computed in double. A Loop draws for every element until each was accepted once.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def nextafter(g: GraphBuilder, node: FxNode) -> Value:
     step = g.op.Mul(g.op.Pow(g.const(2.0, DOUBLE), exponent), g.const(2.0**-bits, DOUBLE))
     up = g.op.Greater(y, x)
     moved = g.op.Add(x, g.op.Mul(step, g.op.Where(up, one, g.op.Neg(one))))
-    # The neighbour of infinity is the largest number, that of zero the smallest one with y's sign.
+    # The neighbour of infinity is the largest number, the neighbour of zero the smallest number with y's sign.
     largest = g.const((2.0 - 2.0 ** (1 - bits)) * 2.0 ** (-least + 2), DOUBLE)
     moved = g.op.Where(g.op.IsInf(x), g.op.Mul(g.op.Sign(x), largest), moved)
     tiny = g.const(2.0**-bits * 2.0**least, DOUBLE)

@@ -109,7 +109,7 @@ def _returns_first(graph: torch.fx.GraphModule) -> bool:
 
 
 def _is_all_true(graph: torch.fx.GraphModule) -> bool:
-    """Whether a graph returns True for everything, as the mask of a call without one."""
+    """Whether a graph returns True for everything, as torch's mask for a call without a mask."""
     returned = _returned(graph)
     target = getattr(returned, "target", None)
     if target is torch.ops.aten.new_ones.default:

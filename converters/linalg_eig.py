@@ -90,7 +90,7 @@ def _block_values(g: GraphBuilder, grid: Grid, t: Value) -> tuple[Complex, Compl
     block = g.op.Not(g.op.Equal(c, zero))
     second = g.op.And(moved(g, grid, block, -1), g.op.Greater(grid.places, g.const(0)))
     pairs = block_of_two(g, a, b, c, d)
-    # The block's eigenvalues less d; the first one and c are an eigenvector.
+    # The block's eigenvalues less d; the first of them and c are an eigenvector.
     lead = Complex(g.op.Where(pairs.paired, pairs.mean, pairs.far), g.op.Where(pairs.paired, pairs.root, zero))
     other = Complex(g.op.Where(pairs.paired, pairs.mean, pairs.near), g.op.Neg(lead.imag))
     first = Complex(g.op.Add(d, lead.real), lead.imag)

@@ -315,7 +315,7 @@ def adaptive_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value
 def adaptive_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)
 
-    A window with NaN gives the first one.
+    A window with NaN gives the first NaN.
     """
     x, size = node.args
     out = g.concrete_shape(spread(size, spatial), "output size")

@@ -168,7 +168,7 @@ def _packed(levels: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(packed: torch.Tensor) -> torch.Tensor:
-    """Unpacks both nibbles of every byte, the low one first."""
+    """Unpacks both nibbles of every byte, the low nibble first."""
     return torch.stack([packed & 15, packed >> 4], -1).reshape(-1)
 
 

@@ -143,7 +143,7 @@ class ConversionError(OnnxplugError):
 class OutputMismatchError(ConversionError):
     """A converter returned values whose count, dtype, rank or dimensions differ from torch's.
 
-    A dynamic dimension must be dynamic, and the same one.
+    A dynamic dimension must be dynamic, and the same size.
 
     Remedy: It is a fault of the rule that the message names: report it to its package, and prefer another rule until then.
     """

@@ -110,6 +110,6 @@ def scale_of(g: GraphBuilder, x: Value) -> Value:
 
 
 def poison(g: GraphBuilder, x: Value) -> Value:
-    """0 for a finite matrix, NaN for one that holds NaN or an infinity: ``[*batch, 1, 1]``, to be added to results."""
+    """0 for a finite matrix, NaN for a matrix that holds NaN or an infinity: ``[*batch, 1, 1]``, to be added to results."""
     rank = rank_of(x)
     return reduce(g, "ReduceSum", g.op.Mul(x, g.const(0.0, dtype_of(x))), [rank - 2, rank - 1], True)

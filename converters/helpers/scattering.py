@@ -31,7 +31,7 @@ _COMBINE = {
 
 
 def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction: str) -> Value:
-    """A scatter with a reduction before ONNX had one: each element of ``x`` against every place that is written.
+    """A scatter with a reduction for opsets without ONNX's: each element of ``x`` against every place that is written.
 
     Args:
         g: The builder.

@@ -223,7 +223,7 @@ def _as_tuple(args: Any) -> tuple[Any, ...]:
 
 
 def as_module(model: Any) -> torch.nn.Module:
-    """A model as a module; a function becomes the ``forward`` of one.
+    """A model as a module; a function becomes the ``forward`` of a module.
 
     Raises:
         UsageError: It is neither; or it is a script, which torch.export does not accept.

@@ -17,7 +17,7 @@ from onnxplug.errors import CaptureError
 from onnxplug.libraries import LIBRARIES
 from onnxplug.torch_private import UnsupportedOperatorException
 
-#: How many submodules are captured to find the one at fault, where torch's error doesn't lead to it.
+#: How many submodules are captured to find the faulty submodule, where torch's error doesn't lead to it.
 _PIECES = 12
 _WIDTH = 200
 

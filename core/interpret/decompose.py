@@ -41,7 +41,7 @@ Decompositions = Mapping[str, "Callable[..., Any] | None"]
 
 
 def find_decompositions(target: Any, op_name: str, table: Decompositions | None = None) -> list[Callable[..., Any]]:
-    """The functions that compute an operator by simpler ones, in the order to try them.
+    """The functions that compute an operator by simpler operators, in the order to try them.
 
     Plugins' ``table`` comes first (where ``None`` forbids), then torch's decompositions, then the operator's own composite
     kernel: some of torch's decompositions take only a part of the operator's arguments.

@@ -25,7 +25,7 @@ class Rewrite:
         op: Operator type of the node at the root of the pattern: ``"Add"``, or ``"com.acme::Scale"`` in another domain.
         apply: ``(g, node) -> Value | Sequence[Value] | Mapping[Value, Value] | None``: emits the replacement through ``g`` and
             returns one value an output of the node. To replace the results of other nodes of the same graph too, it returns
-            a mapping from each old value to the new one, which must not depend on the old; ``{old: g.scope.identity(old)}`` puts
+            a mapping from each old value to its new value, which must not depend on the old; ``{old: g.scope.identity(old)}`` puts
             the copy among the graph's outputs and nowhere else. ``None`` leaves the graph alone.
         opset: Inclusive range of ai.onnx versions.
         domains: Other domains, with the least version, that the target opsets must include.

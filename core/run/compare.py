@@ -37,7 +37,7 @@ class Tolerance:
     Attributes:
         rtol: Share of the expected element.
         share: Share of the ordinary size of the tensor's elements, added to the above; ``None`` where ``atol`` is fixed.
-        rounding: Share of the tensor's larger ordinary elements by which rounding alone may change a small one.
+        rounding: Share of the tensor's larger ordinary elements by which rounding alone may change a small element.
         atol: Absolute tolerance where there are no ordinary elements, and everywhere if ``share`` is ``None``.
     """
 

@@ -161,7 +161,7 @@ def _moved(value: Any, generator: torch.Generator, precision: torch.dtype | None
 
 #: How far numbers are moved before they are rounded, in quanta, and how often.
 _STEP, _QUANTUM_RUNS = 1 / 256, 4
-#: The step that surely flips some, for results too small for the other one to.
+#: The step that surely flips some numbers, for results too small for the other step.
 _LARGE_STEP = 1 / 4
 #: By how much the difference of one element may exceed the largest measured, and its root mean square that of all.
 _MOST, _MOST_ON_AVERAGE = 1.5, 2.0

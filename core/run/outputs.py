@@ -20,7 +20,7 @@ _LOGGER = logs.logger("verify")
 
 @dataclass(frozen=True)
 class Tolerances:
-    """The tolerances of a comparison: a scale's, or explicit ones.
+    """The tolerances of a comparison: a scale's, or explicit tolerances.
 
     Attributes:
         scale: The scale.
