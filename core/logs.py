@@ -1,4 +1,4 @@
-"""Logging: the loggers below ``onnxplug``, and ``ONNXPLUG_LOG``, which says what of them is shown."""
+"""Logging: the loggers below ``onnxplug``, and ``ONNXPLUG_LOG``, which selects the shown messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxplug.warn import warn
 
 VARIABLE = "ONNXPLUG_LOG"
 ROOT = "onnxplug"
-#: The loggers, with what each says; docs/profiling.md lists them.
+#: The loggers, with the content of each; docs/profiling.md lists them.
 LOGGERS = {
     "capture": "attempts at torch.export, and what each failed of; dynamic dimensions that came out static",
     "functionalize": "how in-place writes were made functional",
@@ -28,7 +28,7 @@ LOGGERS = {
 }
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "off": logging.CRITICAL + 1}
 
-# As libraries do: without a handler of the program's own nothing is printed.
+# As usual for libraries: without a handler of the program's own nothing is printed.
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
 
@@ -43,10 +43,10 @@ def logger(name: str) -> logging.Logger:
 
 
 class _Handler(logging.Handler):
-    """Writes to standard error as it is at that time, and nothing where the program has set up logging itself."""
+    """Writes to the present standard error, unless the program has set up logging itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if logging.getLogger().handlers:  # they get it as well
+        if logging.getLogger().handlers:  # the program's handlers get it as well
             return
         with contextlib.suppress(OSError, ValueError):  # standard error is closed
             sys.stderr.write(f"{self.format(record)}\n")
@@ -59,7 +59,7 @@ _handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %
 
 
 def configure() -> None:
-    """Does what ``ONNXPLUG_LOG`` says, if that has changed since the last call. A value that can't be read is warned of."""
+    """Applies ``ONNXPLUG_LOG``, if it has changed since the last call. A value that can't be read gives a warning."""
     global _read
     text = os.environ.get(VARIABLE)
     if text == _read:
@@ -82,15 +82,15 @@ def configure() -> None:
 
 
 def parse(text: str) -> dict[str, int]:
-    """What a value of ``ONNXPLUG_LOG`` asks for: ``"debug"``, ``"capture=debug,rewrite=info"``, ``"info,plugins=off"``.
+    """The levels in a value of ``ONNXPLUG_LOG``: ``"debug"``, ``"capture=debug,rewrite=info"``, ``"info,plugins=off"``.
 
     Returns:
-        Name of a logger to its level; the empty name stands for all that are not named.
+        Name of a logger to its level; the empty name is for all others.
 
     Raises:
         ValueError: A level or a logger is unknown, or named twice.
     """
-    found: dict[str, int] = {}
+    levels: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, separator, level = part.rpartition("=")
         name, level = name.strip().removeprefix(f"{ROOT}."), level.strip().lower()
@@ -101,10 +101,10 @@ def parse(text: str) -> dict[str, int]:
             raise ValueError(f"there is no logger {name!r}; {_known(name, LOGGERS)}")
         if level not in LEVELS:
             raise ValueError(f"there is no level {level!r}; {_known(level, LEVELS)}")
-        if name in found:
+        if name in levels:
             raise ValueError(f"the level of {name or 'all'} is given twice")
-        found[name] = LEVELS[level]
-    return found
+        levels[name] = LEVELS[level]
+    return levels
 
 
 def _known(name: str, names: Any) -> str:

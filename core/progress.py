@@ -1,4 +1,4 @@
-"""What is at work, on a terminal: the stage, how far it is, and the seconds that it has taken.
+"""The running stage on a terminal: its name, its progress and its seconds.
 
 Nothing is shown where standard error is no terminal.
 """
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 #: Stages that took longer, in seconds, stay on the screen with their time.
 WORTH_A_LINE = 1.0
 
-#: Bytes to write from which on a bar is shown without being asked for.
+#: Bytes to write from which on a bar is shown by default.
 _WORTH_A_BAR = 1_000_000_000
 
-Told = Callable[[str], Any]
+Show = Callable[[str], Any]
 
 
 class Display(Observer):
-    """The stage at work, to be called with its name as it begins.
+    """Shows the running stage; called with its name as it begins.
 
     Args:
-        bar: What shows it; ``None``: nothing does.
+        bar: The bar that shows it; ``None`` for nothing.
     """
 
     stays = False
@@ -49,7 +49,7 @@ class Display(Observer):
             self._bar.refresh()
 
     def step(self, text: str, done: int | None = None, total: int | None = None) -> None:
-        """Says what of the stage is at work.
+        """Shows the present step of the stage.
 
         Args:
             text: In words.
@@ -65,14 +65,14 @@ class Display(Observer):
             )
 
     def part(self, done: int, total: int) -> None:
-        """Says how many bytes the stage has done, and of how many."""
+        """Shows the bytes that the stage has done, and the bytes of the whole."""
         if self._bar is not None:
             from rich import filesize
 
             self._update(f"{filesize.decimal(done)} of {filesize.decimal(total)}", done, total, refresh=False)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Ends the stage; one that took long leaves a line."""
+        """Ends the stage; a stage that took long leaves a line."""
         seconds = time.perf_counter() - self._started
         if self._bar is not None:
             from rich.errors import LiveError
@@ -89,22 +89,22 @@ class StageNames(Observer):
     """Calls a function with the name of each stage of an export as it begins.
 
     Args:
-        told: The function.
+        show: The function.
     """
 
     stays = False
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, show: Show) -> None:
+        self._show = show
 
     def begin(self, span: Span) -> None:
         """Calls the function, where it is a stage and no part of one."""
         if span.kind == "stage" and span.name in STAGES:
-            self._told(span.name)
+            self._show(span.name)
 
 
 def shown() -> Display | None:
-    """What shows the stages of this thread; ``None`` where nothing does."""
+    """The display of this thread's stages; ``None`` where there is none."""
     return events().find(Display)
 
 
@@ -113,7 +113,7 @@ def displayed(console: Console | None = None) -> Iterator[Display]:
     """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
 
     Args:
-        console: Where; standard error unless given.
+        console: The console; standard error by default.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -136,7 +136,7 @@ def displayed(console: Console | None = None) -> Iterator[Display]:
 
 @contextlib.contextmanager
 def _on_one_stream(console: Console) -> Iterator[None]:
-    """Keeps a console on the stream that standard error is now: capture redirects it, and the spinner would stand still."""
+    """Keeps a console on the present standard error: capture redirects it, and the spinner would stop."""
     before = vars(console).get("_file")
     console.file = console.file
     try:
@@ -146,14 +146,14 @@ def _on_one_stream(console: Console) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def showing(progress: Any) -> Iterator[Told | None]:
-    """Who is told of the stages, for an argument ``progress=``.
+def showing(progress: Any) -> Iterator[Show | None]:
+    """The function that is called with the stages' names, for an argument ``progress=``.
 
     Args:
         progress: ``True`` for a spinner on a terminal; a function of a stage's name; ``False`` or ``None`` for nobody.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is anything else.
     """
     if progress is None or progress is False:
         yield None
@@ -170,14 +170,14 @@ def showing(progress: Any) -> Iterator[Told | None]:
 
 @contextlib.contextmanager
 def reporting(progress: Any) -> Iterator[Callable[[int, int], Any] | None]:
-    """What is told of the bytes that are written and of all, for an argument ``progress=``.
+    """The function that is called with the written bytes and the bytes of the whole, for an argument ``progress=``.
 
     Args:
         progress: ``True`` or ``False``, for a bar on standard error or none; a function; ``None`` for a bar where there is much to
-            write. There is none where standard error is no terminal, and where the stage is shown already, that says how far it is.
+            write. There is no bar where standard error is no terminal; a display of the stage shows the progress itself.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is anything else.
     """
     if callable(progress):
         yield progress

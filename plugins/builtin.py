@@ -48,7 +48,7 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
 @hookimpl
 def onnxplug_patches() -> Iterable[Any]:
-    """The patches of torch, and those of the modules of quantisation-aware training."""
+    """The patches of torch, and of the modules of quantisation-aware training."""
     return [_of_capture, _fake_quantisers, AttemptPatch(_of_attempt)]
 
 
@@ -74,7 +74,7 @@ def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
 
 @hookimpl
 def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
-    """What warns of a model in training."""
+    """The observer that warns of a model in training."""
     return [_training_warnings]
 
 

@@ -1,4 +1,4 @@
-"""Which element types a runtime's kernels take: a table of them, and what is asked of it while a graph is built."""
+"""The element types that a runtime's kernels take, as a table, and its look-ups while a graph is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxplug.build.spec import OpSpec, onnx_spec
 
 _DT = ir.DataType
-#: One letter an element type; the types without a letter are never asked for.
+#: A letter for each element type; types without a letter are never looked up.
 LETTERS: dict[str, ir.DataType] = {
     "f": _DT.FLOAT,
     "d": _DT.DOUBLE,
@@ -39,10 +39,10 @@ class Kernels:
     """The kernels of a runtime.
 
     Args:
-        table: Operator of ai.onnx to its kernels, ``"13-13 T=fd; 14- T=fdil"``: the operator's versions for which a kernel
-            is, then for each type variable the letters of :data:`LETTERS` that it takes. An open end (``14-``) is the
-            version that the operator has had since 14. A kernel is for every combination of its letters; several with the
-            same versions stand beside each other. An operator that isn't in the table has a body of other operators.
+        table: Operator of ai.onnx to its kernels, ``"13-13 T=fd; 14- T=fdil"``: the versions of the operator that a kernel
+            serves, then for each type variable the letters of :data:`LETTERS` that it takes. An open end (``14-``) is the
+            version that the operator has had since 14. A kernel takes every combination of its letters; several may
+            have the same versions. An operator that isn't in the table has a body of other operators.
     """
 
     def __init__(self, table: Mapping[str, str]) -> None:
@@ -67,7 +67,7 @@ class Kernels:
         return any(_holds(row, spec.since) for row in self._rows_of(spec.op_type))
 
     def wider(self, spec: OpSpec, types: Types) -> dict[str, ir.DataType] | None:
-        """Type variables that must be widened for a kernel to be there, with what to; ``None`` when none need or can be.
+        """The type variables to widen for a kernel to take the operator, with their wider types; ``None`` when no widening helps.
 
         16-bit floats become float32; if that isn't enough, small integers and bools int32, or int64.
         """
@@ -82,15 +82,15 @@ class Kernels:
         return next((c for c in candidates if c and self.takes(spec, {**types, **c})), None)
 
     def _rows_of(self, op_type: str) -> list[_Row]:
-        found = self._rows.get(op_type)
-        if found is None:
+        rows = self._rows.get(op_type)
+        if rows is None:
             text = self._table.get(op_type, "")
-            found = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
-        return found
+            rows = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
+        return rows
 
 
 def _holds(row: _Row, since: int) -> bool:
-    """A kernel without a last version is for the very version that it names."""
+    """Whether a kernel's row is for an operator's version; a row without a last version is only for its first."""
     first, last, _ = row
     return first <= since <= last if last is not None else first == since
 
@@ -108,10 +108,10 @@ def _parse(text: str) -> _Row:
 def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, list[str]]:
     """The operators of a graph that there is no kernel for, sorted, by the element type of their first operand.
 
-    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and those that the runtime
+    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and operators that the runtime
     replaces by their bodies.
     """
-    found: dict[ir.DataType, set[str]] = {}
+    operators_of: dict[ir.DataType, set[str]] = {}
     for node in graph.all_nodes():
         if node.domain:
             continue
@@ -121,17 +121,17 @@ def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, 
             if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
                 types.setdefault(spec.group_of(index), value.dtype)
         types.pop("", None)
-        asked = {name: _DT.FLOAT if dtype == _DT.FLOAT16 else dtype for name, dtype in types.items()}
-        if not spec.has_schema or set(asked.values()) <= {_DT.FLOAT} or _is_computed(kernels, spec, asked):
+        computed = {name: _DT.FLOAT if dtype == _DT.FLOAT16 else dtype for name, dtype in types.items()}
+        if not spec.has_schema or set(computed.values()) <= {_DT.FLOAT} or _is_computed(kernels, spec, computed):
             continue
-        dtype = next(dtype for dtype in asked.values() if dtype != _DT.FLOAT)
+        dtype = next(dtype for dtype in computed.values() if dtype != _DT.FLOAT)
         if dtype == _DT.BFLOAT16 or not _is_inlined(kernels, node.op_type, opset, dtype):
-            found.setdefault(dtype, set()).add(node.op_type)
-    return {dtype: sorted(operators) for dtype, operators in found.items()}
+            operators_of.setdefault(dtype, set()).add(node.op_type)
+    return {dtype: sorted(operators) for dtype, operators in operators_of.items()}
 
 
 def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
-    """Whether a kernel takes an operator; what has neither a kernel nor a body is not known, and counts as taken."""
+    """Whether a kernel takes an operator; an operator with neither a kernel nor a body is unknown, and counts as taken."""
     if kernels.has_any(spec):
         return kernels.takes(spec, types)
     schema: Any = onnx.defs.get_schema(spec.op_type, spec.since)
@@ -139,11 +139,11 @@ def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
 
 
 def _is_inlined(kernels: Kernels, op_type: str, opset: int, dtype: ir.DataType) -> bool:
-    """Whether a runtime that has no kernel of an operator puts its body in its place, for whose operators it has them.
+    """Whether a runtime without a kernel for an operator replaces it by its body, and has kernels for the body's operators.
 
     ONNX Runtime does so where no operator of the body has changed since the opset that the body is written for.
     """
-    schema: Any = onnx.defs.get_schema(op_type, opset)  # onnx's stubs lack what it says of functions
+    schema: Any = onnx.defs.get_schema(op_type, opset)  # onnx's stubs lack the methods for functions
     if schema.has_context_dependent_function:
         return True
     written = max((version for version in schema.function_opset_versions if version <= opset), default=None)

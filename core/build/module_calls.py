@@ -8,11 +8,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-#: Where a node says which call it comes from, until the model is finished. Rewrites pass it on with the rest of the metadata.
+#: Metadata key of a node's call, until the model is finished. Rewrites pass it on with the rest of the metadata.
 KEY = "pkg.onnxplug.module_call"
-#: What the strict mode calls the model in the graphs of branches and bodies.
+#: The strict mode's name for the model in the graphs of branches and bodies.
 STRICT_ROOT = "_export_root"
-#: What torch writes where a pass of its own made the node.
+#: torch's mark on nodes that a pass of its own made.
 NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 
 
@@ -23,7 +23,7 @@ class ModuleCall:
     Attributes:
         path: The module's path in the model; empty for the model itself.
         class_name: The module's class with its Python module: ``"my.models.Block"``.
-        around: The call that it is part of; ``None`` for the model's own.
+        around: The call that contains it; ``None`` for the model's own.
     """
 
     path: str
@@ -45,13 +45,13 @@ class ModuleCalls:
         self._chains: list[tuple[ModuleCall, ...]] = []
 
     def of(self, stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
-        """What a node says of its call.
+        """A node's metadata about its call.
 
         Args:
             stack: The ``nn_module_stack`` of its FX node: a key for each call of a module to the module's path and class.
 
         Returns:
-            A text for the node's metadata; ``None`` where the FX node is of no module.
+            A text for the node's metadata; ``None`` where the FX node belongs to no module.
         """
         if not stack:
             return None
@@ -78,7 +78,7 @@ class ModuleCalls:
         return str(len(self._chains) - 1)
 
     def taken_from(self, node: ir.Node) -> tuple[ModuleCall, ...]:
-        """The calls that a node is part of, outermost first; the node says nothing of them any more."""
+        """The calls that contain a node, outermost first; removes them from the node's metadata."""
         number = node.metadata_props.pop(KEY, None)
         return self._chains[int(number)] if number is not None else ()
 

@@ -1,4 +1,4 @@
-"""Choices among equal elements in an ONNX file, of which no captured graph is at hand."""
+"""Choices among equal elements in an ONNX file, without a captured graph."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def choices_of_file(
     dynamic_shapes: Any = None,
     host: RuntimeHost | None = None,
 ) -> Replay:
-    """What PyTorch computes where it chooses, among equal elements, as a file does; the model is captured when that is first asked.
+    """PyTorch's results with a file's choices among equal elements; the model is captured at the first call.
 
-    The file's values are found by the names that an export of the model gives them with the opset, the target and the names of
-    inputs and outputs that the file has. Where it was made otherwise, none is found, and nothing is known of its choices.
+    The file's values are found by the names that an export of the model gives them with the file's opset, target and names of
+    inputs and outputs. If the file was made otherwise, no value is found, and nothing is known of its choices.
 
     Args:
         path: The file.
@@ -52,17 +52,17 @@ def choices_of_file(
                 warnings.simplefilter("ignore")
                 file = ir.load(path)
                 return file, _exported_again(file, model, args, kwargs, dynamic_shapes)
-        except Exception:  # it can't be captured: the difference that was found is what is reported
+        except Exception:  # it can't be captured: the difference itself is reported
             return None
 
     def replay(leaves: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-        found = exported()
-        recipe = found[1].recipe if found is not None else None
-        if found is None or recipe is None:
+        export = exported()
+        recipe = export[1].recipe if export is not None else None
+        if export is None or recipe is None:
             return None
-        file, program = found
-        given = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
-        return outputs_of_choices(file, recipe, host, given)
+        file, program = export
+        inputs = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
+        return outputs_of_choices(file, recipe, host, inputs)
 
     return replay
 

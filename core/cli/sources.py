@@ -1,4 +1,4 @@
-"""``SCHEME:NAME``: kinds of models that plugins bring."""
+"""``SCHEME:NAME``: kinds of models from plugins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
 
 
 def find_source(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source that TARGET names, and what its ``load`` takes; ``None`` where TARGET is of another kind."""
+    """The plugin's source that TARGET names, and the argument of its ``load``; ``None`` where TARGET is of another kind."""
     if _SCHEME.fullmatch(text):
         return find_scheme(text)
     source = registry()[1].source_of_file(text)
@@ -28,14 +28,14 @@ def find_source(text: str) -> tuple[ModelSource, str] | None:
 
 
 def find_scheme(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` where it is none, or no plugin has the scheme."""
+    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` for other texts, or where no plugin has the scheme."""
     match = _SCHEME.fullmatch(text)
     source = registry()[1].source(match["scheme"]) if match is not None else None
     return None if source is None or match is None else (source, match["name"])
 
 
 def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
-    """What a source's ``load`` returns.
+    """The result of a source's ``load``.
 
     Raises:
         UsageError: ``--pretrained`` for a source that has no choice, or the name is empty.
@@ -60,17 +60,17 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
 
 
 def takes_pretrained(source: ModelSource) -> bool:
-    """Whether a source has a choice of random weights and trained ones."""
+    """Whether a source has a choice between random and trained weights."""
     load = object_of(source.load, f"the load of {label(source)}")
     return "pretrained" in inspect.signature(load).parameters
 
 
 def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
-    """The command for ``onnxplug export``: the ordinary one, or that of the source that the arguments name.
+    """The command for ``onnxplug export``: the ordinary command, or the command of the source that the arguments name.
 
     Args:
-        arguments: What follows ``export`` on the command line.
-        ordinary: The ordinary command; it reads the flags that say which plugins there are.
+        arguments: The arguments after ``export`` on the command line.
+        ordinary: The ordinary command; it parses the flags that select plugins.
     """
     if not any(_SCHEME.fullmatch(text) for text in arguments):
         return ordinary
@@ -90,5 +90,5 @@ def not_importable(source: ModelSource, error: ImportError) -> OnnxplugError:
 
 
 def label(source: ModelSource) -> str:
-    """What a source is called in messages: its scheme, or the files that it loads."""
+    """A source's name in messages: its scheme, or the files that it loads."""
     return f"{source.scheme}:" if source.scheme else f"files that end in {' or '.join(source.suffixes)}"

@@ -1,4 +1,4 @@
-"""The weights of a program: which have no numbers, and what is made of those that it is given."""
+"""The weights of a program: the check for weights without numbers, and the replacement by other weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug.text import counted, shortened, type_with_article
 
 #: Layouts of sparse tensors.
 SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
-#: Where the tensor of an initializer keeps what it is read from (``onnx_ir.TensorProtocol.meta``).
+#: Metadata key (``onnx_ir.TensorProtocol.meta``) of the source that an initializer's tensor is read from.
 SOURCE = "onnxplug.source"
 #: How many names a message gives.
 _NAMED = 5
@@ -28,7 +28,7 @@ _EIGHT_BIT_FLOATS = frozenset(
 
 
 class FileVersion(NamedTuple):
-    """What tells a file from another one at its path."""
+    """The version of a file, which tells it from another file at its path."""
 
     device: int
     inode: int
@@ -37,7 +37,7 @@ class FileVersion(NamedTuple):
 
 
 def version_of(path: Path) -> FileVersion:
-    """What a file is now."""
+    """The present version of a file."""
     status = path.stat()
     return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -49,12 +49,12 @@ class Stored:
     Attributes:
         name: Its name there.
         path: The file.
-        version: What tells the file from another one at its path.
+        version: The version of the file.
         shape: Its shape.
         dtype: Its dtype; ``None`` where torch has none.
-        dtype_name: What the file calls it.
+        dtype_name: Its dtype in the file's notation.
         read: Reads it.
-        place: Offset and number of its bytes in the file, where they lie there as they are.
+        place: Offset and number of its bytes in the file, where they are stored unchanged.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Stored:
         self.check_unchanged()
         try:
             return self.read(self.name)
-        except Exception as error:  # safetensors has a class of its own, torch.load any
+        except Exception as error:  # safetensors raises a class of its own, torch.load any
             raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
 
     def check_unchanged(self) -> None:
-        """Checks that the file is the one that was opened.
+        """Checks that the file is unchanged.
 
         Raises:
             WeightsError: It is gone, or was written to.
@@ -99,7 +99,7 @@ def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
 
     Args:
         values: The initializers.
-        purpose: What can't be done without, in words.
+        purpose: The action that needs them, in words.
 
     Raises:
         WeightsError: Some have none; all are named.
@@ -138,19 +138,19 @@ def named(names: Sequence[str]) -> str:
 
 def replacements(
     model: ir.Model,
-    given: Mapping[str, torch.Tensor | Stored],
+    tensors: Mapping[str, torch.Tensor | Stored],
     *,
     strict: bool,
     known: Collection[str] = (),
     refuse: Callable[[Iterable[str]], None] = lambda names: None,
 ) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
-    """What the initializers of a model hold with other weights; the model is left as it is.
+    """The contents of a model's initializers with other weights; the model is left as it is.
 
     Args:
         model: The model.
-        given: Tensors, or where they are stored, by their names in PyTorch.
+        tensors: Tensors, or where they are stored, by their names in PyTorch.
         strict: Every weight of the model must be given, and nothing else.
-        known: Further names of the PyTorch model's tensors: those that the ONNX model doesn't read.
+        known: Names of the PyTorch model's tensors that the ONNX model doesn't read.
         refuse: Raises where a weight among some names can't be replaced.
 
     Returns:
@@ -158,33 +158,33 @@ def replacements(
 
     Raises:
         WeightsError: A weight is missing, unexpected, of another shape or of a kind of dtype that isn't converted, or a tied
-            one is given twice with different values.
+            weight has two different values.
     """
-    found: dict[ir.Value, ir.TensorProtocol] = {}
+    contents: dict[ir.Value, ir.TensorProtocol] = {}
     names, missing = set(known), []
     for value in model.graph.initializers.values():
         origin: Origin | None = value.meta.get(META)
         if origin is None:
-            item = given.get(str(value.name))
+            item = tensors.get(str(value.name))
             if item is not None:  # a model that was not exported by onnxplug
                 names.add(str(value.name))
-                found[value] = WeightTensor(_loaded(item).detach(), name=value.name)
+                contents[value] = WeightTensor(_loaded(item).detach(), name=value.name)
             continue
         names.update(origin.targets)
-        targets = [target for target in origin.targets if target in given]
+        targets = [target for target in origin.targets if target in tensors]
         if targets:
             refuse(targets)
             replace = _joint_replacement if origin.parts else _replacement
-            found[value] = replace(value, origin, targets, given)
+            contents[value] = replace(value, origin, targets, tensors)
         for part in origin.parts or [origin]:
             if part.persistent or is_fake(getattr(value.const_value, "raw", None)):
-                missing += [] if given.keys() & {*part.targets} else [part.targets[0]]
-    refuse(given)
+                missing += [] if tensors.keys() & {*part.targets} else [part.targets[0]]
+    refuse(tensors)
     missing = list(dict.fromkeys(missing))
-    unexpected = [name for name in given if name not in names]
+    unexpected = [name for name in tensors if name not in names]
     if strict and (missing or unexpected):
         raise _mismatch(missing, unexpected)
-    return found, unexpected
+    return contents, unexpected
 
 
 def _mismatch(missing: Sequence[str], unexpected: Sequence[str]) -> WeightsError:
@@ -206,31 +206,33 @@ def _is(names: Sequence[str]) -> str:
 
 
 def _replacement(
-    value: ir.Value, origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+    value: ir.Value, origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> ir.TensorProtocol:
-    """The content of an initializer for the tensor that is given for it: read when it is needed, if it is in a file.
+    """The content of an initializer from the user's tensor: read when it is needed, if it is in a file.
 
     Raises:
         WeightsError: The tensor doesn't fit.
     """
-    first = _checked(origin, targets, given)
+    first = _checked(origin, targets, tensors)
     old = value.const_value
     if isinstance(first, torch.Tensor):
         tensor = first.detach()
-        found = content_of(_made(origin, tensor), tensor, lambda: _made(origin, tensor))
+        content = content_of(_made(origin, tensor), tensor, lambda: _made(origin, tensor))
     else:
         stored = first
         assert old is not None
-        found = ir.LazyTensor(lambda: as_content(_made(origin, stored.load())), old.dtype, ir.Shape(old.shape.numpy()))
-        found.meta[SOURCE] = Source(stored, not origin.keys and stored.dtype == origin.dtype)
-    found.name = value.name
-    return found
+        content = ir.LazyTensor(
+            lambda: as_content(_made(origin, stored.load())), old.dtype, ir.Shape(old.shape.numpy())
+        )
+        content.meta[SOURCE] = Source(stored, not origin.keys and stored.dtype == origin.dtype)
+    content.name = value.name
+    return content
 
 
 def _joint_replacement(
-    value: ir.Value, origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+    value: ir.Value, origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> ir.TensorProtocol:
-    """The content of an initializer of several tensors for those that are given of them, and the others as they were.
+    """The content of an initializer of several tensors, with the user's tensors and the others as they were.
 
     Raises:
         WeightsError: A tensor doesn't fit.
@@ -247,21 +249,21 @@ def _joint_replacement(
     parts: list[Callable[[], Any]] = []
     lacking = False
     for part, before in zip(origin.parts, kept, strict=True):
-        replaced = [target for target in part.targets if target in given]
+        replaced = [target for target in part.targets if target in tensors]
         if replaced:
-            parts.append(partial(_part, part, _checked(part, replaced, given)))
+            parts.append(partial(_part, part, _checked(part, replaced, tensors)))
         else:
             parts.append(before)
             lacking = lacking or is_fake(before())
-    found: ir.TensorProtocol
+    content: ir.TensorProtocol
     if lacking:  # no number can be computed yet
-        found = WeightTensor(old.raw)
+        content = WeightTensor(old.raw)
     else:
         shape = ir.Shape(old.shape.numpy())
-        found = ir.LazyTensor(lambda: as_content(origin.make(*[part() for part in parts])), old.dtype, shape)
-    found.meta[PARTS] = tuple(parts)
-    found.name = value.name
-    return found
+        content = ir.LazyTensor(lambda: as_content(origin.make(*[part() for part in parts])), old.dtype, shape)
+    content.meta[PARTS] = tuple(parts)
+    content.name = value.name
+    return content
 
 
 def _part(origin: Origin, item: torch.Tensor | Stored) -> torch.Tensor | ir.TensorProtocol:
@@ -273,18 +275,18 @@ def _lacks_numbers(content: torch.Tensor | None) -> bool:
 
 
 def _checked(
-    origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+    origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> torch.Tensor | Stored:
-    """What is given for a tensor under its names.
+    """The user's tensor under one of its names.
 
     Raises:
         WeightsError: It doesn't fit, or differs between the names.
     """
     for name in targets:
-        _check(origin, name, given[name])
-    first = given[targets[0]]
+        _check(origin, name, tensors[name])
+    first = tensors[targets[0]]
     for name in targets[1:]:
-        if given[name] is not first and not torch.equal(_loaded(given[name]), _loaded(first)):
+        if tensors[name] is not first and not torch.equal(_loaded(tensors[name]), _loaded(first)):
             raise WeightsError(
                 f"{targets[0]!r} and {name!r} are one tensor in the exported model, got two that differ",
                 names=[targets[0], name],
@@ -294,11 +296,11 @@ def _checked(
 
 
 class Source(NamedTuple):
-    """What the content of an initializer is read from.
+    """The source of an initializer's content.
 
     Attributes:
         stored: The tensor in its file.
-        is_plain: Whether the initializer's bytes are those in the file.
+        is_plain: Whether the initializer's bytes are the file's.
     """
 
     stored: Stored
@@ -328,21 +330,21 @@ def _check(origin: Origin, name: str, item: torch.Tensor | Stored) -> None:
         )
 
 
-def _converts(given: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether a tensor of one dtype is what the user means by a weight of another one."""
-    if given == wanted:
+def _converts(source: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a weight may be replaced by a tensor of another dtype."""
+    if source == wanted:
         return True
-    if given in _EIGHT_BIT_FLOATS or wanted in _EIGHT_BIT_FLOATS:
+    if source in _EIGHT_BIT_FLOATS or wanted in _EIGHT_BIT_FLOATS:
         return False
-    if given.is_floating_point and wanted.is_floating_point:
+    if source.is_floating_point and wanted.is_floating_point:
         return True
-    if given.is_complex or wanted.is_complex:
-        return given.is_complex and wanted.is_complex
+    if source.is_complex or wanted.is_complex:
+        return source.is_complex and wanted.is_complex
     return (
         not wanted.is_floating_point
-        and given != torch.bool != wanted
-        and torch.can_cast(given, wanted)
-        and (torch.promote_types(given, wanted) == wanted)
+        and source != torch.bool != wanted
+        and torch.can_cast(source, wanted)
+        and (torch.promote_types(source, wanted) == wanted)
     )
 
 
@@ -351,7 +353,7 @@ def _loaded(item: torch.Tensor | Stored) -> torch.Tensor:
 
 
 def checked_mapping(weights: Mapping[Any, Any]) -> dict[str, torch.Tensor | Stored]:
-    """Weights that are given as a mapping.
+    """Weights from a mapping.
 
     Raises:
         WeightsError: A name is not a string, or a value not a tensor.

@@ -62,7 +62,7 @@ class Functions:
         object.__setattr__(self, "classes", tuple(given))
 
     @classmethod
-    def asked(cls, functions: Any) -> Functions:
+    def of_option(cls, functions: Any) -> Functions:
         """What the argument ``functions`` of an export means, which is neither ``None`` nor ``False``.
 
         Raises:
