@@ -402,13 +402,7 @@ def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr:
 
 
 def says_one_name(shapes: DynamicShapes, sizes: Sequence[AskedSize], expr: Any) -> bool:
-    """Whether a guard only says that sizes are equal to which the user gave one name.
-
-    Args:
-        shapes: What the user asked for.
-        sizes: The sizes asked to be dynamic.
-        expr: The guard.
-    """
+    """Whether a guard only says that sizes are equal to which the user gave one name."""
     if expr.func.__name__ != "Equality" or not all(side.is_Symbol for side in expr.args) or not sizes:
         return False
     replaced = sizes[0][3].node.shape_env.replacements
@@ -524,10 +518,6 @@ def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str
 
 def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
     """Holds the sizes of the inputs against the expressions that name their dimensions.
-
-    Args:
-        shapes: What was asked for.
-        leaves: The flattened inputs.
 
     Raises:
         UsageError: The inputs have other sizes, or an expression has a name that no dimension has.

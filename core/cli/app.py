@@ -315,62 +315,6 @@ def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -
         )
 
 
-@app.command("verify")
-@plugin_options
-def verify_(
-    model: Annotated[Path, typer.Argument(help="The ONNX file")],
-    target: TargetArgument,
-    inputs: InputOption = None,
-    dynamic: DynamicOption = None,
-    pretrained: PretrainedOption = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            metavar="N",
-            help="Seed of one draw of sizes and values, as a failure reports it; default: three draws",
-        ),
-    ] = None,
-) -> None:
-    """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
-    from onnxplug.arguments import positional_and_named
-    from onnxplug.cli.file_choices import choices_of_file
-    from onnxplug.cli.inputs import check_file, dynamic_axes, parse_dynamic, parse_input
-    from onnxplug.cli.report import note, progress, verification
-    from onnxplug.cli.targets import load_target
-    from onnxplug.run.verify import verify_file
-
-    check_file(model)
-    shapes = parse_dynamic(dynamic or [])
-    specs = [parse_input(text) for text in inputs or []]
-    with progress() as shown:
-        shown("loading")
-        loaded = load_target(target, specs, pretrained=pretrained)
-        if loaded.note:
-            note(loaded.note)
-        args, kwargs = positional_and_named(loaded.model, loaded.args, loaded.kwargs)
-        shown("verification")
-        report = verify_file(
-            str(model),
-            loaded.model,
-            args,
-            kwargs or {},
-            dynamic_axes(shapes, _ranks(model)),
-            seeds=(0, 1, 2) if seed is None else (seed,),
-            host=registry()[1],
-            replay=choices_of_file(str(model), loaded.model, args, kwargs or {}, shapes, registry()[1]),
-        )
-    verification(report)
-
-
-def _ranks(model: Path) -> dict[str, int]:
-    """The ranks of a model's inputs, as far as the file says."""
-    from onnxplug.onnx_file import read_model
-
-    types = {value.name: value.type for value in read_model(model).graph.input}
-    return {name: len(kind.tensor_type.shape.dim) for name, kind in types.items() if kind.tensor_type.HasField("shape")}
-
-
 def main() -> None:
     """Entry point: exit status 0, 1 for a failed job, 2 for wrong usage; a traceback only with ``--debug``."""
     forgiving_streams()

@@ -194,11 +194,7 @@ _PARAMETERS = {"target": "runtime", "opset_version": "opset"}
 
 
 def to_onnx_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for commands that export: gives them the flags of options of ``to_onnx``, whose values they get as ``options``.
-
-    Args:
-        names: The options.
-    """
+    """A decorator for commands that export: they have the flags of these options, whose values they get as ``options``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         flags = [_parameter(name) for name in names]

@@ -72,10 +72,6 @@ def inline_regions(graph: torch.fx.Graph, targets: Iterable[Any]) -> tuple[torch
     """The graph, and what its nodes became, with every region inlined if one of them writes in place.
 
     A region may write its inputs, which nodes outside of it would not see; once it is inlined they do.
-
-    Args:
-        graph: The graph.
-        targets: What its nodes call.
     """
     owner = graph.owning_module
     regions = []

@@ -117,20 +117,14 @@ class Kernels:
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
-    """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read.
-
-    Raises:
-        UsageError: The file is not an ONNX model.
-    """
+    """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read."""
     import onnx
     import onnx_ir as ir
-
-    from onnxplug.onnx_file import as_ir, read_model
 
     if isinstance(model, str):
         if model.endswith(".ort"):  # the operators of ONNX Runtime's own format can't be read
             return CustomOperators()
-        model = as_ir(read_model(model), model)
+        model = ir.load(model)
     elif isinstance(model, bytes):
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
     nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}

@@ -117,6 +117,7 @@ def _structure(model: Any) -> Any:
     import onnx_ir as ir
 
     from onnxplug.program import OnnxProgram
+    from onnxplug_tools.onnx_file import read_model
 
     if isinstance(model, OnnxProgram):
         return model.model
@@ -131,6 +132,8 @@ def _structure(model: Any) -> Any:
     path = os.fspath(model)
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}")
+    if not path.endswith(".ort"):  # ONNX Runtime's own format
+        read_model(path)
     return path
 
 

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from onnxplug.cli.options import HOST, debug_option, plugin_options, selection
 from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError, UsageError
-from onnxplug.libraries import LIBRARIES
 from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.registry.rule import load_object
 from onnxplug.text import counted, did_you_mean
 from onnxplug_tools.cli.contents import describe
