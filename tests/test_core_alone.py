@@ -49,6 +49,7 @@ for name, ask in {
     "checks=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), checks=True),
     "onnxplug.runtime": lambda: onnxplug.runtime.inference_session("m.onnx"),
     "metadata=full": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), metadata="full"),
+    "onnxplug.fake_weights": lambda: onnxplug.fake_weights(),
     "other weights": lambda: program.apply_weights({}),
     "examples=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), examples=[(x,), (torch.randn(4),)]),
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
@@ -85,7 +86,7 @@ def test_it_exports_and_verifies(printed: str) -> None:
 
 def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
-        "onnxplug-tools": "profile= progress= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing verify inspect bench why plugins",
+        "onnxplug-tools": "profile= progress= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.fake_weights onnxplug.testing verify inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
         "onnxplug-fleet": "fleet",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= metadata=full run",

@@ -281,23 +281,6 @@ MISSING_HINT = (
 )
 
 
-def no_library_error(
-    error: Exception, custom: CustomOperators, kernels: Kernels, host: RuntimeHost | None
-) -> PluginError | None:
-    """The error for a session that lacks custom operators' libraries; ``None`` where ``error`` is about something else.
-
-    Args:
-        error: What ONNX Runtime raised.
-        custom: The model's custom operators.
-        kernels: What runs them.
-        host: The plugins that could supply libraries; ``None``: those are not known.
-    """
-    if host is None or not lacks_operator(error):
-        return None
-    text = missing_text(kernels, host, unknown_operators(error, custom), reference=False)
-    return PluginError(text, hint=MISSING_HINT)
-
-
 def lacking_kernels(custom: CustomOperators, kernels: Kernels) -> list[tuple[str, str]]:
     """Operators without a body that no reference kernel computes."""
     return [op for op in custom.bodiless if op not in kernels.reference]

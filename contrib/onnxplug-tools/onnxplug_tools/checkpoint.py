@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 
-from onnxplug.archive import check_archive
+from onnxplug.cli.archive import check_archive
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, WeightsError
 from onnxplug.run.data_files import is_large
 from onnxplug.run.weights import SOURCE

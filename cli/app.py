@@ -15,7 +15,6 @@ import typer.main
 from onnxplug import logs
 from onnxplug.cli.console import forgiving_streams
 from onnxplug.cli.options import (
-    HOST,
     AbsolutePathsOption,
     DynamicOption,
     ExternalOption,
@@ -38,12 +37,11 @@ from onnxplug.cli.options import (
     to_onnx_options,
 )
 from onnxplug.cli.profile import ProfileOption, profiled, with_value
-from onnxplug.cli.sources import export_command
+from onnxplug.cli.schemes import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UnknownPluginError, UsageError
 from onnxplug.observers import span
 from onnxplug.packages import PACKAGES, distribution_of, load, missing_package
-from onnxplug.registry.rule import load_object
 from onnxplug.text import did_you_mean, printable, shortened
 from onnxplug.version import VERSION
 
@@ -114,6 +112,9 @@ def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, A
         ctx: The context, with the flags that stand before the command.
         package: A package of onnxplug's own: it alone is imported, whatever the flags say of rules.
     """
+    from onnxplug.plugins.manager import PluginManager
+    from onnxplug.plugins.records import Selection
+
     known: dict[str | None, Mapping[str, Any]] = ctx.meta.setdefault(f"{__name__}.commands", {})
     if package in known:
         return known[package]
@@ -123,10 +124,10 @@ def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, A
         chosen = selection()
         choice.reset(choice.debug)
     else:
-        chosen = load_object("onnxplug.plugins.records:Selection", "the plugin manager")(only=(package,))
+        chosen = Selection(only=(package,))
     added = typer.Typer(pretty_exceptions_enable=False)
     try:
-        load_object(f"{HOST}:PluginManager", "the plugin manager")(chosen).commands(added)
+        PluginManager(chosen).commands(added)
     except UnknownPluginError:
         if package is None:
             raise
@@ -246,7 +247,6 @@ def export(
             with span("loading"):
                 from onnxplug.arguments import check_destination, check_verifiable
                 from onnxplug.exporter import to_onnx
-                from onnxplug.fake import fake_weights
                 from onnxplug.opsets import resolve_opsets
                 from onnxplug.run.save import check_settings
 
@@ -262,7 +262,7 @@ def export(
                         raise UsageError(error.message, hint=error.hint) from None
                 if verify:
                     check_verifiable(resolve_opsets(options["opset_version"])[""])
-                with fake_weights() if weights else contextlib.nullcontext():
+                with load("fake_weights", "--weights")() if weights else contextlib.nullcontext():
                     loaded = load_for_export(target, specs, pretrained=pretrained)
             options |= {
                 "kwargs": loaded.kwargs,
