@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.errors import NameCountError, OnnxplugError, UsageError
 from onnxplug.host import PluginHost
 from onnxplug.kinds import check_lists
@@ -24,8 +23,6 @@ from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-    from onnxplug import Functions
 
 _MICROSOFT = ("com.microsoft", "com.microsoft.nchwc", "com.microsoft.experimental", "com.ms.internal.nhwc")
 
@@ -133,42 +130,6 @@ def check_names(
 
 
 # -- functions, destination and runtime --------------------------------------------------------------------------------
-
-
-def requested_functions(functions: Any, model: Any) -> Functions | None:
-    """The request of ``functions=``; ``None`` for none.
-
-    Raises:
-        UsageError: It is malformed, or names a class without a module in the model.
-        MissingPackageError: The package that makes functions is not installed.
-    """
-    if functions is None or functions is False:
-        return None
-    wanted: Functions = load("Functions", "functions=").of_option(functions)
-    if classes := _classes_of(model):
-        wanted.check(classes)
-    return wanted
-
-
-def _classes_of(model: Any) -> set[str]:
-    """The classes of a model's modules; empty where only the capture shows them: for a program, a script, a graph."""
-    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
-        return set()
-    classes = {type(module) for module in model.modules()}
-    return {f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
-
-
-def module_calls(wanted: Functions, program: torch.export.ExportedProgram, model: Any) -> ModuleCalls:
-    """The calls of modules in a captured program.
-
-    Raises:
-        UsageError: Neither it nor the model has any of a requested class.
-    """
-    calls = ModuleCalls()
-    for node in program.graph.nodes:
-        calls.of(node.meta.get("nn_module_stack"))
-    wanted.check(calls.class_names() | _classes_of(model))
-    return calls
 
 
 def check_destination(f: Any) -> None:

@@ -25,8 +25,12 @@ PACKAGES = {
     "report=": "onnxplug_tools.report.observer:observer",
     "profile=": "onnxplug_tools.profiling.observer:observer",
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
+    "ONNXPLUG_LOG=": "onnxplug_tools.logs:show",
+    "progress=": "onnxplug_tools.progress",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "weights=": "onnxplug_tools.checkpoint:open_checkpoint",
+    "fake_weights": "onnxplug_tools.fake_weights:fake_weights",
+    "other weights": "onnxplug_tools.weights:replacements",
     "external=": "onnxplug_tools.checkpoint:in_safetensors",
     "metadata=full": "onnxplug_torch_onnx.program_metadata:write",
     "--profile": "onnxplug_tools.profiling.command:profiled",
@@ -42,7 +46,7 @@ PACKAGES = {
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"onnxplug {name}": "onnxplug_tools"
-        for name in ("inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
+        for name in ("verify", "inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
     },
 }
 
@@ -82,6 +86,11 @@ def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
     return member, lambda: dir(load(name))
 
 
+def is_installed(name: str) -> bool:
+    """Whether the package that brings a key of :data:`PACKAGES` is there."""
+    return find_spec(distribution_of(name).replace("-", "_")) is not None
+
+
 def missing_package(name: str, needed_by: str | None = None) -> MissingPackageError:
     """The error for a package that is not installed.
 
@@ -107,6 +116,5 @@ def public_modules() -> list[str]:
 
 
 def public_names() -> list[str]:
-    """The keys of installed packages that are names of ``onnxplug`` itself, without modules."""
-    names = [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place]
-    return [name for name in names if find_spec(distribution_of(name).replace("-", "_")) is not None]
+    """The keys that are names of ``onnxplug`` itself and no modules, of packages that are installed."""
+    return [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place and is_installed(name)]

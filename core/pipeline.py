@@ -20,13 +20,11 @@ from onnxplug import arguments, logs, packages
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
-from onnxplug.build.kernels import Kernels, lacking
-from onnxplug.build.module_calls import ModuleCalls
+from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
-from onnxplug.capture.failure import known_libraries
 from onnxplug.capture.signature import Captured, FunctionalGraph
-from onnxplug.errors import CaptureError, OnnxplugError, UsageError
+from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
@@ -46,13 +44,12 @@ from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
-from onnxplug.registry.target import Target, check_runtime, is_onnxruntime_cpu
+from onnxplug.registry.target import Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.kernels import CallHost
 from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily
-from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     from onnxplug import Functions
@@ -106,7 +103,9 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
         OnnxplugError: It can't be verified or saved as requested.
     """
     opsets = resolve_opsets(options.opset_version)
-    functions = arguments.requested_functions(options.functions, model)
+    functions: Functions | None = None
+    if options.functions is not None and options.functions is not False:
+        functions = packages.load("Functions", "functions=").of_call(options.functions, model)
     metadata = Metadata.of_option(options.metadata)
     items = tuple(CallHost.checked(options.runtime))
     rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
@@ -174,23 +173,18 @@ def capture(plan: Plan) -> Captured:
     options, host = plan.options, plan.host
     patches = [patch for rule in plan.rules for patch in rule.patches()]
     is_program = isinstance(plan.model, torch.export.ExportedProgram)
-    try:
-        captured = capture_model(
-            plan.model,
-            plan.args,
-            plan.kwargs,
-            dynamic_shapes=options.dynamic_shapes,
-            input_names=options.input_names,
-            strict=False if patches else options.strict,
-            examples=plan.calls,
-            make_module=host.module_maker(plan.model),
-            patches=[*host.patches(), *patches] if not is_program else (),
-            request=CaptureRequest(options, plan.registry),
-        )
-    except CaptureError as error:
-        advice = [host.explain_missing(library) for library in known_libraries(error, plan.model)]
-        error.hint = "\n".join(text for text in [*advice, error.hint] if text) or None
-        raise
+    captured = capture_model(
+        plan.model,
+        plan.args,
+        plan.kwargs,
+        dynamic_shapes=options.dynamic_shapes,
+        input_names=options.input_names,
+        strict=False if patches else options.strict,
+        examples=plan.calls,
+        make_module=host.module_maker(plan.model),
+        patches=[*host.patches(), *patches] if not is_program else (),
+        request=CaptureRequest(options, plan.registry),
+    )
     arguments.check_operators(plan.rules, late=True)
     return captured
 
@@ -227,7 +221,7 @@ class Conversion:
         target: The model's target.
         optimize: As ``to_onnx`` takes it.
         without: Names of rewrites that are left out.
-        calls: The calls of modules that nodes come from, where they become functions.
+        calls: The call of a module that a node comes from, of its ``nn_module_stack``, where modules become functions.
         checks: Whether the model checks its sizes.
         metadata: The level of metadata.
         describes_all: Whether its nodes get full metadata, whatever the level is.
@@ -239,7 +233,7 @@ class Conversion:
     target: Target
     optimize: bool = True
     without: Collection[str] = ()
-    calls: ModuleCalls | None = None
+    calls: Callable[[Any], str | None] | None = None
     checks: bool = False
     metadata: Metadata = field(default_factory=Metadata)
     describes_all: bool = False
@@ -406,7 +400,6 @@ def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
     if convert_precision is not None:
         with stage("precision", "convert", subject=program) as work:
             work.result = convert_precision(program, plan_of_export.host.kernels(plan_of_export.target.runtime))
-            _warn_of_kernels(program.model, plan_of_export.host, plan_of_export.target)
     if options.verify:
         program.verify()
     if f is not None:
@@ -476,7 +469,7 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
         ConversionError: A converter or a rewrite failed.
     """
     functions, target = plan.functions, plan.target
-    calls = arguments.module_calls(functions, captured.program, plan.model) if functions is not None else None
+    calls = functions.calls(captured.program, plan.model) if functions is not None else None
     started = time.perf_counter()
     with collection_held(), unset_fake_temporarily():
         conversion = Conversion(
@@ -485,7 +478,7 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
             plan.host,
             target,
             optimize=plan.options.optimize,
-            calls=calls,
+            calls=calls.of if calls is not None else None,
             checks=plan.options.checks,
             metadata=plan.metadata,
             describes_all=describes_all,
@@ -500,7 +493,6 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
                 work.about["functions"] = len(outlined)
     seconds = time.perf_counter() - started
     arguments.check_domains_used(model, plan.undeclared)
-    _warn_of_kernels(model, plan.host, target)
     captured = conversion.captured
     operators = Counter(n.op_type for n in nodes_of(model.graph))
     return OnnxProgram(
@@ -562,27 +554,6 @@ def _packages(model: ir.Model, nodes: int) -> dict[str, int]:
 def packages_of_rewrites(host: PluginHost) -> dict[str, str]:
     """Rewrite to its distribution, as far as the host knows it."""
     return dict(getattr(host, "sources_of_rewrites", dict)())
-
-
-def _warn_of_kernels(model: ir.Model, host: PluginHost, target: Target) -> None:
-    """Warns of operators that keep ONNX Runtime from loading a model on the CPU, and of the remedies."""
-    kernels = _kernels_of(host, "onnxruntime:cpu") if is_onnxruntime_cpu(target.runtime) else None
-    without_kernel = lacking(kernels, model.graph, target.opset) if kernels is not None else {}
-    if not without_kernel:
-        return
-    operators_by_type = "; ".join(
-        f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in without_kernel.items()
-    )
-    cures = []
-    if ir.DataType.BFLOAT16 in without_kernel and target.runtime == "onnxruntime":
-        cures.append('target="onnxruntime:cpu" has bfloat16 computed in float32.')
-    if without_kernel.keys() - {ir.DataType.BFLOAT16}:
-        cures.append(
-            "Export them in float32 (model.float(), x.float()), which loses precision, or run the model elsewhere."
-        )
-    warn(
-        f"ONNX Runtime's CPU provider can't load this model: it has no kernel for {operators_by_type}. {' '.join(cures)}"
-    )
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:

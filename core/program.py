@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,7 @@ from onnxplug.run.report import VerificationReport
 from onnxplug.run.save import Progress, check_settings, save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import verify_program
-from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
+from onnxplug.run.weights import check_numbers, named
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import child_of, pytree
 from onnxplug.warn import warn
@@ -91,6 +91,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         report: The report, with ``report=True``.
         precision: The effect of ``dtype`` or ``quantize``, with the nodes that stay in float32.
         half: The type of half precision that the model computes in; ``None`` where it does not.
+        folded: The weights that :meth:`optimize` has computed with, by their names in PyTorch.
         unquantised: The model before it was quantised, which :meth:`verify` compares; ``None`` where it was not.
     """
 
@@ -121,7 +122,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.half: torch.dtype | None = None
         self.unquantised: ir.Model | None = None
         self._runner: Runner | None = None
-        self._folded: set[str] = set()
+        self.folded: set[str] = set()
 
     @property
     def model_proto(self) -> onnx.ModelProto:
@@ -199,7 +200,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         before = self._weight_uses()
         super().optimize()
         after = self._weight_uses()
-        self._folded.update(target for target, uses in before.items() if after.get(target) != uses)
+        self.folded.update(target for target, uses in before.items() if after.get(target) != uses)
 
     def _weight_uses(self) -> dict[str, list[tuple[str | None, int]]]:
         """The initializers made of each tensor of the PyTorch model, and how often they are read."""
@@ -230,10 +231,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
         Raises:
             WeightsError: A tensor has another shape or a dtype that isn't converted, doesn't fit the form in which it is stored,
-                or has two different values for a tied weight; a weight is missing or unexpected, with ``strict``; a
-                file is missing, truncated or of another kind.
-            UsageError: :meth:`optimize` has computed with a weight.
-            OnnxplugError: The weights are in safetensors files, and safetensors is not installed.
+                or is given twice with different values for one tied weight; one is missing or unexpected, with ``strict``; a file
+                is missing, truncated or of another kind.
+            UsageError: A weight was computed with by :meth:`optimize`.
+            OnnxplugError: The weights are in safetensors, which is not installed.
+            MissingPackageError: onnxplug-tools, which replaces weights, is not installed.
         """
         self.release()
         contents, unexpected = self._replacements(state_dict, strict)
@@ -244,35 +246,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             super().apply_weights({name: state_dict[name] for name in unexpected})  # it warns of each
 
     def _replacements(self, weights: Any, strict: bool | None) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
-        """The initializers' contents with other weights; and a mapping's names that no weight has."""
-        if self.unquantised is not None:
-            raise UsageError("the weights of a quantised model can't be replaced", hint="Export it with the new ones.")
-        if not isinstance(strict, bool | None):
-            raise UsageError(f"strict= takes True, False or None, got {strict!r}")
-        is_mapping = isinstance(weights, Mapping)
-        tensors: Mapping[str, Any] = (
-            checked_mapping(weights) if is_mapping else load("weights=", "weights from files")(weights)
-        )
-        contents, unexpected = replacements(
-            self.model,
-            tensors,
-            strict=not is_mapping if strict is None else strict,
-            known=self._state_names(),
-            refuse=self._refuse_folded,
-        )
-        return contents, unexpected if is_mapping else []
-
-    def _refuse_folded(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self._folded:
-                raise UsageError(
-                    f"the weight {name!r} can't be replaced: optimize() has computed with it",
-                    hint="Apply the weights before optimize().",
-                )
-
-    def _state_names(self) -> Collection[str]:
-        program = self.exported_program
-        return (*program.state_dict, *program.constants) if program is not None else ()
+        """The initializers' contents with other weights; the names that no weight has, of a mapping."""
+        found: tuple[dict[ir.Value, ir.TensorProtocol], list[str]] = load("other weights")(self, weights, strict)
+        return found
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's inputs for a call of the PyTorch model.

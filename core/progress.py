@@ -1,96 +1,35 @@
-"""The running stage on a terminal: its name, its progress and its seconds.
-
-Nothing is shown where standard error is no terminal.
-"""
+"""Who is told of the stages at work: a function of the caller's, or what ``onnxplug_tools.progress`` shows on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
-from onnxplug.observers import STAGES, Observer, Span, events, observed
+from onnxplug.observers import STAGES, Observer, Span, events
+from onnxplug.packages import is_installed, load
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bar
-
-#: Stages that took longer, in seconds, stay on the screen with their time.
-WORTH_A_LINE = 1.0
-
-#: Bytes to write from which on a bar is shown by default.
-_WORTH_A_BAR = 1_000_000_000
 
 Show = Callable[[str], Any]
 
 
 class Display(Observer):
-    """Shows the running stage; called with its name as it begins.
-
-    Args:
-        bar: The bar that shows it; ``None`` for nothing.
-    """
+    """The stage at work, to be called with its name as it begins. This one shows nothing."""
 
     stays = False
 
-    def __init__(self, bar: Bar | None = None) -> None:
-        self._bar = bar
-        self._stage: str | None = None
-        self._started = time.perf_counter()
-
     def __call__(self, stage: str) -> None:
-        self.finish()
-        self._stage, self._started = stage, time.perf_counter()
-        if self._bar is not None:
-            self._bar.add_task(f"{stage} ...", total=None)
-            self._bar.refresh()
-
-    def step(self, text: str, done: int | None = None, total: int | None = None) -> None:
-        """Shows the present step of the stage.
-
-        Args:
-            text: In words.
-            done, total: How far the stage is, where that is known.
-        """
-        self._update(text, done, total, refresh=True)
-
-    def _update(self, text: str, done: int | None, total: int | None, refresh: bool) -> None:
-        if self._bar is not None and self._bar.task_ids:
-            description = f"{self._stage}: {text} ..."
-            self._bar.update(
-                self._bar.task_ids[-1], description=description, completed=done, total=total, refresh=refresh
-            )
+        """A stage begins."""
 
     def part(self, done: int, total: int) -> None:
-        """Shows the bytes that the stage has done, and the bytes of the whole."""
-        if self._bar is not None:
-            from rich import filesize
-
-            self._update(f"{filesize.decimal(done)} of {filesize.decimal(total)}", done, total, refresh=False)
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Ends the stage; a stage that took long leaves a line."""
-        seconds = time.perf_counter() - self._started
-        if self._bar is not None:
-            from rich.errors import LiveError
-
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
-            if self._stage is not None and seconds > WORTH_A_LINE:
-                with contextlib.suppress(LiveError):
-                    self._bar.console.print(f"{self._stage}: {seconds:.1f} s", markup=False, highlight=False)
-        self._stage = None
+        """Says how many bytes the stage has done, and of how many."""
 
 
 class StageNames(Observer):
-    """Calls a function with the name of each stage of an export as it begins.
-
-    Args:
-        show: The function.
-    """
+    """Calls a function with the name of each stage of an export as it begins."""
 
     stays = False
 
@@ -108,41 +47,16 @@ def shown() -> Display | None:
     return events().find(Display)
 
 
-@contextlib.contextmanager
-def displayed(console: Console | None = None) -> Iterator[Display]:
+def displayed(console: Console | None = None) -> contextlib.AbstractContextManager[Display]:
     """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
 
     Args:
         console: The console; standard error by default.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True) if console is None else console
-    if not console.is_terminal or sys.stderr is None:
-        yield Display()
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-    )
-    with _on_one_stream(console), Progress(*columns, console=console, transient=True) as bar:
-        display = Display(bar)
-        with observed(display):
-            yield display
-
-
-@contextlib.contextmanager
-def _on_one_stream(console: Console) -> Iterator[None]:
-    """Keeps a console on the present standard error: capture redirects it, and the spinner would stop."""
-    before = vars(console).get("_file")
-    console.file = console.file
-    try:
-        yield
-    finally:
-        console.file = before  # type: ignore[assignment]
+    if not is_installed("progress="):
+        return contextlib.nullcontext(Display())
+    found: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
+    return found
 
 
 @contextlib.contextmanager
@@ -153,7 +67,8 @@ def showing(progress: Any) -> Iterator[Show | None]:
         progress: ``True`` for a spinner on a terminal; a function of a stage's name; ``False`` or ``None`` for nobody.
 
     Raises:
-        UsageError: It is anything else.
+        UsageError: It is something else.
+        MissingPackageError: The package that shows them is not installed.
     """
     if progress is None or progress is False:
         yield None
@@ -164,7 +79,7 @@ def showing(progress: Any) -> Iterator[Show | None]:
     elif (display := shown()) is not None:
         yield display
     else:
-        with displayed() as display:
+        with load("progress=").displayed() as display:
             yield display
 
 
@@ -174,25 +89,18 @@ def reporting(progress: Any) -> Iterator[Callable[[int, int], Any] | None]:
 
     Args:
         progress: ``True`` or ``False``, for a bar on standard error or none; a function; ``None`` for a bar where there is much to
-            write. There is no bar where standard error is no terminal; a display of the stage shows the progress itself.
+            write.
 
     Raises:
-        UsageError: It is anything else.
+        UsageError: It is something else.
+        MissingPackageError: A bar is asked for, and the package that shows it is not installed.
     """
     if callable(progress):
         yield progress
-        return
-    if not isinstance(progress, bool | None):
+    elif not isinstance(progress, bool | None):
         raise UsageError(f"progress= takes True, False or a function of two numbers, got {progress!r}")
-    display = shown()
-    with contextlib.ExitStack() as stack:
-
-        def part(done: int, total: int) -> None:
-            nonlocal display
-            if display is None and (progress or total >= _WORTH_A_BAR):
-                display = stack.enter_context(displayed())
-                display("saving")
-            if display is not None:
-                display.part(done, total)
-
-        yield None if progress is False else part
+    elif progress or is_installed("progress="):
+        with load("progress=").reporting(progress) as told:
+            yield told
+    else:
+        yield None

@@ -74,14 +74,26 @@ def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
 
 @hookimpl
 def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
-    """The observer that warns of a model in training."""
-    return [_training_warnings]
+    """What warns of a model in training and of kernels that ONNX Runtime lacks, and says which package is for a library."""
+    return [_training_warnings, _kernel_warnings, _library_advice]
 
 
 def _training_warnings(_: Any) -> Observer:
     from onnxplug.plugins.training import TrainingWarnings
 
     return TrainingWarnings()
+
+
+def _kernel_warnings(_: Any) -> Observer:
+    from onnxplug.plugins.lacking import KernelWarnings
+
+    return KernelWarnings()
+
+
+def _library_advice(_: Any) -> Observer:
+    from onnxplug.plugins.advice import LibraryAdvice
+
+    return LibraryAdvice()
 
 
 @hookimpl

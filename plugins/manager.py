@@ -16,7 +16,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
-from onnxplug.libraries import LIBRARIES
 from onnxplug.observers import Observer, step
 from onnxplug.plugin_api import (
     API_VERSION,
@@ -28,6 +27,7 @@ from onnxplug.plugin_api import (
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
+from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.plugins.loading import (
     CHECKS,
     LATE_HOOKS,

@@ -18,7 +18,7 @@ from torch._higher_order_ops import scan, while_loop
 
 import onnxplug
 from onnxplug import Metadata, OnnxProgram, Rule, UsageError
-from onnxplug.build.module_calls import KEY
+from onnxplug.build.provenance import MODULE_CALL
 from onnxplug.build.scope import nodes_of
 from onnxplug.cli.app import run
 from onnxplug.run.save import to_bytes
@@ -158,7 +158,7 @@ def test_every_node_says_where_it_comes_from(name: str, level: str) -> None:
             said = node.metadata_props
             assert wanted <= said.keys(), (node.name, node.op_type, said)
             assert said["namespace"] != "onnxplug: graph", (node.name, node.op_type)
-            assert KEY not in said
+            assert MODULE_CALL not in said
             assert all(isinstance(text, str) for text in said.values())
             if level == "short":
                 assert said.keys() <= {"namespace", "pkg.onnxplug.source", REWRITE}, said

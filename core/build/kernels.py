@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import onnx
 import onnx_ir as ir
 
-from onnxplug.build.spec import OpSpec, onnx_spec
+from onnxplug.build.spec import OpSpec
 
 _DT = ir.DataType
 #: A letter for each element type; types without a letter are never looked up.
@@ -103,58 +101,3 @@ def _parse(text: str) -> _Row:
         name, _, letters = constraint.partition("=")
         allowed[name] = frozenset(LETTERS[letter] for letter in letters)
     return int(first), int(last) if last else None, allowed
-
-
-def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, list[str]]:
-    """The operators of a graph that there is no kernel for, sorted, by the element type of their first operand.
-
-    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and operators that the runtime
-    replaces by their bodies.
-    """
-    operators_of: dict[ir.DataType, set[str]] = {}
-    for node in graph.all_nodes():
-        if node.domain:
-            continue
-        spec = onnx_spec(node.op_type, opset)
-        types: dict[str, ir.DataType] = {}
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
-                types.setdefault(spec.group_of(index), value.dtype)
-        types.pop("", None)
-        computed = {name: _DT.FLOAT if dtype == _DT.FLOAT16 else dtype for name, dtype in types.items()}
-        if not spec.has_schema or set(computed.values()) <= {_DT.FLOAT} or _is_computed(kernels, spec, computed):
-            continue
-        dtype = next(dtype for dtype in computed.values() if dtype != _DT.FLOAT)
-        if dtype == _DT.BFLOAT16 or not _is_inlined(kernels, node.op_type, opset, dtype):
-            operators_of.setdefault(dtype, set()).add(node.op_type)
-    return {dtype: sorted(operators) for dtype, operators in operators_of.items()}
-
-
-def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
-    """Whether a kernel takes an operator; an operator with neither a kernel nor a body is unknown, and counts as taken."""
-    if kernels.has_any(spec):
-        return kernels.takes(spec, types)
-    schema: Any = onnx.defs.get_schema(spec.op_type, spec.since)
-    return HALVES.isdisjoint(types.values()) and not schema.has_function
-
-
-def _is_inlined(kernels: Kernels, op_type: str, opset: int, dtype: ir.DataType) -> bool:
-    """Whether a runtime without a kernel for an operator replaces it by its body, and has kernels for the body's operators.
-
-    ONNX Runtime does so where no operator of the body has changed since the opset that the body is written for.
-    """
-    schema: Any = onnx.defs.get_schema(op_type, opset)  # onnx's stubs lack the methods for functions
-    if schema.has_context_dependent_function:
-        return True
-    written = max((version for version in schema.function_opset_versions if version <= opset), default=None)
-    if written is None:
-        return False
-    body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(written))
-    for operator in {node.op_type for node in body.node}:
-        spec = onnx_spec(operator, opset)
-        if spec.since != onnx_spec(operator, written).since:
-            return False
-        types = {spec.group_of(0): dtype} if spec.group_of(0) else {}
-        if not _is_computed(kernels, spec, types) and not _is_inlined(kernels, operator, opset, dtype):
-            return False
-    return True

@@ -76,12 +76,7 @@ def named(names: Mapping[str, str], symbol: Any) -> Any:
 
 
 def in_names(names: Mapping[str, str], size: Any) -> Any:
-    """A size, an int or torch's expression of symbols, with the user's names for the symbols.
-
-    Args:
-        names: As for :func:`named`.
-        size: The size.
-    """
+    """A size, an int or torch's expression of symbols, with the user's names for the symbols."""
     return size if isinstance(size, int) else size.xreplace({s: named(names, s) for s in size.free_symbols})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ import torch
 
 from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in, same_symbols
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.text import type_with_article
+from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.torch_private import DimHint, pytree
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
@@ -237,10 +236,9 @@ def _top_level(spec: Any, combined: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(spec, Mapping):
         for name in spec:
             if name not in combined:
-                near = difflib.get_close_matches(str(name), names, 1)
                 raise UsageError(
                     f"dynamic_shapes names {name!r}, but the inputs are {', '.join(names)}",
-                    hint=f"Did you mean {near[0]!r}?" if near else None,
+                    hint=did_you_mean(name, names),
                 )
         return {name: spec.get(name) for name in names}
     if isinstance(spec, list | tuple):
@@ -529,10 +527,6 @@ def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str
 
 def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
     """Checks the sizes of the inputs against the expressions that name their dimensions.
-
-    Args:
-        shapes: The dynamic shapes.
-        leaves: The flattened inputs.
 
     Raises:
         UsageError: The inputs have other sizes, or an expression has a name that no dimension has.

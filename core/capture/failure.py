@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from onnxplug.capture.dynamic import DynamicShapes
 from onnxplug.capture.locations import frames_of_model, is_torch_file
 from onnxplug.capture.submodules import Call, capture_pieces, module_of_error, path_of
 from onnxplug.errors import CaptureError
-from onnxplug.libraries import LIBRARIES
 from onnxplug.torch_private import UnsupportedOperatorException
 
 #: How many submodules are captured to find the faulty submodule, where torch's error doesn't lead to it.
@@ -135,28 +133,7 @@ def _without_fake(error: Exception, text: str) -> str | None:
     return match[1] if match is not None else None
 
 
-def known_libraries(error: BaseException, model: Any) -> list[str]:
-    """The libraries with an onnxplug package that a failed capture involves, one for each package.
-
-    Args:
-        error: The error of the capture, caused by torch's own error.
-        model: The model.
-
-    Returns:
-        Namespaces of operators that the error names, libraries whose code it came through, and libraries of the model's modules.
-    """
-    names = re.findall(r"\b([A-Za-z_]\w*)(?:::|\.)\w", str(error))
-    cause: BaseException | None = error
-    while cause is not None:
-        names += [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(cause.__traceback__)]
-        cause = cause.__cause__
-    if isinstance(model, torch.nn.Module):
-        names += [type(module).__module__ for module in model.modules()]
-    libraries = dict.fromkeys(name.partition(".")[0] for name in names)
-    return list({LIBRARIES[name]: name for name in reversed(libraries) if name in LIBRARIES}.values())[::-1]
-
-
-#: Beginnings of lines that torch writes for its developers, not for the user.
+#: Beginnings of lines by which torch tells its developers more, not the user.
 _NOISE = (
     "Caused by:",
     "For extended logs",

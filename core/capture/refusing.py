@@ -74,12 +74,7 @@ def errors_of(func: Any) -> Errors:
 
 
 def may_refuse(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator may refuse some values of its operands, or sizes that depend on data.
-
-    Args:
-        func: The operator.
-        args, kwargs: Its arguments.
-    """
+    """Whether an operator may refuse some values of its operands, or sizes that depend on data."""
     if errors_of(func) is ANY or not _takes_all(func):
         return True
     operands = list(filter(_has_symbols, pytree.tree_leaves((args, kwargs))))

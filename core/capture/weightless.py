@@ -30,10 +30,6 @@ def weights_beside(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
     """While it holds, a module has fake weights on the device of its inputs instead of weights on the device ``meta``.
 
     The model's code makes tensors on the device of the inputs, and computes with these and with the weights.
-
-    Args:
-        module: The model.
-        inputs: Its example inputs.
     """
     places = [
         (table, name, tensor)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxplug.build.module_calls import KEY
 from onnxplug.build.names import Names
-from onnxplug.build.provenance import ALL_KEYS, CLASS, FULL_ALONE, NOWHERE, Provenance
+from onnxplug.build.provenance import ALL_KEYS, CLASS, FULL_ALONE, MODULE_CALL, NOWHERE, Provenance
 from onnxplug.build.scope import graphs_of, nodes_of
 
 #: Value to its metadata.
@@ -45,7 +44,7 @@ def _describe(graph: ir.Graph, provenance_of: Mapping[ir.Node, Provenance], full
         if full is not None:
             node.metadata_props.update(provenance.metadata(full))
         if provenance.call is not None:
-            node.metadata_props[KEY] = provenance.call
+            node.metadata_props[MODULE_CALL] = provenance.call
         for inner in graphs_of(node):
             _describe(inner, provenance_of, full, names)
 

@@ -72,10 +72,6 @@ def inline_regions(graph: torch.fx.Graph, targets: Iterable[Any]) -> tuple[torch
     """The graph with every region inlined if one of them writes in place, and its nodes in the new graph.
 
     A region may write its inputs, which nodes outside of it would not see; once it is inlined they do.
-
-    Args:
-        graph: The graph.
-        targets: The targets of its nodes.
     """
     owner = graph.owning_module
     regions = []

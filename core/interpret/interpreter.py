@@ -16,7 +16,6 @@ from torch.fx.immutable_collections import immutable_list
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex, complex_constant, touches_complex
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import raised_at, source_location
 from onnxplug.errors import (
@@ -74,13 +73,13 @@ class DynamoInterpreter:
         builder: Where the rules emit.
         registry: The rules of this export, bound to its target.
         symbols: Names of dynamic sizes.
-        decompositions: Plugins' own decompositions; ``None`` as value forbids the decomposition.
-        missing: Supplies a converter for an operator that has neither rule nor decomposition.
-        explain_missing: The reason why a namespace's plugin supplied no rule, if it is known.
-        describer: Writes the nodes' metadata; the default describer when ``None``.
-        applied: Receives the rule that translated each FX node.
-        module_calls: Receives the calls of modules that nodes come from.
-        assertions: Receives the graph's assertions about its data, with their messages; ``None`` leaves assertions out.
+        decompositions: Plugins' own decompositions; ``None`` as value forbids one.
+        missing: Asked for a converter when an operator has neither rule nor decomposition.
+        explain_missing: Says why a namespace's plugin supplied nothing, if that is known.
+        describer: How the nodes' metadata say where they come from; the default's way when ``None``.
+        applied: Takes the rule that translated each FX node.
+        module_calls: The call of a module that a node comes from, of its ``nn_module_stack``.
+        assertions: Takes what the graph asserts of its data, with the messages; without it assertions are left out.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class DynamoInterpreter:
         explain_missing: Explain | None = None,
         describer: Describer | None = None,
         applied: dict[torch.fx.Node, Rule] | None = None,
-        module_calls: ModuleCalls | None = None,
+        module_calls: Callable[[Any], str | None] | None = None,
         assertions: list[tuple[ir.Value, str]] | None = None,
     ) -> None:
         self._builder = builder
@@ -361,7 +360,7 @@ class DynamoInterpreter:
         scope = self._describer.scope_of(fx) or context.scope
         if location == UNKNOWN_SOURCE:
             location = None
-        call = None if self._module_calls is None else self._module_call(fx)
+        call = self._module_call(fx)
         return FxProvenance(self._describer, fx, context, scope, location, call)
 
     def _size(self, fx: torch.fx.Node, symbol: str) -> ir.Value | None:
@@ -378,7 +377,7 @@ class DynamoInterpreter:
         """The module call that a node belongs to; ``None`` where module calls aren't needed."""
         if self._module_calls is None:
             return None
-        return self._module_calls.of(fx.meta.get("nn_module_stack")) or self._frame.context.call
+        return self._module_calls(fx.meta.get("nn_module_stack")) or self._frame.context.call
 
     def _within_call(self, fx: torch.fx.Node, decomposed: str | None = None) -> Context:
         """The context of a graph that replaces an FX node, or that the node runs.

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.build.module_calls import NO_MODULE, STRICT_ROOT
 from onnxplug.build.provenance import (
     CLASSES,
     DECOMPOSED,
     FX_NODE,
     NAMES,
     NAMESPACE,
+    NO_MODULE,
     PACKAGE,
     RULE,
     SOURCE,
+    STRICT_ROOT,
     TRACE,
     OfExport,
     Provenance,
@@ -129,11 +130,7 @@ _NUMBERS = frozenset({int, float, bool, str, type(None), torch.dtype})
 
 
 class Describer:
-    """The part that all provenances of an export share.
-
-    Args:
-        metadata: The option: which metadata the model has.
-    """
+    """What the provenances of one export share."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata

@@ -117,20 +117,14 @@ class Kernels:
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
-    """The custom operators of a model, its subgraphs and its functions; a file's external weights are not read.
-
-    Raises:
-        UsageError: The file is not an ONNX model.
-    """
+    """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read."""
     import onnx
     import onnx_ir as ir
-
-    from onnxplug.onnx_file import as_ir, read_model
 
     if isinstance(model, str):
         if model.endswith(".ort"):  # the operators of ONNX Runtime's own format can't be read
             return CustomOperators()
-        model = as_ir(read_model(model), model)
+        model = ir.load(model)
     elif isinstance(model, bytes):
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
     nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}
@@ -284,23 +278,6 @@ MISSING_HINT = (
     "A plugin supplies an OrtLibrary or a ReferenceOp through its hook onnxplug_runtime, a call through runtime=[…]; a "
     "rule may also give the operator a body: g.function(…)."
 )
-
-
-def no_library_error(
-    error: Exception, custom: CustomOperators, kernels: Kernels, host: RuntimeHost | None
-) -> PluginError | None:
-    """The error for a session that lacks custom operators' libraries; ``None`` where ``error`` is about something else.
-
-    Args:
-        error: ONNX Runtime's error.
-        custom: The model's custom operators.
-        kernels: The chosen libraries and kernels.
-        host: The plugins that could supply libraries; ``None`` where they are not known.
-    """
-    if host is None or not lacks_operator(error):
-        return None
-    text = missing_text(kernels, host, unknown_operators(error, custom), reference=False)
-    return PluginError(text, hint=MISSING_HINT)
 
 
 def lacking_kernels(custom: CustomOperators, kernels: Kernels) -> list[tuple[str, str]]:

@@ -11,7 +11,6 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxplug.errors import EvaluationError, OnnxplugError
 from onnxplug.host import RuntimeHost
-from onnxplug.onnx_file import parse_model, read_model
 from onnxplug.plugin_api import Evaluator
 from onnxplug.registry.rule import object_of
 from onnxplug.text import in_a_line
@@ -73,11 +72,10 @@ def onnx_evaluator(source: str | bytes, kernels: Collection[type]) -> OnnxEvalua
     """onnx's evaluator of a model, in the form of the hook ``onnxplug_evaluators``.
 
     Raises:
-        EvaluationError: It has no kernel of an operator.
-        UsageError: The model can't be read.
+        EvaluationError: It has no kernel of an operator, or the model can't be read.
     """
-    model = read_model(source, external=True) if isinstance(source, str) else parse_model(source)
     try:
+        model = onnx.load(source) if isinstance(source, str) else onnx.load_model_from_string(source)
         return OnnxEvaluator(_inlined(model, kernels), new_ops=list(kernels))
     except Exception as error:
         raise EvaluationError(in_a_line(error), hint=MORE) from error

@@ -14,14 +14,14 @@ import torch
 
 from onnxplug import logs
 from onnxplug.capture.eager import inference
-from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot, present_name
+from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
 from onnxplug.observers import step
 from onnxplug.run.compare import compare
 from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
+from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, sized
 from onnxplug.run.outputs import MODEL, Outputs, Replay, Tolerances, compare_all, outputs_of, size_text, where_text
 from onnxplug.run.report import MEASURED, VerificationCase, VerificationReport, begin_case, drop_case
 from onnxplug.run.session import Runner
@@ -124,61 +124,32 @@ def verify_inputs(
     return _verify(_Pair.of_program(program, inputs[0], tolerances), inputs, (), lambda seed, attempt: None)
 
 
-def verify_file(
-    path: str,
+def verify_runner(
+    runner: Runner,
     model: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
-    host: RuntimeHost | None = None,
+    eager: Callable[[Any, list[Any]], list[tuple[str, Any]]],
+    feed: Callable[[list[Any]], Mapping[str, Any]],
+    leaves: Sequence[Any],
+    seeds: Sequence[int],
+    draw: Callable[[int, int], tuple[list[Any], Mapping[str, int]] | None],
     replay: Replay | None = None,
 ) -> VerificationReport:
-    """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
+    """Compares an ONNX model that no export made here with a PyTorch model.
 
     Args:
-        path: The file.
-        model: A module, function or ExportedProgram.
-        args, kwargs: Example inputs; an ExportedProgram's own when there are none.
-        dynamic: Input name to axis to the name of its dimension, or to an expression of other names
-            (``"past + sequence"``); other sizes are tried along these.
-        seeds: A set of generated inputs for each seed.
-        host: The plugins whose libraries and kernels run custom operators; all installed plugins when ``None``.
-        replay: Gives PyTorch's results for the file's choices among equal elements (``diagnosis.file_choices``), where results
-            differ.
+        runner: Runs the ONNX model.
+        model: The PyTorch model.
+        eager: Runs it on flattened inputs, which it may write: its results by the names of the ONNX model's.
+        feed: The ONNX model's inputs, of flattened ones.
+        leaves: The flattened example inputs.
+        seeds: One set of generated inputs a seed.
+        draw: Generates inputs and their sizes for a seed and an attempt; ``None`` where the sizes are not the model's.
+        replay: What PyTorch has for ONNX's choices among equal elements.
 
     Raises:
-        PluginError: A plugin's library is missing or does not load.
-        VerificationError: An output differs, the number of inputs or outputs does, or the file does not run.
+        VerificationError: An output differs, or one of both models does not run.
     """
-    if isinstance(model, torch.export.ExportedProgram):
-        if not args and not kwargs and model.example_inputs is not None:
-            args, kwargs = model.example_inputs
-        model = model.module()
-    elif isinstance(model, torch.nn.Module):
-        model.eval()
-    runner = Runner(path, host)
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if len(fed) != len(runner.input_names):
-        raise VerificationError(
-            f"the model takes {len(runner.input_names)} inputs ({', '.join(runner.input_names)}), the target gives "
-            f"{len(fed)} tensors",
-            hint="Give its inputs with --input.",
-        )
-    order = input_order(runner.input_names, fed, args, kwargs)
-    axes = {order[name]: dict(named) for name, named in (dynamic or {}).items() if name in order}
-    unknown = [name for name in dynamic or {} if name not in order]
-    if unknown:
-        raise VerificationError(f"the model has no input {unknown[0]!r}; it has {', '.join(runner.input_names)}")
-    pair = _Pair(
-        runner,
-        model,
-        lambda model, leaves: _eager_by_name(model, leaves, spec, runner.output_names, order),
-        lambda leaves: {name: leaves[position] for name, position in order.items()},
-        replay=replay,
-    )
-    return _verify(pair, [leaves], seeds, lambda seed, attempt: resized_inputs(leaves, axes, seed, attempt))
+    return _verify(_Pair(runner, model, eager, feed, replay=replay), [leaves], seeds, draw)
 
 
 def _verify(
@@ -538,45 +509,3 @@ def _state_of_attribute(value: Any) -> Any:
     if isinstance(value, int | float | str | complex | None):
         return type(value), repr(value)
     return id(value), len(value) if isinstance(value, list | dict | set) else 0
-
-
-def _eager_by_name(
-    model: Any, leaves: list[Any], spec: Any, output_names: Sequence[str], inputs: Mapping[str, int]
-) -> list[tuple[str, Any]]:
-    """PyTorch's result for each output of a file: its results in order, then the inputs and buffers that it writes.
-
-    Raises:
-        VerificationError: An output beyond the results is not named after an input or buffer, with ``_out`` behind it or as
-            by ``present_names=True``.
-    """
-    copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    with inference():
-        returned = pytree.tree_leaves(copied(*args, **kwargs))
-    results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float | str)]
-    expected = list(zip(output_names, results, strict=False))
-    presents = {present_name(name): name for name in inputs}
-    for name in output_names[len(results) :]:
-        written = presents.get(name, name.removesuffix("_out"))
-        state = state_of(copied, written) if written != name else None
-        if state is not None:
-            expected.append((name, state))
-        elif written != name and written in inputs:
-            expected.append((name, leaves[inputs[written]]))
-        else:
-            raise VerificationError(
-                f"the model has the output {name!r} beyond the {len(results)} results of PyTorch, and no input or buffer is "
-                f"called {written!r}"
-            )
-    expected += [(f"result {index}", x) for index, x in enumerate(results) if index >= len(output_names)]
-    return expected
-
-
-def input_order(
-    names: Sequence[str], fed: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, int]:
-    """ONNX input name to the leaf that goes there: keywords by name where every name is an input's, else by position."""
-    if not args and set(kwargs) == set(names):
-        position = {name: index for index, name in enumerate(kwargs)}
-        return {name: position[name] for name in names}
-    return dict(zip(names, fed, strict=True))

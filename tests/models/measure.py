@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import onnx
 import torch
+from onnxplug_tools.verification import verify_file
 from torch import nn
 
 import onnxplug
 from onnxplug import CaptureError, VerificationError
-from onnxplug.run.verify import verify_file
 from tests.models.configurations import small_settings
 from tests.models.inputs import draw_inputs
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model

@@ -14,6 +14,7 @@ from unittest import mock
 import onnx
 import onnx_ir as ir
 import torch
+from onnxplug_tools.runtime import no_library_error
 from torch.nn.modules import transformer
 
 from onnxplug.capture.signature import Captured
@@ -29,7 +30,6 @@ from onnxplug.run.kernels import (
     Kernels,
     custom_operators,
     kernels_for,
-    no_library_error,
     onnxruntime_module,
 )
 from onnxplug.run.session import LOG_SEVERITY, make_session, model_source

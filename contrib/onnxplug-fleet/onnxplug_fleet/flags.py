@@ -20,7 +20,7 @@ def _command(scheme: str) -> Any:
     import typer.main
 
     from onnxplug.cli.app import app
-    from onnxplug.cli.sources import export_command
+    from onnxplug.cli.schemes import export_command
 
     group: Any = typer.main.get_group(app)
     ordinary = group.commands["export"]

@@ -8,12 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-#: Metadata key of a node's call, until the model is finished. Rewrites pass it on with the rest of the metadata.
-KEY = "pkg.onnxplug.module_call"
-#: The strict mode's name for the model in the graphs of branches and bodies.
-STRICT_ROOT = "_export_root"
-#: torch's mark on nodes that a pass of its own made.
-NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+from onnxplug.build.provenance import MODULE_CALL, NO_MODULE, STRICT_ROOT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +73,8 @@ class ModuleCalls:
         return str(len(self._chains) - 1)
 
     def taken_from(self, node: ir.Node) -> tuple[ModuleCall, ...]:
-        """The calls that contain a node, outermost first; removes them from the node's metadata."""
-        number = node.metadata_props.pop(KEY, None)
+        """The calls that a node is part of, outermost first; the node says nothing of them any more."""
+        number = node.metadata_props.pop(MODULE_CALL, None)
         return self._chains[int(number)] if number is not None else ()
 
     def class_names(self) -> set[str]:

@@ -16,12 +16,7 @@ import typer
 from onnxplug.errors import UsageError
 from onnxplug.observers import stage
 from onnxplug.options import GRAPH, NAMES, WEIGHTS, ExportOptions, option
-from onnxplug.registry.rule import load_object
 from onnxplug.text import type_with_article
-
-#: core knows the plugin host only by this name.
-HOST = "onnxplug.plugins.manager"
-
 
 _PLUGINS = "Plugins"
 
@@ -194,11 +189,7 @@ _PARAMETERS = {"target": "runtime", "opset_version": "opset"}
 
 
 def to_onnx_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for commands that export: adds the flags of options of ``to_onnx``, and passes their values as ``options``.
-
-    Args:
-        names: The options.
-    """
+    """A decorator for commands that export: they have the flags of these options, whose values they get as ``options``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         flags = [_parameter(name) for name in names]
@@ -323,15 +314,16 @@ def _checked_settings(table: Any, path: Path) -> dict[str, Any]:
 
 
 def selection() -> Any:
-    """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select; the first of these wins."""
-    selection_class = load_object("onnxplug.plugins.records:Selection", "the plugin manager")
+    """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select, in this order of weight."""
+    from onnxplug.plugins.records import Selection
+
     settings = read_settings(Path.cwd())
-    chosen = selection_class.from_environment(choice.only or None)
+    chosen = Selection.from_environment(choice.only or None)
     only = chosen.only
     if only is None and "only-plugin" in settings:
         only = tuple(settings["only-plugin"])
     configured = [name for name in settings.get("no-plugin", ()) if name not in choice.only]
-    return selection_class(
+    return Selection(
         only,
         tuple(dict.fromkeys((*chosen.without, *configured, *choice.without))),
         tuple(dict.fromkeys((*settings.get("require-plugin", ()), *choice.require))),
@@ -355,9 +347,10 @@ def preferences() -> dict[str, str]:
 
 
 def registry() -> tuple[Any, Any]:
-    """The selected rules and plugins, loaded."""
+    """The rules and the plugins that are selected, loaded."""
+    from onnxplug.plugins.manager import registry_for
+
     with stage("plugins", "plugins") as loading:
-        registry_for = load_object(f"{HOST}:registry_for", "the plugin manager")
         selected: tuple[Any, Any] = registry_for(prefer=preferences(), selection=selection())
         loading.result = selected
     return selected

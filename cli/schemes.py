@@ -21,7 +21,7 @@ from onnxplug.cli.options import (
     to_onnx_options,
 )
 from onnxplug.cli.profile import ProfileOption, profiled
-from onnxplug.cli.sources import find_scheme, label, not_importable
+from onnxplug.cli.sources import SCHEME, find_scheme, label, not_importable
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.plugin_api import ExportedFile, ExportRequest, ModelSource
 from onnxplug.registry.rule import object_of
@@ -34,6 +34,8 @@ def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
         arguments: The arguments after ``export`` on the command line.
         ordinary: The ordinary command; it parses the flags that select plugins.
     """
+    if not any(SCHEME.fullmatch(text) for text in arguments):
+        return ordinary
     _remember_flags(arguments, ordinary)
     for text in arguments:
         match = find_scheme(text)

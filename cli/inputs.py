@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,22 +130,6 @@ def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str | None]] | No
             )
         shapes[name.strip()] = {axis: None if word == "_" else word for axis, word in enumerate(words)}
     return shapes or None
-
-
-def dynamic_axes(
-    shapes: Mapping[str, Mapping[int, str | None]] | None, ranks: Mapping[str, int]
-) -> dict[str, dict[int, str]]:
-    """Only the dynamic axes, for a model whose inputs have these ranks.
-
-    Raises:
-        UsageError: An input has fewer axes than were named.
-    """
-    for name, axes in (shapes or {}).items():
-        if name in ranks and len(axes) > ranks[name]:
-            raise UsageError(f"--dynamic names {len(axes)} axes of {name}, which has {ranks[name]}")
-    return {
-        name: {axis: word for axis, word in axes.items() if word is not None} for name, axes in (shapes or {}).items()
-    }
 
 
 def parse_opset(text: str | None) -> int | dict[str, int] | None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from onnxplug.cli.inputs import check_file
 from onnxplug.cli.options import registry
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.plugin_api import ModelSource
-from onnxplug.registry.rule import load_object, object_of
+from onnxplug.registry.rule import object_of
 
-_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
+SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
 
 
 def find_source(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source that TARGET names, and the argument of its ``load``; ``None`` where TARGET is of another kind."""
-    if _SCHEME.fullmatch(text):
+    """The plugin's source that TARGET names, and what its ``load`` takes; ``None`` where TARGET is of another kind."""
+    if SCHEME.fullmatch(text):
         return find_scheme(text)
     source = registry()[1].source_of_file(text)
     if source is None:
@@ -28,8 +27,8 @@ def find_source(text: str) -> tuple[ModelSource, str] | None:
 
 
 def find_scheme(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` for other texts, or where no plugin has the scheme."""
-    match = _SCHEME.fullmatch(text)
+    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` where it is none, or no plugin has the scheme."""
+    match = SCHEME.fullmatch(text)
     source = registry()[1].source(match["scheme"]) if match is not None else None
     return None if source is None or match is None else (source, match["name"])
 
@@ -63,18 +62,6 @@ def takes_pretrained(source: ModelSource) -> bool:
     """Whether a source has a choice between random and trained weights."""
     load = object_of(source.load, f"the load of {label(source)}")
     return "pretrained" in inspect.signature(load).parameters
-
-
-def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
-    """The command for ``onnxplug export``: the ordinary command, or the command of the source that the arguments name.
-
-    Args:
-        arguments: The arguments after ``export`` on the command line.
-        ordinary: The ordinary command; it parses the flags that select plugins.
-    """
-    if not any(_SCHEME.fullmatch(text) for text in arguments):
-        return ordinary
-    return load_object("onnxplug.plugins.commands:export_command", "the plugin manager")(arguments, ordinary)
 
 
 def not_importable(source: ModelSource, error: ImportError) -> OnnxplugError:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxplug.archive import check_archive
+from onnxplug.cli.archive import check_archive
 from onnxplug.cli.inputs import InputSpec, check_file
 from onnxplug.cli.sources import find_source, load_from, takes_pretrained
 from onnxplug.errors import OnnxplugError, UsageError

@@ -15,7 +15,6 @@ import typer.main
 from onnxplug import logs
 from onnxplug.cli.console import forgiving_streams
 from onnxplug.cli.options import (
-    HOST,
     AbsolutePathsOption,
     DynamicOption,
     ExternalOption,
@@ -38,12 +37,11 @@ from onnxplug.cli.options import (
     to_onnx_options,
 )
 from onnxplug.cli.profile import ProfileOption, profiled, with_value
-from onnxplug.cli.sources import export_command
+from onnxplug.cli.schemes import export_command
 from onnxplug.cli.warned import warnings_shown
 from onnxplug.errors import OnnxplugError, OpsetError, SaveError, UnknownPluginError, UsageError
 from onnxplug.observers import span
 from onnxplug.packages import PACKAGES, distribution_of, load, missing_package
-from onnxplug.registry.rule import load_object
 from onnxplug.text import did_you_mean, printable, shortened
 from onnxplug.version import VERSION
 
@@ -114,6 +112,9 @@ def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, A
         ctx: The context, with the flags before the command.
         package: A package of onnxplug's own: only it is imported, whatever plugins the flags select.
     """
+    from onnxplug.plugins.manager import PluginManager
+    from onnxplug.plugins.records import Selection
+
     known: dict[str | None, Mapping[str, Any]] = ctx.meta.setdefault(f"{__name__}.commands", {})
     if package in known:
         return known[package]
@@ -123,10 +124,10 @@ def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, A
         chosen = selection()
         choice.reset(choice.debug)
     else:
-        chosen = load_object("onnxplug.plugins.records:Selection", "the plugin manager")(only=(package,))
+        chosen = Selection(only=(package,))
     added = typer.Typer(pretty_exceptions_enable=False)
     try:
-        load_object(f"{HOST}:PluginManager", "the plugin manager")(chosen).commands(added)
+        PluginManager(chosen).commands(added)
     except UnknownPluginError:
         if package is None:
             raise
@@ -246,7 +247,6 @@ def export(
             with span("loading"):
                 from onnxplug.arguments import check_destination, check_verifiable
                 from onnxplug.exporter import to_onnx
-                from onnxplug.fake import fake_weights
                 from onnxplug.opsets import resolve_opsets
                 from onnxplug.run.save import check_settings
 
@@ -262,7 +262,7 @@ def export(
                         raise UsageError(error.message, hint=error.hint) from None
                 if verify:
                     check_verifiable(resolve_opsets(options["opset_version"])[""])
-                with fake_weights() if weights else contextlib.nullcontext():
+                with load("fake_weights", "--weights")() if weights else contextlib.nullcontext():
                     loaded = load_for_export(target, specs, pretrained=pretrained)
             options |= {
                 "kwargs": loaded.kwargs,
@@ -313,62 +313,6 @@ def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -
             "--verify compares with the PyTorch model's own weights, which are not made where --weights gives others",
             hint="Have TARGET load the weights, and leave --weights away.",
         )
-
-
-@app.command("verify")
-@plugin_options
-def verify_(
-    model: Annotated[Path, typer.Argument(help="The ONNX file")],
-    target: TargetArgument,
-    inputs: InputOption = None,
-    dynamic: DynamicOption = None,
-    pretrained: PretrainedOption = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            metavar="N",
-            help="Seed of one draw of sizes and values, as a failure reports it; default: three draws",
-        ),
-    ] = None,
-) -> None:
-    """Compare an ONNX file with the PyTorch model, at several sizes; plugins' libraries run custom operators."""
-    from onnxplug.arguments import positional_and_named
-    from onnxplug.cli.file_choices import choices_of_file
-    from onnxplug.cli.inputs import check_file, dynamic_axes, parse_dynamic, parse_input
-    from onnxplug.cli.report import note, progress, verification
-    from onnxplug.cli.targets import load_target
-    from onnxplug.run.verify import verify_file
-
-    check_file(model)
-    shapes = parse_dynamic(dynamic or [])
-    specs = [parse_input(text) for text in inputs or []]
-    with progress() as shown:
-        shown("loading")
-        loaded = load_target(target, specs, pretrained=pretrained)
-        if loaded.note:
-            note(loaded.note)
-        args, kwargs = positional_and_named(loaded.model, loaded.args, loaded.kwargs)
-        shown("verification")
-        report = verify_file(
-            str(model),
-            loaded.model,
-            args,
-            kwargs or {},
-            dynamic_axes(shapes, _ranks(model)),
-            seeds=(0, 1, 2) if seed is None else (seed,),
-            host=registry()[1],
-            replay=choices_of_file(str(model), loaded.model, args, kwargs or {}, shapes, registry()[1]),
-        )
-    verification(report)
-
-
-def _ranks(model: Path) -> dict[str, int]:
-    """The ranks of a model's inputs, as far as the file has them."""
-    from onnxplug.onnx_file import read_model
-
-    types = {value.name: value.type for value in read_model(model).graph.input}
-    return {name: len(kind.tensor_type.shape.dim) for name, kind in types.items() if kind.tensor_type.HasField("shape")}
 
 
 def main() -> None:

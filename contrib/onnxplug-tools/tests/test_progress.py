@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools import progress
 from rich.console import Console
 
 import onnxplug
-from onnxplug import UsageError, progress
+from onnxplug import UsageError
 from onnxplug.cli import report
 from onnxplug.cli.app import run
 from onnxplug.observers import step
