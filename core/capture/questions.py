@@ -43,6 +43,8 @@ _OPERATORS = (
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DYNAMO = _TORCH + "_dynamo" + os.sep
+#: Operators that go over an axis.
+_OVER_ALL = tuple(os.path.join(_TORCH, "_higher_order_ops", name) for name in ("map.py", "scan.py"))
 #: Where torch makes assertions of what it was asked before.
 _ASSERTIONS = os.path.join(_TORCH, "fx", "passes", "runtime_assert.py")
 _local = threading.local()
@@ -336,7 +338,8 @@ def _asking(frame: FrameType | None) -> FrameType | None:
     of_kernel = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame.f_code.co_name == "meta_tensor":  # makes a fake tensor of one that a branch of the graph reads
+        # One makes a fake tensor of what a branch of the graph reads, the others refuse to go over nothing.
+        if frame.f_code.co_name == "meta_tensor" or file in _OVER_ALL:
             return None
         if frame.f_code.co_name == "guard_bool":  # which gets the line in C++ that asks, where none in Python does
             of_kernel = bool(frame.f_locals.get("file"))

@@ -100,6 +100,7 @@ SCANS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("error:the exported model is right only where")
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("name", SCANS)
 def test_scans(name: str, opset: int) -> None:
