@@ -60,7 +60,7 @@ def onnxplug_samples() -> list[OpSample]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it translates."""
-    return PluginInfo(api=1, namespaces=("DaoAILab", "causal_conv1d", "mamba_ssm"))
+    return PluginInfo(api=1, namespaces=("DaoAILab",), libraries=("causal_conv1d", "mamba_ssm"))
 
 
 def stand_in() -> None:

@@ -150,6 +150,7 @@ def chunked(
     if initial_states is not None:
         first = [initial_states.float().unflatten(1, (groups, -1)).clone()]
     if seq_idx is not None:
+        torch._check(seq_idx.shape[1] == length)
         first.append(seq_idx.new_zeros((batch, 1, 1, 1)))
         rest = seq_idx[:, -1:].expand(-1, count * size - length)
         numbers = torch.cat([seq_idx, rest], 1).unflatten(1, (count, size)).transpose(0, 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,6 +143,15 @@ def test_language_model(layer: str, fused: bool) -> None:
     inputs = [(torch.randint(0, 40, size),) for size in ((2, 5), (1, 1), (3, 30))]
     program = check(MambaLMHeadModel(config), inputs, (ROWS,))
     assert program.statistics.operators["Scan"] == 2
+
+
+def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        exec(block, namespace)
+    assert namespace["result"].shape == (3, 1, 64)
 
 
 def test_schemas() -> None:
