@@ -98,8 +98,8 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="sizes of steps",
         target="torch._higher_order_ops.utils._set_compilation_env",
-        why="Every size is dynamic in the functions of scans, loops and branches, also one of 1 that is broadcast, and of static operands.",
-        test="contrib/onnxplug-mamba/tests/test_library.py::test_kernels_in_the_interpreter_of_triton",
+        why="Every size is dynamic in the functions of scans, loops and branches, those of static operands and of 1 among them.",
+        test="contrib/onnxplug-mamba/tests/test_library.py::test_kernels_in_triton",
         enter=lambda request: steps_of_static_sizes(),
     ),
     TorchPatch(

@@ -246,7 +246,7 @@ print("alike")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton isn't installed")
-def test_kernels_in_the_interpreter_of_triton() -> None:
+def test_kernels_in_triton() -> None:
     set_up = {
         "TRITON_INTERPRET": "1",
         "MAMBA_DETERMINISTIC": "1",
