@@ -32,11 +32,17 @@ MODELS_FLAGS ?=
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet
+LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
 # for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
 ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs
+# Without their CUDA kernels, and with triton, whose interpreter runs the others.
+ALONE_mamba := --no-build-isolation mamba_ssm==2.3.2.post1 causal_conv1d==1.7.0 einops==0.8.2 triton==3.9.0
+.venv-mamba/installed: export MAMBA_SKIP_CUDA_BUILD := TRUE
+.venv-mamba/installed: export MAMBA_FORCE_BUILD := TRUE
+.venv-mamba/installed: export CAUSAL_CONV1D_SKIP_CUDA_BUILD := TRUE
+.venv-mamba/installed: export CAUSAL_CONV1D_FORCE_BUILD := TRUE
 SPACE := $() $()
 
 SHELL := /bin/bash

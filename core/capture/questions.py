@@ -43,6 +43,8 @@ _OPERATORS = (
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DYNAMO = _TORCH + "_dynamo" + os.sep
+#: Higher-order operators that go over an axis.
+_OVER_ALL = tuple(os.path.join(_TORCH, "_higher_order_ops", name) for name in ("map.py", "scan.py"))
 #: torch's functions that make assertions of earlier questions.
 _ASSERTIONS = os.path.join(_TORCH, "fx", "passes", "runtime_assert.py")
 _local = threading.local()
@@ -336,7 +338,8 @@ def _asking(frame: FrameType | None) -> FrameType | None:
     of_kernel = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame.f_code.co_name == "meta_tensor":  # makes a fake tensor of a tensor that a branch of the graph reads
+        # meta_tensor makes a fake tensor of a tensor that a branch of the graph reads, map and scan refuse empty axes.
+        if frame.f_code.co_name == "meta_tensor" or file in _OVER_ALL:
             return None
         if frame.f_code.co_name == "guard_bool":  # which looks up the asking line in C++, where none in Python asks
             of_kernel = bool(frame.f_locals.get("file"))
