@@ -41,6 +41,9 @@ PACKAGES = {
     "onnxplug fleet": "onnxplug_fleet",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
+        f"target={name}": "onnxplug_targets" for name in ("openvino", "webgpu", "qnn", "coreml", "tensorrt", "directml")
+    },
+    **{
         f"onnxplug {name}": "onnxplug_tools"
         for name in ("inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
     },
@@ -109,4 +112,9 @@ def public_modules() -> list[str]:
 def public_names() -> list[str]:
     """The keys that are names of ``onnxplug`` itself and no modules, of packages that are installed."""
     names = [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place]
-    return [name for name in names if find_spec(distribution_of(name).replace("-", "_")) is not None]
+    return [name for name in names if is_installed(name)]
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package of a key of :data:`PACKAGES` is installed."""
+    return find_spec(distribution_of(name).replace("-", "_")) is not None

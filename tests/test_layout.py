@@ -35,6 +35,7 @@ BESIDE = (
         "onnxplug_fleet",
         "onnxplug_precision",
         "onnxplug_quantized",
+        "onnxplug_targets",
         "onnxplug_tools",
         "onnxplug_torch_onnx",
     ),
