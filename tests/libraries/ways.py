@@ -34,7 +34,8 @@ def main() -> int:
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
     os.chdir(root)
-    return int(pytest.main(arguments, plugins=[recorder]))
+    with recorder.in_place:
+        return int(pytest.main(arguments, plugins=[recorder]))
 
 
 class Recorder:
@@ -42,13 +43,14 @@ class Recorder:
 
     Attributes:
         exports: How many exports the test that runs asked for.
+        in_place: Puts torch's function back at its end.
     """
 
     def __init__(self, way: str, outcomes: Path) -> None:
         define_vision_kernels()
         self.exports, self._test = 0, ""
         self._outcomes = outcomes
-        self._stack = contextlib.ExitStack()
+        self.in_place = contextlib.ExitStack()
         self._put_in_place(way)
 
     def _put_in_place(self, way: str) -> None:
@@ -57,7 +59,7 @@ class Recorder:
         if way == "onnxplug":
             import onnxplug
 
-            self._stack.enter_context(onnxplug.as_torch_onnx())
+            self.in_place.enter_context(onnxplug.as_torch_onnx())
         export: Any = torch.onnx.export
 
         @functools.wraps(export)
@@ -69,7 +71,7 @@ class Recorder:
             return export(*args, **kwargs)
 
         torch.onnx.export = counted
-        self._stack.callback(setattr, torch.onnx, "export", export)
+        self.in_place.callback(setattr, torch.onnx, "export", export)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -93,10 +95,6 @@ class Recorder:
         line = {"test": self._test, "outcome": outcome, "exports": self.exports, "reason": reason}
         with self._outcomes.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-    def pytest_unconfigure(self) -> None:
-        """Puts torch's function back."""
-        self._stack.close()
 
 
 def _reason(report: pytest.TestReport) -> str:
