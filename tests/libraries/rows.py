@@ -67,6 +67,6 @@ LIBRARIES = [
         ),
     ),
     Library("norse", "1.0.0", ("nir==1.0.8", "nirtorch==2.6", "h5py==3.16.0")),
-    Library("brevitas", "0.13.4", ("dependencies==2.0.1", "unfoldNd==0.2.3"), folder="src"),
+    Library("brevitas", "0.13.4", ("dependencies==2.0.1", "unfoldNd==0.2.3", "onnxoptimizer==0.4.2"), folder="src"),
     Library("skorch", "1.4.0", (*_SCIKIT, "tabulate==0.10.0")),
 ]
