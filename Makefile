@@ -6,6 +6,8 @@
 #   make zoo      whole models, in full      make types    static types
 #   make models   every architecture of transformers, timm and torchvision, small (the last part of make zoo);
 #                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
+#   make libraries  exports of libraries on PyPI (their tests, or calls), by torch.onnx's two exporters and by onnxplug; goes on where it
+#                 was (LIBRARIES_FLAGS="--only timm --again"); writes docs/libraries.md
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
@@ -28,6 +30,7 @@ PIP_FLAGS ?=
 TORCH :=
 PYTEST_FLAGS ?=
 MODELS_FLAGS ?=
+LIBRARIES_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
@@ -61,6 +64,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers targets clients matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models libraries chains opdb bench latency consumers clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -95,6 +99,10 @@ zoo: $(VENV)/installed
 models: $(VENV)/installed
 	@echo "==> Every architecture of transformers, and timm's and torchvision's families (outcomes in out/models)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.models.report $(MODELS_FLAGS)
+
+libraries: $(VENV)/installed
+	@echo "==> Exports of libraries on PyPI, three ways (source distributions and outcomes in out/libraries; hours)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.libraries.report $(LIBRARIES_FLAGS)
 
 opdb: $(VENV)/installed
 	@echo "==> torch's operator database: about 20 minutes, two workers"
