@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.capture.dimensions import evaluate, is_expression, names_in
 from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import present_name
 from onnxplug.errors import VerificationError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.choices import outputs_of_choices
-from onnxplug.run.inputs import clone_leaves, resized_inputs
+from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, tensor_like
 from onnxplug.run.outputs import Replay
 from onnxplug.run.report import VerificationReport
 from onnxplug.run.session import TARGET, Runner
@@ -88,6 +89,44 @@ def verify_file(
         lambda seed, attempt: resized_inputs(leaves, axes, seed, attempt),
         replay,
     )
+
+
+def resized_inputs(
+    leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int, attempt: int = 0
+) -> tuple[list[Any], dict[str, int]]:
+    """As :func:`onnxplug.run.inputs.generated_inputs`, where only the names of dynamic axes are known.
+
+    Args:
+        leaves: The example inputs.
+        axes: Leaf to axis to the name of its dimension, or an expression of other names.
+        seed, attempt: Decide sizes and values.
+
+    Returns:
+        The leaves, and the size that each name took.
+    """
+    from sympy import Symbol
+
+    places = [(leaf, axis, name) for leaf, named_axes in axes.items() for axis, name in named_axes.items()]
+    known = {name: Symbol(name) for _, _, name in places if not names_in(name)}
+    exported: dict[Any, int] = {}
+    dependent: dict[Any, Any] = {}
+    for leaf, axis, name in places:
+        if is_expression(name, known):
+            dependent[Symbol(name)] = evaluate(name, known)
+        else:
+            exported.setdefault(Symbol(name), int(leaves[leaf].shape[axis]))
+    sizes = {str(s): size for s, size in Sizes(exported, dependent, {}).draw(seed, attempt).items()}
+    generator = torch.Generator().manual_seed(seed + 1 + attempt * 65537)
+    fresh: list[Any] = []
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            fresh.append(leaf)
+            continue
+        shape = [
+            sizes[axes[position][axis]] if axis in axes.get(position, {}) else n for axis, n in enumerate(leaf.shape)
+        ]
+        fresh.append(tensor_like(leaf, shape, generator, own=attempt >= ATTEMPTS // 2))
+    return fresh, sizes
 
 
 def _eager_by_name(
