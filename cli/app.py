@@ -50,10 +50,10 @@ _INTERRUPTED = 130
 
 
 class PluginGroup(typer.core.TyperGroup):
-    """The commands, and those that plugins add. Plugins are imported for the list of all, and for one that isn't onnxplug's own."""
+    """The commands, with plugins'. Plugins are imported for the list of all, and for a command that isn't onnxplug's own."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands, in the order in which people need them; those of other packages at the end."""
+        """The names of all commands, in the order in which people need them; commands of other packages at the end."""
         names = [*super().list_commands(ctx), *_commands_of_plugins(ctx)]
         order = {name: position for position, name in enumerate(_ORDER)}
         return sorted(dict.fromkeys(names), key=lambda name: order.get(name, len(order)))
@@ -63,17 +63,17 @@ class PluginGroup(typer.core.TyperGroup):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return _with_plain_values(own, ctx)
-        asked = f"onnxplug {cmd_name}"
-        package = distribution_of(asked) if asked in PACKAGES else None
+        full_name = f"onnxplug {cmd_name}"
+        package = distribution_of(full_name) if full_name in PACKAGES else None
         command = _commands_of_plugins(ctx, package).get(cmd_name)
         if command is not None or ctx.resilient_parsing:
             return command if command is None else _with_plain_values(command, ctx)
         if package is not None:
-            raise missing_package(asked)
+            raise missing_package(full_name)
         raise UsageError(f"No such command {cmd_name!r}.", hint=did_you_mean(cmd_name, self.list_commands(ctx)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A command by the command line; `export` has other options for models that a plugin brings."""
+        """A command by the command line; `export` has other options for the models of a plugin."""
         name, command, rest = super().resolve_command(ctx, args)
         if name != "export":
             return name, command, rest
@@ -81,7 +81,7 @@ class PluginGroup(typer.core.TyperGroup):
         return name, export_command(rest, command), rest
 
 
-#: What the help shows for the value of an option, by its type.
+#: The placeholder of an option's value in the help, by its type.
 _VALUES = {
     "bool": "",
     "str": "TEXT",
@@ -95,7 +95,7 @@ _VALUES = {
 
 
 def _with_plain_values(command: Any, ctx: Any) -> Any:
-    """A command whose help shows ``PATH`` or nothing for the value of an option, instead of Python's types."""
+    """A command whose help shows ``PATH`` or no placeholder for an option's value, instead of Python's types."""
     for parameter in command.get_params(ctx):
         if parameter.metavar is None and parameter.param_type_name == "option":
             kind = parameter.display_type(ctx).removeprefix("<list[").strip("<>]")
@@ -109,8 +109,8 @@ def _commands_of_plugins(ctx: Any, package: str | None = None) -> Mapping[str, A
     """The commands that plugins add, by name.
 
     Args:
-        ctx: The context, with the flags that stand before the command.
-        package: A package of onnxplug's own: it alone is imported, whatever the flags say of rules.
+        ctx: The context, with the flags before the command.
+        package: A package of onnxplug's own: only it is imported, whatever plugins the flags select.
     """
     from onnxplug.plugins.manager import PluginManager
     from onnxplug.plugins.records import Selection
@@ -163,8 +163,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         sys.stdout.write(f"onnxplug {VERSION}\n")
         raise typer.Exit()
 
@@ -252,7 +252,7 @@ def export(
 
                 check_settings(external_data, shard=shard, external=external)
                 if weights:
-                    load("weights=", "--weights")(weights)  # whether they are there, before anything that takes long
+                    load("weights=", "--weights")(weights)  # check that they exist before any long step
 
                 names = pieces.split(",") if pieces is not None else None
                 if names is None:
@@ -282,30 +282,30 @@ def export(
                 )
             else:
                 program = to_onnx(loaded.model, loaded.args, **options)
-                found = None
+                verified = None
                 if verify:
                     shown("verification")
-                    found = program.verify()
+                    verified = program.verify()
                 shown("saving")
                 program.save(output, external_data=external_data, progress=shown.part, **saving)
         if names is not None:
             summary_of_pieces(chain, output, verified=verify)
             return
         summary(program, output)
-        if found is not None:
-            verification(found)
+        if verified is not None:
+            verification(verified)
 
 
 def _check_saving(saving: dict[str, Any], *, verify: bool, pieces: str | None) -> None:
-    """Checks what --weights and the options of saving are given together with.
+    """Checks --weights and the options of saving against the other options.
 
     Raises:
         UsageError: One contradicts another.
     """
     flags = {"weights": "--weights", "strict": "--strict-weights", "shard": "--shard", "external": "--external"}
-    given = [flags[name] for name, value in saving.items() if value is not None and value != []]
-    if pieces is not None and given:
-        raise UsageError(f"{given[0]} can't be given together with --pieces")
+    passed = [flags[name] for name, value in saving.items() if value is not None and value != []]
+    if pieces is not None and passed:
+        raise UsageError(f"{passed[0]} can't be given together with --pieces")
     if saving["strict"] is not None and not saving["weights"]:
         raise UsageError("--strict-weights is about --weights, which is not given")
     if saving["weights"] and verify:

@@ -1,4 +1,4 @@
-"""Archives of PyTorch: what ``torch.save`` and ``torch.export.save`` write is a zip file with nothing compressed."""
+"""Archives of PyTorch: ``torch.save`` and ``torch.export.save`` write zip files without compression."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from onnxplug.errors import UsageError
 
 
 def check_archive(path: str | os.PathLike[str]) -> None:
-    """Checks that an archive holds no more than its own bytes; a file that is no archive is left to who reads it.
+    """Checks that an archive holds no more than its own bytes; a file that is no archive is left to its reader.
 
-    PyTorch never compresses. A compressed archive may hold a thousand times its size, and PyTorch, which maps tensors where they
-    lie, would take the compressed bytes for numbers.
+    PyTorch never compresses. A compressed archive may hold a thousand times its size, and PyTorch, which maps tensors in place,
+    would read the compressed bytes as numbers.
 
     Raises:
         UsageError: It holds more, or compressed files.

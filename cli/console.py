@@ -1,4 +1,4 @@
-"""The consoles that commands print on: what comes from files and arguments can't steer the terminal."""
+"""The consoles that commands print on: texts from files and arguments can't control the terminal."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from onnxplug.text import printable
 
 
 class PlainConsole(Console):
-    """A console on which every character is one to be seen.
+    """A console that shows every character visibly.
 
-    Names in a model, a file's path or a message may hold what a terminal takes for a command (escape sequences), what turns
-    the order of characters, and halves of characters that can't be encoded. All of these are shown as Python writes them in a
-    string, ``\\x1b``; rich's own colours are no text and stay.
+    Names in a model, a file's path or a message may hold escape sequences of terminals, characters that turn the order of text, and
+    surrogates that can't be encoded. All of these are shown as Python writes them in a string, ``\\x1b``; rich's own colours are no
+    text and stay.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of what is printed."""
+        """The segments of the printed text."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else printable(segment.text)
             yield segment if text is segment.text else Segment(text, segment.style, segment.control)
 
 
 def forgiving_streams() -> None:
-    """Standard output and error show what their encoding can't hold as escapes, and don't fail."""
+    """Standard output and error show characters beyond their encoding as escapes, and don't fail."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

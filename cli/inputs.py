@@ -1,4 +1,4 @@
-"""``--input``, ``--dynamic`` and others: what is described on the command line."""
+"""``--input``, ``--dynamic`` and other descriptions on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from onnxplug.metadata import Metadata
 
-#: Digits of a number: Python reads no more than 4300, and no size has as many.
+#: The largest number of digits: Python reads at most 4300, and no size has as many.
 _LONGEST_NUMBER = 30
 _INPUT = re.compile(
     r"(?:(?P<name>\w+)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:\{(?P<low>-?\d+)\.\.(?P<high>-?\d+)\})?"
@@ -26,10 +26,10 @@ _NUMBER = re.compile(r"(?P<name>\w+)=(?P<value>true|false|-?\d+(\.\d*)?([eE][-+]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One ``--input``.
+    """An ``--input``.
 
     Attributes:
-        name: The input's name; ``None`` for the next positional one.
+        name: The input's name; ``None`` for the next positional input.
         value: The tensor or number.
     """
 
@@ -42,12 +42,12 @@ def check_file(path: str | os.PathLike[str], hint: str | None = None) -> None:
 
     Args:
         path: The file.
-        hint: What the user can do where there is none.
+        hint: The hint where there is none.
 
     Raises:
         UsageError: There is none, or it is no regular file: a folder, a device, a FIFO.
     """
-    if os.path.isfile(path):  # False too of names that the system refuses, those with a null character or too long ones
+    if os.path.isfile(path):  # False, too, for names that the system refuses: with a null character, or too long
         return
     name = os.fspath(path)
     if os.path.isdir(path):
@@ -109,7 +109,7 @@ def _random(dtype: torch.dtype, shape: Sequence[int], low: int, high: int) -> to
 
 
 def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str | None]] | None:
-    """``x=batch,_,_,_``: a name for each dynamic axis, ``_`` (``None`` in the result) for a static one.
+    """``x=batch,_,_,_``: a name for each dynamic axis, ``_`` (``None`` in the result) for a static axis.
 
     Raises:
         UsageError: A text can't be read, names an input twice, or a dimension by a number.
@@ -154,13 +154,13 @@ def parse_opset(text: str | None) -> int | dict[str, int] | None:
     return opsets[""] if list(opsets) == [""] else opsets
 
 
-def parse_functions(asked: bool, classes: str | None, domain: str | None) -> Any:
-    """``--functions``, ``--function-classes Block,Attention`` and ``--function-domain my.blocks``; each asks for functions.
+def parse_functions(is_requested: bool, classes: str | None, domain: str | None) -> Any:
+    """``--functions``, ``--function-classes Block,Attention`` and ``--function-domain my.blocks``; each requests functions.
 
     Raises:
-        UsageError: A class has no name, or the domain is none.
+        UsageError: A class has no name, or the domain is malformed.
     """
-    if not asked and classes is None and domain is None:
+    if not is_requested and classes is None and domain is None:
         return None
     names = [name.strip() for name in classes.split(",")] if classes is not None else None
     if names is not None and not all(names):
@@ -178,4 +178,4 @@ def parse_metadata(level: str | None, *, absolute_paths: bool) -> Metadata:
     """
     from onnxplug.metadata import Metadata
 
-    return Metadata(Metadata.asked(level).level, absolute_paths)
+    return Metadata(Metadata.of_option(level).level, absolute_paths)

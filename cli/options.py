@@ -1,5 +1,5 @@
-"""Options that commands share: those of an export, made of :class:`~onnxplug.options.ExportOptions`, and which plugins to use, from
-the command line and the user's ``pyproject.toml``."""
+"""Options that commands share: the options of an export, made from :class:`~onnxplug.options.ExportOptions`, and the selection of
+plugins, from the command line and the user's ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def plugin_options(function: Callable[..., None]) -> Callable[..., None]:
 
 # -- options of to_onnx ------------------------------------------------------------------------------------------------
 
-#: The parameters of a command for options whose names mean something else there.
+#: The parameters of a command for options whose names have another meaning there.
 _PARAMETERS = {"target": "runtime", "opset_version": "opset"}
 
 
@@ -222,7 +222,7 @@ def _parameter(name: str) -> inspect.Parameter:
 
 
 def _read(name: str, value: Any) -> Any:
-    """The value of an option of ``to_onnx`` that a text of the command line stands for."""
+    """The value of an option of ``to_onnx`` from a text of the command line."""
     if name == "opset_version":
         from onnxplug.cli.inputs import parse_opset
 
@@ -310,11 +310,11 @@ def _checked_settings(table: Any, path: Path) -> dict[str, Any]:
     return settings
 
 
-# -- what they select --------------------------------------------------------------------------------------------------
+# -- the selected plugins and rules ------------------------------------------------------------------------------------
 
 
 def selection() -> Any:
-    """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select, in this order of weight."""
+    """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select; the first of these wins."""
     from onnxplug.plugins.records import Selection
 
     settings = read_settings(Path.cwd())
@@ -332,22 +332,22 @@ def selection() -> Any:
 
 
 def preferences() -> dict[str, str]:
-    """``--prefer``, over those of ``pyproject.toml``.
+    """The preferences of ``--prefer``, which override those of ``pyproject.toml``.
 
     Raises:
-        UsageError: One isn't written as ``operator=distribution``.
+        UsageError: A preference isn't written as ``operator=distribution``.
     """
-    found = {}
+    distributions = {}
     for text in (*read_settings(Path.cwd()).get("prefer", ()), *choice.prefer):
         op, separator, distribution = text.rpartition("=")
         if not separator or not op or not distribution:
             raise UsageError(f"--prefer {text!r} can't be read", hint="Write it as 'mylib::nms=DISTRIBUTION'.")
-        found[op] = distribution
-    return found
+        distributions[op] = distribution
+    return distributions
 
 
 def registry() -> tuple[Any, Any]:
-    """The rules and the plugins that are selected, loaded."""
+    """The selected rules and plugins, loaded."""
     from onnxplug.plugins.manager import registry_for
 
     with stage("plugins", "plugins") as loading:

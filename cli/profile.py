@@ -1,4 +1,4 @@
-"""``--profile [FILE]``: where the time of a command goes."""
+"""``--profile [FILE]``: the profile of a command's time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 from onnxplug.cli.options import flag
 from onnxplug.packages import load
 
-#: What ``--profile`` stands for where no file follows it.
+#: The value of ``--profile`` without a file.
 TABLE_ALONE = "-"
 
 ProfileOption = Annotated[str | None, flag("profile")]
@@ -18,30 +18,30 @@ ProfileOption = Annotated[str | None, flag("profile")]
 def with_value(arguments: Sequence[str]) -> list[str]:
     """A command line in which ``--profile`` always has a value: ``-`` where neither ``=`` nor the name of a .json file follows.
 
-    So that it may stand before TARGET, which it would take for its file otherwise.
+    Then it may come before TARGET, which it would otherwise use as its file.
     """
-    found: list[str] = []
+    spelled: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
-            return [*found, *arguments[position:]]
+            return [*spelled, *arguments[position:]]
         following = arguments[position + 1] if position + 1 < len(arguments) else ""
-        found.append(argument)
+        spelled.append(argument)
         if argument == "--profile" and not following.lower().endswith(".json"):
-            found[-1] = f"--profile={TABLE_ALONE}"
-    return found
+            spelled[-1] = f"--profile={TABLE_ALONE}"
+    return spelled
 
 
-def profiled(asked: str | None) -> AbstractContextManager[None]:
-    """Records what is done while the context lasts, and at its end prints it and writes the file, after an error too.
+def profiled(file: str | None) -> AbstractContextManager[None]:
+    """Records the command while the context lasts, and at its end prints the profile and writes the file, also after an error.
 
     Args:
-        asked: The value of ``--profile``.
+        file: The value of ``--profile``.
 
     Raises:
         UsageError: The file can't be written.
         MissingPackageError: The package that records is not installed.
     """
-    if asked is None:
+    if file is None:
         return nullcontext()
-    recording: AbstractContextManager[None] = load("--profile")(asked if asked != TABLE_ALONE else None)
+    recording: AbstractContextManager[None] = load("--profile")(file if file != TABLE_ALONE else None)
     return recording

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""The output of commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onnxplug import OnnxPieces
     from onnxplug.program import OnnxProgram
 
-#: Characters of a message: those of a name that has a million of them would hide it.
+#: The largest number of characters in a message: a name of a million characters would hide it.
 LONGEST_MESSAGE = 8000
 #: Width of tables in a file or pipe, so that no cell is truncated.
 out = PlainConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
@@ -30,12 +30,12 @@ err = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def progress() -> AbstractContextManager[Display]:
-    """A spinner with the stage at work and its seconds, on a terminal; nothing elsewhere."""
+    """A spinner with the running stage and its seconds, on a terminal; nothing elsewhere."""
     return displayed(err)
 
 
 def reporting(folder: Path | None, *, verify: bool = False) -> AbstractContextManager[None]:
-    """Writes a report of the command to a folder when the context ends, after an error too, and says where it is.
+    """Writes a report of the command to a folder when the context ends, also after an error, and prints its place.
 
     Args:
         folder: The folder; ``None`` for no report.
@@ -64,7 +64,7 @@ def failure(message: str, hint: str | None = None) -> None:
 
 
 def size_text(path: Path) -> str:
-    """Size of a model's file and of the data beside it."""
+    """Size of a model's file and of its data files."""
     from onnxplug.run.data_files import data_files
 
     total = path.stat().st_size
@@ -102,7 +102,7 @@ def summary(program: OnnxProgram, path: Path) -> None:
 
 
 def summary_of_pieces(pieces: OnnxPieces, folder: Path, *, verified: bool) -> None:
-    """The tables after an export in pieces, and how they make the whole model."""
+    """The tables after an export in pieces, and the chain of the pieces."""
     for path, program in pieces.programs.items():
         summary(program, folder / f"{path}.onnx")
     if pieces.chain_file is not None:
@@ -114,7 +114,7 @@ def summary_of_pieces(pieces: OnnxPieces, folder: Path, *, verified: bool) -> No
 
 
 def verification(report: Any) -> None:
-    """What verification compared."""
+    """The results of verification."""
     table = Table("sizes", "inputs", "largest difference", "run by", title="Same as PyTorch")
     for case in report.cases:
         sizes = ", ".join(f"{name}={size}" for name, size in case.sizes.items()) or "static"

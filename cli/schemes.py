@@ -1,4 +1,4 @@
-"""``onnxplug export SCHEME:NAME``: the options that it has for the models of a plugin's source that exports them itself."""
+"""``onnxplug export SCHEME:NAME``: the command and its options for a plugin's source that exports its models itself."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from onnxplug.registry.rule import object_of
 
 
 def export_command(arguments: Sequence[str], ordinary: Any) -> Any:
-    """The command for ``onnxplug export``: the ordinary one, or that of the source that the arguments name.
+    """The command for ``onnxplug export``: the ordinary command, or the command of the source that the arguments name.
 
     Args:
-        arguments: What follows ``export`` on the command line.
-        ordinary: The ordinary command; it reads the flags that say which plugins there are.
+        arguments: The arguments after ``export`` on the command line.
+        ordinary: The ordinary command; it parses the flags that select plugins.
     """
     if not any(SCHEME.fullmatch(text) for text in arguments):
         return ordinary
     _remember_flags(arguments, ordinary)
     for text in arguments:
-        found = find_scheme(text)
-        if found is not None and found[0].export is not None:
-            return _command_of(found[0])
+        match = find_scheme(text)
+        if match is not None and match[0].export is not None:
+            return _command_of(match[0])
     return ordinary
 
 
 def _remember_flags(arguments: Sequence[str], ordinary: Any) -> None:
-    """Takes the plugin flags into account before plugins are asked; the command itself reads them again."""
+    """Applies the plugin flags before plugins are loaded; the command itself parses them again."""
     context = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": True}
-    given = ordinary.make_context("export", list(arguments), resilient_parsing=True, **context).params
+    flag_values = ordinary.make_context("export", list(arguments), resilient_parsing=True, **context).params
     flags = ("no_plugin", "only_plugin", "require_plugin", "prefer", "strict_plugins")
-    choice.remember(**{flag: given.get(flag) for flag in flags})
+    choice.remember(**{flag: flag_values.get(flag) for flag in flags})
 
 
 def _command_of(source: ModelSource) -> Any:
-    """A command with the options that every export has, and those of the source's function."""
+    """A command with the options of every export, and the options of the source's function."""
     function = object_of(source.export, f"the export of {label(source)}")
     try:
         hints = get_type_hints(function, include_extras=True)
@@ -74,11 +74,11 @@ def _command_of(source: ModelSource) -> Any:
     def command(**values: Any) -> None:
         from onnxplug.cli.report import reporting
 
-        given = {p.name: values.pop(p.name) for p in own}
+        own_values = {p.name: values.pop(p.name) for p in own}
         arguments = _common(**values)
         verify = arguments["options"]["verify"]
         with profiled(arguments["profile"]), reporting(arguments["report"], verify=verify):
-            _run(source, function, arguments, given)
+            _run(source, function, arguments, own_values)
 
     command.__doc__ = f"Export {source.scheme}:NAME. {source.help}".strip()
     command.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def _common(
     *,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """The options that mean the same for every model; returns them by name, those of ``to_onnx`` as ``options``."""
+    """The options that mean the same for every model; returns them by name, the options of ``to_onnx`` as ``options``."""
     return dict(locals())
 
 

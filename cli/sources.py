@@ -1,4 +1,4 @@
-"""``SCHEME:NAME``: kinds of models that plugins bring."""
+"""``SCHEME:NAME``: kinds of models from plugins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
 
 
 def find_source(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source that TARGET names, and what its ``load`` takes; ``None`` where TARGET is of another kind."""
+    """The plugin's source that TARGET names, and the argument of its ``load``; ``None`` where TARGET is of another kind."""
     if SCHEME.fullmatch(text):
         return find_scheme(text)
     source = registry()[1].source_of_file(text)
@@ -27,14 +27,14 @@ def find_source(text: str) -> tuple[ModelSource, str] | None:
 
 
 def find_scheme(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` where it is none, or no plugin has the scheme."""
+    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` for other texts, or where no plugin has the scheme."""
     match = SCHEME.fullmatch(text)
     source = registry()[1].source(match["scheme"]) if match is not None else None
     return None if source is None or match is None else (source, match["name"])
 
 
 def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
-    """What a source's ``load`` returns.
+    """The result of a source's ``load``.
 
     Raises:
         UsageError: ``--pretrained`` for a source that has no choice, or the name is empty.
@@ -59,7 +59,7 @@ def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:
 
 
 def takes_pretrained(source: ModelSource) -> bool:
-    """Whether a source has a choice of random weights and trained ones."""
+    """Whether a source has a choice between random and trained weights."""
     load = object_of(source.load, f"the load of {label(source)}")
     return "pretrained" in inspect.signature(load).parameters
 
@@ -77,5 +77,5 @@ def not_importable(source: ModelSource, error: ImportError) -> OnnxplugError:
 
 
 def label(source: ModelSource) -> str:
-    """What a source is called in messages: its scheme, or the files that it loads."""
+    """A source's name in messages: its scheme, or the files that it loads."""
     return f"{source.scheme}:" if source.scheme else f"files that end in {' or '.join(source.suffixes)}"

@@ -1,4 +1,4 @@
-"""TARGET: what a command exports."""
+"""TARGET: the model that a command exports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Target:
     Attributes:
         model: The model.
         args, kwargs: Its example inputs.
-        note: What the user should know of it; empty for nothing.
+        note: A note for the user; empty for none.
     """
 
     model: Any
@@ -41,13 +41,13 @@ class Target:
 def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
     """Loads the model that TARGET names; ``--input`` replaces its example inputs.
 
-    An ``--input`` without a name takes the place of the target's own positional input, one by one; one with a name that of
-    the input so called. The target's other inputs stay.
+    An ``--input`` without a name replaces the target's own positional inputs, one by one; an ``--input`` with a name replaces the
+    input of that name. The target's other inputs stay.
 
     Args:
         text: TARGET.
         inputs: The ``--input``s.
-        pretrained: Trained weights, for a scheme that knows them.
+        pretrained: Trained weights, for a scheme that has them.
 
     Raises:
         UsageError: There is no such file, module or function.
@@ -57,13 +57,13 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
 
     # A fixed seed: a factory with random weights gives the same model in `export` and in `verify`.
     torch.manual_seed(0)
-    found = find_source(text)
-    if pretrained and found is None:
+    match = find_source(text)
+    if pretrained and match is None:
         raise UsageError("--pretrained is for timm:NAME; a function that makes a model decides by itself")
     if text.endswith(".pt2"):
         target = _load_pt2(text)
-    elif found is not None:
-        source, name = found
+    elif match is not None:
+        source, name = match
         target = _unpack(load_from(source, name, pretrained=pretrained), text)
         if not pretrained and takes_pretrained(source):
             target.note = f"{text} has random weights; --pretrained takes the trained ones"
@@ -86,7 +86,7 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
 
 
 def load_for_export(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
-    """Loads TARGET as :func:`load_target` does, says what the user should know of it, and puts it in evaluation mode."""
+    """Loads TARGET by :func:`load_target`, prints its note, and puts it in evaluation mode."""
     import torch
 
     from onnxplug.cli.report import note
@@ -123,7 +123,7 @@ def _load_pt2(path: str) -> Target:
         raise OnnxplugError(f"{path} is not a program that torch.export.save wrote: {error}") from error
 
 
-#: The hint where a library lacks a name, by the library: models of these come from plugin packages.
+#: The hint where a library lacks a name, by the library: models of these libraries come from plugin packages.
 _SOURCES = {
     library: f"{library}:{name} comes from the plugin package onnxplug-{library}, which is not active here."
     for library, name in (("torchvision", "NAME"), ("transformers", "FOLDER"))
@@ -194,16 +194,16 @@ def _load_module(name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(name)
+        module = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        module = None
+    if module is None:
         raise UsageError(f"there is no module {name!r}", hint=f"TARGET is {_FORMS}.")
     return run_user_code(lambda: importlib.import_module(name), name)
 
 
-def run_user_code(function: Any, what: str) -> Any:
-    """Calls the user's code; what it raises becomes a message with the user's own line.
+def run_user_code(function: Any, subject: str) -> Any:
+    """Calls the user's code; its errors become a message with the user's own line.
 
     Raises:
         OnnxplugError: The code raised.
@@ -216,4 +216,4 @@ def run_user_code(function: Any, what: str) -> Any:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
         where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-        raise OnnxplugError(f"{what} raised {type(error).__name__}{where}: {error}") from error
+        raise OnnxplugError(f"{subject} raised {type(error).__name__}{where}: {error}") from error

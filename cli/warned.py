@@ -21,9 +21,9 @@ _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 @contextmanager
 def warnings_shown() -> Iterator[None]:
-    """While it holds, warnings are lines on standard error: ours by their text alone, a plugin's with the plugin's name.
+    """While it holds, warnings are lines on standard error: onnxplug's with only their text, a plugin's with the plugin's name.
 
-    What any other library warns of has its file and line, as Python prints it.
+    Warnings of other libraries have their file and line, as Python prints them.
     """
     with warnings.catch_warnings():
         warnings.showwarning = _show  # type: ignore[assignment]

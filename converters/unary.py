@@ -18,7 +18,7 @@ from onnxplug.registry.rule import Converter, Rule
 
 
 def unary(op_type: str) -> Converter:
-    """A converter for an operator that ONNX has under one name; integers become floats where torch's result is one."""
+    """A converter for an operator that ONNX has under one name; integers become floats where torch's result is a float."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         dtype = node.dtype

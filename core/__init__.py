@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     from onnxplug.strings import string_array as string_array, string_tensor as string_tensor
 
 
-#: Names of ``torch.onnx`` as it was in 2023, by what there is for them here.
+#: Names of ``torch.onnx`` as of 2023, with their replacements here.
 _FORMER = {
     "dynamo_export": "onnxplug.to_onnx",
     "ExportOptions": "the arguments of onnxplug.to_onnx",

@@ -1,4 +1,4 @@
-"""Logging: the loggers below ``onnxplug``. What ``ONNXPLUG_LOG`` says of them is read by ``onnxplug_tools.logs``."""
+"""Logging: the loggers below ``onnxplug``. ``onnxplug_tools.logs`` reads ``ONNXPLUG_LOG``, which selects the shown messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxplug.warn import warn
 
 VARIABLE = "ONNXPLUG_LOG"
 ROOT = "onnxplug"
-#: The loggers, with what each says; docs/profiling.md lists them.
+#: The loggers, with the content of each; docs/profiling.md lists them.
 LOGGERS = {
     "capture": "attempts at torch.export, and what each failed of; dynamic dimensions that came out static",
     "functionalize": "how in-place writes were made functional",
@@ -25,7 +25,7 @@ LOGGERS = {
 }
 _read = ""
 
-# As libraries do: without a handler of the program's own nothing is printed.
+# As usual for libraries: without a handler of the program's own nothing is printed.
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
 
@@ -40,7 +40,7 @@ def logger(name: str) -> logging.Logger:
 
 
 def configure() -> None:
-    """Does what ``ONNXPLUG_LOG`` says, if that has changed since the last call."""
+    """Applies ``ONNXPLUG_LOG``, if it has changed since the last call."""
     global _read
     before, _read = _read, os.environ.get(VARIABLE) or ""
     if _read == before:

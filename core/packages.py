@@ -1,4 +1,4 @@
-"""Names of ``onnxplug``, commands and arguments that packages of their own bring."""
+"""Names of ``onnxplug``, commands and arguments that separate packages supply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxplug.errors import MissingPackageError
 
-#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
+#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or its object there, ``"module:attribute"``.
 PACKAGES = {
     "reference": "onnxplug_reference",
     "testing": "onnxplug_tools.testing",
@@ -51,28 +51,28 @@ PACKAGES = {
 }
 
 
-def load(name: str, what: str | None = None) -> Any:
-    """What a package brings under a name.
+def load(name: str, needed_by: str | None = None) -> Any:
+    """The object that a package supplies under a name.
 
     Args:
         name: A key of :data:`PACKAGES`.
-        what: What needs the package, for the error.
+        needed_by: The feature that needs the package, for the error.
 
     Raises:
         MissingPackageError: The package is not installed.
     """
     module, _, attribute = PACKAGES[name].partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
-        raise missing_package(name, what) from None
-    return getattr(found, attribute) if attribute else found
+        raise missing_package(name, needed_by) from None
+    return getattr(imported, attribute) if attribute else imported
 
 
 def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a module of ``onnxplug`` whose content a package brings.
+    """``__getattr__`` and ``__dir__`` of a module of ``onnxplug`` whose content a package supplies.
 
     Args:
         name: The module's name, a key of :data:`PACKAGES`.
@@ -87,26 +87,26 @@ def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package that brings a key of :data:`PACKAGES` is there."""
+    """Whether the package that supplies a key of :data:`PACKAGES` is there."""
     return find_spec(distribution_of(name).replace("-", "_")) is not None
 
 
-def missing_package(name: str, what: str | None = None) -> MissingPackageError:
+def missing_package(name: str, needed_by: str | None = None) -> MissingPackageError:
     """The error for a package that is not installed.
 
     Args:
         name: A key of :data:`PACKAGES`.
-        what: What needs the package; ``name`` when ``None``, with ``onnxplug.`` before a name of that.
+        needed_by: The feature that needs the package; when ``None``, ``name``, with ``onnxplug.`` before a public name.
     """
     package = distribution_of(name)
-    needs = what if what is not None else f"onnxplug.{name}" if name.isidentifier() else name
+    needs = needed_by if needed_by is not None else f"onnxplug.{name}" if name.isidentifier() else name
     return MissingPackageError(
         f"{needs} needs the package {package}, which is not installed", hint=f"pip install {package}"
     )
 
 
 def distribution_of(name: str) -> str:
-    """The distribution that brings a key of :data:`PACKAGES`."""
+    """The distribution that supplies a key of :data:`PACKAGES`."""
     return PACKAGES[name].partition(":")[0].partition(".")[0].replace("_", "-")
 
 
@@ -116,5 +116,5 @@ def public_modules() -> list[str]:
 
 
 def public_names() -> list[str]:
-    """The keys that are names of ``onnxplug`` itself and no modules, of packages that are installed."""
+    """The keys of installed packages that are names of ``onnxplug`` itself, without modules."""
     return [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place and is_installed(name)]

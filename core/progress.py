@@ -1,4 +1,4 @@
-"""Who is told of the stages at work: a function of the caller's, or what ``onnxplug_tools.progress`` shows on a terminal."""
+"""The receivers of the stages' names: a function of the caller's, or the display of ``onnxplug_tools.progress``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnxplug.packages import is_installed, load
 if TYPE_CHECKING:
     from rich.console import Console
 
-Told = Callable[[str], Any]
+Show = Callable[[str], Any]
 
 
 class Display(Observer):
-    """The stage at work, to be called with its name as it begins. This one shows nothing."""
+    """Receives the name of the running stage as it begins. This one shows nothing."""
 
     stays = False
 
@@ -25,7 +25,7 @@ class Display(Observer):
         """A stage begins."""
 
     def part(self, done: int, total: int) -> None:
-        """Says how many bytes the stage has done, and of how many."""
+        """Shows the bytes that the stage has done, and the bytes of the whole."""
 
 
 class StageNames(Observer):
@@ -33,17 +33,17 @@ class StageNames(Observer):
 
     stays = False
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, show: Show) -> None:
+        self._show = show
 
     def begin(self, span: Span) -> None:
         """Calls the function, where it is a stage and no part of one."""
         if span.kind == "stage" and span.name in STAGES:
-            self._told(span.name)
+            self._show(span.name)
 
 
 def shown() -> Display | None:
-    """What shows the stages of this thread; ``None`` where nothing does."""
+    """The display of this thread's stages; ``None`` where there is none."""
     return events().find(Display)
 
 
@@ -51,23 +51,23 @@ def displayed(console: Console | None = None) -> contextlib.AbstractContextManag
     """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
 
     Args:
-        console: Where; standard error unless given.
+        console: The console; standard error by default.
     """
     if not is_installed("progress="):
         return contextlib.nullcontext(Display())
-    found: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
-    return found
+    spinner: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
+    return spinner
 
 
 @contextlib.contextmanager
-def showing(progress: Any) -> Iterator[Told | None]:
-    """Who is told of the stages, for an argument ``progress=``.
+def showing(progress: Any) -> Iterator[Show | None]:
+    """The function that is called with the stages' names, for an argument ``progress=``.
 
     Args:
         progress: ``True`` for a spinner on a terminal; a function of a stage's name; ``False`` or ``None`` for nobody.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is anything else.
         MissingPackageError: The package that shows them is not installed.
     """
     if progress is None or progress is False:
@@ -85,22 +85,22 @@ def showing(progress: Any) -> Iterator[Told | None]:
 
 @contextlib.contextmanager
 def reporting(progress: Any) -> Iterator[Callable[[int, int], Any] | None]:
-    """What is told of the bytes that are written and of all, for an argument ``progress=``.
+    """The function that is called with the written bytes and the bytes of the whole, for an argument ``progress=``.
 
     Args:
         progress: ``True`` or ``False``, for a bar on standard error or none; a function; ``None`` for a bar where there is much to
             write.
 
     Raises:
-        UsageError: It is something else.
-        MissingPackageError: A bar is asked for, and the package that shows it is not installed.
+        UsageError: It is anything else.
+        MissingPackageError: The package that shows a bar is not installed.
     """
     if callable(progress):
         yield progress
     elif not isinstance(progress, bool | None):
         raise UsageError(f"progress= takes True, False or a function of two numbers, got {progress!r}")
     elif progress or is_installed("progress="):
-        with load("progress=").reporting(progress) as told:
-            yield told
+        with load("progress=").reporting(progress) as part:
+            yield part
     else:
         yield None

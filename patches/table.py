@@ -1,4 +1,4 @@
-"""onnxplug's patches of torch, each with what it is for and the test that needs it."""
+"""onnxplug's patches of torch, each with its purpose and the test that needs it."""
 
 from __future__ import annotations
 

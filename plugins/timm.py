@@ -10,7 +10,7 @@ from onnxplug.text import did_you_mean
 
 
 def load(name: str, *, pretrained: bool) -> tuple[Any, tuple[Any, ...]]:
-    """A model of timm with an image of the size that it is made for.
+    """A model of timm with an image of the model's own size.
 
     Raises:
         UsageError: timm has no such model.
@@ -39,7 +39,7 @@ def load(name: str, *, pretrained: bool) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do where timm can't be imported."""
+    """The hint where timm can't be imported."""
     if isinstance(error, ModuleNotFoundError) and error.name == "timm":
         return "pip install timm"
     if "torchvision::" in str(error):  # an operator that a build of torchvision for another torch lacks

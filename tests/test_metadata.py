@@ -481,8 +481,8 @@ def test_the_environment_says_what_is_written_by_default(
     said: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONNXPLUG_METADATA", said)
-    assert Metadata.asked(None).level == level
-    assert Metadata.asked("short").level == "short"
+    assert Metadata.of_option(None).level == level
+    assert Metadata.of_option("short").level == "short"
     program = onnxplug.export(torch.nn.Linear(4, 2), (X,), verbose=False)
     (node,) = program.model.graph
     assert len(node.metadata_props) == {"none": 0, "short": 2}.get(level, len(node.metadata_props))

@@ -1,4 +1,4 @@
-"""Which element types a runtime's kernels take: a table of them, and what is asked of it while a graph is built."""
+"""The element types that a runtime's kernels take, as a table, and its look-ups while a graph is built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxplug.build.spec import OpSpec
 
 _DT = ir.DataType
-#: One letter an element type; the types without a letter are never asked for.
+#: A letter for each element type; types without a letter are never looked up.
 LETTERS: dict[str, ir.DataType] = {
     "f": _DT.FLOAT,
     "d": _DT.DOUBLE,
@@ -37,10 +37,10 @@ class Kernels:
     """The kernels of a runtime.
 
     Args:
-        table: Operator of ai.onnx to its kernels, ``"13-13 T=fd; 14- T=fdil"``: the operator's versions for which a kernel
-            is, then for each type variable the letters of :data:`LETTERS` that it takes. An open end (``14-``) is the
-            version that the operator has had since 14. A kernel is for every combination of its letters; several with the
-            same versions stand beside each other. An operator that isn't in the table has a body of other operators.
+        table: Operator of ai.onnx to its kernels, ``"13-13 T=fd; 14- T=fdil"``: the versions of the operator that a kernel
+            serves, then for each type variable the letters of :data:`LETTERS` that it takes. An open end (``14-``) is the
+            version that the operator has had since 14. A kernel takes every combination of its letters; several may
+            have the same versions. An operator that isn't in the table has a body of other operators.
     """
 
     def __init__(self, table: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ class Kernels:
         return any(_holds(row, spec.since) for row in self._rows_of(spec.op_type))
 
     def wider(self, spec: OpSpec, types: Types) -> dict[str, ir.DataType] | None:
-        """Type variables that must be widened for a kernel to be there, with what to; ``None`` when none need or can be.
+        """The type variables to widen for a kernel to take the operator, with their wider types; ``None`` when no widening helps.
 
         16-bit floats become float32; if that isn't enough, small integers and bools int32, or int64.
         """
@@ -80,15 +80,15 @@ class Kernels:
         return next((c for c in candidates if c and self.takes(spec, {**types, **c})), None)
 
     def _rows_of(self, op_type: str) -> list[_Row]:
-        found = self._rows.get(op_type)
-        if found is None:
+        rows = self._rows.get(op_type)
+        if rows is None:
             text = self._table.get(op_type, "")
-            found = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
-        return found
+            rows = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
+        return rows
 
 
 def _holds(row: _Row, since: int) -> bool:
-    """A kernel without a last version is for the very version that it names."""
+    """Whether a kernel's row is for an operator's version; a row without a last version is only for its first."""
     first, last, _ = row
     return first <= since <= last if last is not None else first == since
 

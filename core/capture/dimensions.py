@@ -19,7 +19,7 @@ _FUNCTIONS = frozenset(("min", "max", "Min", "Max"))
 
 
 def names_in(text: str) -> list[str]:
-    """The names that a sum, difference, product, ``min`` or ``max`` is made of, in order; none of a plain name or another text."""
+    """The names in a sum, difference, product, ``min`` or ``max``, in order; empty for a plain name or another text."""
     tree = _parse(text)
     if tree is None:
         return []
@@ -81,7 +81,7 @@ def in_names(names: Mapping[str, str], size: Any) -> Any:
 
 
 def same_symbols(expr: Any) -> Any:
-    """An expression in which one name is one symbol: torch says of a number that it may be negative, of a size that it isn't."""
+    """An expression with a single symbol for each name: torch declares sizes not negative and numbers unrestricted."""
     from sympy import Symbol
 
     if not hasattr(expr, "free_symbols"):

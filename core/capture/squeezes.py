@@ -16,7 +16,7 @@ _SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
 
 
 class KeptAxis(NamedTuple):
-    """An axis that a squeeze keeps in the captured graph, and removes in PyTorch where its size is 1.
+    """An axis that a squeeze keeps in the captured graph, and removes in PyTorch if its size is 1.
 
     Attributes:
         symbols: torch's symbols of the size.
@@ -29,15 +29,15 @@ class KeptAxis(NamedTuple):
     place: str | None
 
 
-def kept_axes(program: torch.export.ExportedProgram, asked: set[Any]) -> Iterator[KeptAxis]:
+def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Iterator[KeptAxis]:
     """The axes that squeezes of a program keep though the example's size is 1.
 
     Args:
         program: The captured program.
-        asked: torch's symbols of the sizes that were asked to be dynamic.
+        dynamic: torch's symbols of the sizes that should be dynamic.
     """
     for node, axis, size in _dynamic_axes(program):
-        symbols = frozenset(size.node.expr.free_symbols & asked)
+        symbols = frozenset(size.node.expr.free_symbols & dynamic)
         if size.node.hint == 1 and symbols:
             yield KeptAxis(symbols, axis, source_location(node))
 
@@ -77,7 +77,7 @@ def _dynamic_axes(program: torch.export.ExportedProgram) -> Iterator[tuple[torch
 
 
 def _squeezed_axes(node: torch.fx.Node, source: Any) -> list[int]:
-    """The axes that a squeeze is asked to take away where their size is 1."""
+    """The axes that a squeeze should remove where their size is 1."""
     if not isinstance(source, torch.Tensor):
         return []
     wanted: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")

@@ -32,14 +32,14 @@ from onnxplug.warn import warn
 
 
 class Verifiable(Protocol):
-    """What verification reads of an exported program: :class:`onnxplug.OnnxProgram` has it.
+    """The part of an exported program that verification reads; :class:`onnxplug.OnnxProgram` has it.
 
     Attributes:
         model: The ONNX model.
         exported_program: The captured program.
         captured: The capture, with the eager model and the example inputs.
-        inputs: What the graph's inputs stand for.
-        slots: What the captured graph returns, in order; ``None`` for a result that is not an output of the ONNX graph.
+        inputs: The slots of the graph's inputs.
+        slots: The captured graph's results, in order; ``None`` for a result that is not an output of the ONNX graph.
         host: The plugins that run custom operators.
     """
 
@@ -54,21 +54,21 @@ class Verifiable(Protocol):
         """The graph's inputs for a call of the PyTorch model."""
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The inputs of a call of the PyTorch model in a row."""
+        """The inputs of a call of the PyTorch model as a flat list."""
 
 
 _LOGGER = logs.logger("verify")
 
-#: ``(leaves, failed) -> verdict``: says who is wrong on flattened inputs; ``failed``: the outputs differ.
+#: ``(leaves, failed) -> verdict``: decides who is wrong on flattened inputs; ``failed``: the outputs differ.
 Judge = Callable[[Sequence[Any], bool], Any]
 
 
 class Refused(Exception):
-    """Eager PyTorch rejects the inputs; the cause says why."""
+    """Eager PyTorch rejects the inputs; the cause has the reason."""
 
 
 class Uncertain(Exception):
-    """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause says how much they do."""
+    """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause has the difference."""
 
 
 def verify_program(
@@ -81,7 +81,7 @@ def verify_program(
     judge: Judge | None = None,
     replay: Replay | None = None,
 ) -> VerificationReport:
-    """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong, ``replay`` what PyTorch has for ONNX's choices among equals."""
+    """See :meth:`OnnxProgram.verify`; ``judge`` decides who is wrong, ``replay`` gives PyTorch's results for ONNX's choices."""
     captured, exported = _captured(program)
     sets = [(args or (), kwargs or {})]
     if args is None and kwargs is None:
@@ -110,7 +110,7 @@ def verify_program(
 def verify_inputs(
     program: Verifiable, sets: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], tolerances: Tolerances
 ) -> VerificationReport:
-    """Compares a program with eager PyTorch on given inputs alone.
+    """Compares a program with eager PyTorch only on given inputs.
 
     Args:
         program: The program.
@@ -118,7 +118,7 @@ def verify_inputs(
         tolerances: How far results may differ.
 
     Raises:
-        VerificationError: A result differs, or one of both does not run.
+        VerificationError: A result differs, or either model does not run.
     """
     inputs = [program.flatten(args, kwargs) for args, kwargs in sets]
     return _verify(_Pair.of_program(program, inputs[0], tolerances), inputs, (), lambda seed, attempt: None)
@@ -154,7 +154,7 @@ def verify_runner(
 
 def _verify(
     pair: _Pair,
-    given: Sequence[Sequence[Any]],
+    examples: Sequence[Sequence[Any]],
     seeds: Sequence[int],
     draw: Callable[[int, int], tuple[list[Any], Mapping[str, int]] | None],
 ) -> VerificationReport:
@@ -162,23 +162,23 @@ def _verify(
 
     Args:
         pair: The models.
-        given: Flattened inputs that the PyTorch model must take.
-        seeds: One set of generated inputs a seed, of sizes that the PyTorch model takes.
+        examples: Flattened inputs that the PyTorch model must take.
+        seeds: A set of generated inputs for each seed, of sizes that the PyTorch model accepts.
         draw: Generates inputs and their sizes for a seed and an attempt; ``None`` where the sizes are not the model's.
 
     Raises:
-        VerificationError: A result differs, or one of both does not run.
+        VerificationError: A result differs, or either model does not run.
     """
     report = VerificationReport()
-    sets = len(given) + len(seeds)
-    for number, leaves in enumerate(given):
+    sets = len(examples) + len(seeds)
+    for number, leaves in enumerate(examples):
         step(f"inputs {number + 1} of {sets}", number, sets)
         try:
             report.cases.append(pair.compare(leaves, pair.named(pair.sizes(leaves)), None))
         except Refused as refusal:
             error = refusal.__cause__
             raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
-    for number, seed in enumerate(seeds, len(given)):
+    for number, seed in enumerate(seeds, len(examples)):
         step(f"inputs {number + 1} of {sets}", number, sets)
         tried = len(report.skipped)
         failure: BaseException | None = None
@@ -192,7 +192,7 @@ def _verify(
             except Refused as refusal:
                 report.skipped.append(f"{size_text(drawn[1])}: {_reason(refusal.__cause__)}")
                 _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
-            except Uncertain as uncertain:  # such inputs show neither that the model is right nor that it is wrong
+            except Uncertain as uncertain:  # such inputs prove neither that the model is right nor that it is wrong
                 failure = failure or uncertain.__cause__
                 report.skipped.append(f"{size_text(drawn[1])}: rounding alone changes PyTorch's own results by as much")
                 _LOGGER.debug("other inputs are drawn: %s", report.skipped[-1])
@@ -222,12 +222,12 @@ def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgr
 
 
 def _recorded(program: Verifiable) -> list[Any]:
-    """What torch recorded for each of the flattened inputs."""
+    """torch's record of each of the flattened inputs."""
     return [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
 
 
 def _judged(error: VerificationError, judge: Judge | None, leaves: Sequence[Any]) -> VerificationError:
-    """An error with the inputs that it is about, and with what a judge says of them."""
+    """An error with its inputs, and with a judge's verdict on them."""
     error.inputs = list(leaves)
     if judge is None:
         return error
@@ -245,11 +245,11 @@ class _Pair:
         runner: Runs the ONNX model.
         model: The eager model.
         eager: Runs a PyTorch model on flattened inputs, which it may write: its results by the names of the ONNX model's.
-        feed: The ONNX model's inputs, of flattened ones.
+        feed: Makes the ONNX model's inputs of flattened inputs.
         tolerances: How far results may differ.
-        judge: Says who is wrong.
-        replay: What PyTorch has for ONNX's choices among equal elements.
-        program: The exported program; its capture explains what differs. ``None``: the model is of a file.
+        judge: Decides who is wrong.
+        replay: Gives PyTorch's results for ONNX's choices among equal elements.
+        program: The exported program; its capture explains differences. ``None`` for a model from a file.
     """
 
     runner: Runner
@@ -270,7 +270,7 @@ class _Pair:
         judge: Judge | None = None,
         **options: Any,
     ) -> _Pair:
-        """Those of a program; ``leaves`` are the inputs that an error is about."""
+        """The pair of a program; ``leaves`` are the inputs for errors."""
         captured, exported = _captured(program)
         spec: Any = exported.call_spec.in_spec
         try:
@@ -289,7 +289,7 @@ class _Pair:
         )
 
     def sizes(self, leaves: Sequence[Any]) -> dict[Any, int]:
-        """The sizes of inputs, by torch's symbols; none of a file."""
+        """The sizes of inputs, by torch's symbols; empty for a file."""
         if self.program is None:
             return {}
         return {
@@ -357,7 +357,7 @@ class _Pair:
     def _wavers(self, outputs: Outputs, leaves: Sequence[Any]) -> bool:
         """Whether PyTorch's results change as much as ONNX's differ, where inputs and weights change by one unit of rounding.
 
-        Other than in a comparison, choices may flip.
+        Unlike in a comparison, choices may flip.
         """
         precision, token = self.tolerances.precision, MEASURED.set(None)
         slack = partial(rounding_slack, self.eager, self.model, leaves, precision, same_choices=False)
@@ -371,7 +371,7 @@ class _Pair:
         return True
 
     def _unsteady(self, leaves: Sequence[Any], expected: Sequence[tuple[str, Any]]) -> str | None:
-        """A hint, where PyTorch itself has other results when it runs again."""
+        """A hint, where PyTorch itself gives other results when it runs again."""
         before = attributes_of(self.model)
         again = self.eager(self.model, clone_leaves(leaves))
         for (name, first), (_, second) in zip(expected, again, strict=True):
@@ -426,7 +426,7 @@ def _reason(error: BaseException | None) -> str:
 def eager_outputs(
     program: Verifiable, reference: Callable[..., Any], leaves: list[Any], spec: Any
 ) -> list[tuple[str, Any]]:
-    """What PyTorch computes for each output of the ONNX graph, by its name: mutated inputs and buffers included.
+    """PyTorch's result for each output of the ONNX graph, by its name, including mutated inputs and buffers.
 
     Args:
         program: The program.
@@ -435,8 +435,8 @@ def eager_outputs(
         spec: Their structure.
 
     Raises:
-        VerificationError: The eager model has other results than the captured one, or nothing in it is what an output
-            of the ONNX graph stands for.
+        VerificationError: The eager model has other results than the captured model, or an output of the ONNX graph has no
+            counterpart in it.
     """
     model: Any = reference
     if isinstance(reference, torch.nn.Module) and any(s.kind is OutputKind.BUFFER_MUTATION for s in program.slots):
@@ -474,7 +474,7 @@ def eager_outputs(
 
 
 def state_of(model: Any, name: str) -> torch.Tensor | None:
-    """What a model holds by the name of a buffer; of a ScriptModule also a tensor in another attribute, or in a list there."""
+    """A model's buffer by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
     if not isinstance(model, torch.nn.Module):
         return None
     buffer = dict(model.named_buffers(remove_duplicate=False)).get(name)
@@ -487,12 +487,12 @@ def state_of(model: Any, name: str) -> torch.Tensor | None:
     if isinstance(owner, list | tuple | dict):
         tensors = [leaf for leaf in pytree.tree_leaves(owner) if isinstance(leaf, torch.Tensor)]
         return tensors[int(last)] if last.isdigit() and int(last) < len(tensors) else None
-    found = getattr(owner, last, None)
-    return found if isinstance(found, torch.Tensor) else None
+    value = getattr(owner, last, None)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def attributes_of(model: Any) -> dict[str, Any]:
-    """What tells whether a run of a model has changed it: each attribute of its modules by its path, tensors by their version."""
+    """A fingerprint that shows whether a run has changed a model: the attributes of its modules by path, tensors by version."""
     if not isinstance(model, torch.nn.Module):
         return {}
     return {

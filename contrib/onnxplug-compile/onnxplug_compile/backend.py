@@ -21,7 +21,7 @@ from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
-from onnxplug.patches.attention import is_said_to_be_causal
+from onnxplug.patches.attention import is_declared_causal
 from onnxplug.pipeline import Conversion, plugins_of_call
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.alignment import Recipe
@@ -154,7 +154,7 @@ def _let_dynamo_trace_masks() -> None:
     own = getattr(transformer, "_detect_is_causal_mask", None)
     if own is not None:
         with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or was replaced before
-            torch.compiler.substitute_in_graph(own)(is_said_to_be_causal)
+            torch.compiler.substitute_in_graph(own)(is_declared_causal)
 
 
 _let_dynamo_trace_masks()

@@ -111,7 +111,7 @@ def _check(target: str, options: Mapping[str, Any], made: Sequence[str]) -> None
             elif name == "metadata":
                 from onnxplug.metadata import Metadata
 
-                Metadata.asked(value)
+                Metadata.of_option(value)
             elif name in fields and not name.endswith("names"):
                 ExportOptions.of({fields[name]: value})
         except Exception as error:

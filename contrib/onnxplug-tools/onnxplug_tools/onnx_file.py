@@ -1,8 +1,8 @@
-"""ONNX models from files that anybody may have made: read, and checked before anything is done with them.
+"""ONNX models from untrusted files: read, and checked before any use.
 
-ONNX's own library takes tensors for what they say they are, and ONNX Runtime logs before it raises. What is checked here once,
-nothing after it stumbles over: what every tensor says of itself and of the bytes it has, where external data lies, names, opsets
-and that no function calls itself.
+ONNX's own library trusts the declarations of tensors, and ONNX Runtime logs before it raises. Checked here, once for all later
+code: the declared and the actual size of every tensor, the places of external data, names, opsets, and that no function calls
+itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from onnxplug.text import shortened
 
 #: The largest protocol buffer.
 _LIMIT = 2**31 - 1
-#: Nodes that a model has at most once its functions stand in the places of their calls: what runs models puts them there.
+#: The largest number of a model's nodes after inlining its functions, as runtimes do.
 _MOST_NODES = 10_000_000
 #: Rank, and bytes, that no tensor has.
 _MOST_DIMS, _MOST_BYTES = 1000, 1 << 50
 _T = onnx.TensorProto
-#: The field that holds the elements of a dtype where they are no raw bytes, and how many entries an element has; others are
-#: ``int32_data``, an entry an element, or a byte of several.
+#: The field that holds the elements of a dtype if they are no raw bytes, and its number of entries for an element; other dtypes are
+#: in ``int32_data``, with an entry for each element, or for each byte of several elements.
 _FIELDS: dict[int, tuple[str, int]] = {
     _T.FLOAT: ("float_data", 1),
     _T.COMPLEX64: ("float_data", 2),
@@ -55,7 +55,7 @@ _Key = tuple[str, str, str]
 
 
 class _Wrong(Exception):
-    """What is wrong with a model."""
+    """A fault of a model."""
 
 
 def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: bool = True) -> onnx.ModelProto:
@@ -63,12 +63,12 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
 
     Args:
         path: The file.
-        external: Whether the model gets the weights that are in other files; they are only looked at otherwise.
-        to_run: Whether it is read to be run: its opsets must be known here, and the files beside it there and large enough.
+        external: Whether the model gets the weights from other files; otherwise they are only checked.
+        to_run: Whether it is read to be run: its opsets must be known here, and its data files must exist and be large enough.
 
     Raises:
-        UsageError: There is no such file, it can't be read, is no model, or is one that nothing can run; a weight is where the
-            model may not reach: outside of its folder, in a device, in other tensors' bytes.
+        UsageError: There is no such file, it can't be read, is no model, or can't be run by anything; a weight is at a forbidden
+            place: outside of the model's folder, in a device, in other tensors' bytes.
     """
     name = shortened(os.fspath(path), 300)
     model = _parsed(_content(path, name), name)
@@ -83,26 +83,26 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
 
 
 def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
-    """A model that was read as ``onnx_ir`` has it.
+    """A protocol buffer as an ``onnx_ir`` model.
 
     Raises:
-        UsageError: It can't be; a value is computed twice for example.
+        UsageError: It can't be converted; a value is computed twice, for example.
     """
     try:
-        found = ir.serde.deserialize_model(model)
-        for value in found.graph.initializers.values():
-            if value.type is None and value.const_value is not None:  # value_info has nothing but metadata of it
+        converted = ir.serde.deserialize_model(model)
+        for value in converted.graph.initializers.values():
+            if value.type is None and value.const_value is not None:  # value_info has only its metadata
                 value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
-        return found
+        return converted
     except Exception as error:
         raise UsageError(f"{shortened(name, 300)} is not a sound ONNX model: {_text(error)}") from error
 
 
 def parse_model(content: bytes) -> onnx.ModelProto:
-    """A model of its bytes, checked; it may have no weights in files.
+    """A model from its bytes, checked; it must not have weights in files.
 
     Raises:
-        UsageError: They are no model, or one that nothing can run.
+        UsageError: They are no model, or nothing can run it.
     """
     model = _parsed(content, "the bytes")
     _check(model, "the bytes", os.curdir)
@@ -148,7 +148,7 @@ def _check(model: onnx.ModelProto, name: str, folder: str | None, own: str | Non
 
     Args:
         model: The model.
-        name: What it is called in messages.
+        name: Its name in messages.
         folder: Where its external data are; ``None``: the model is not to be run.
         own: The model's own file.
 
@@ -170,7 +170,7 @@ class _Checker:
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
-        #: The places of external data in each file: begin, end, and what is there.
+        #: The places of external data in each file: begin, end, and the name of the tensor.
         self._regions: dict[str, list[tuple[int, int, str]]] = {}
 
     def check(self, model: onnx.ModelProto, own: str | None) -> None:
@@ -186,7 +186,7 @@ class _Checker:
             self._opsets(function.opset_import)
             key = (_domain(function.domain), function.name, function.overload)
             if key in calls:
-                raise _Wrong(f"it has two functions {_said(function.name)} of the domain {_said(function.domain)}")
+                raise _Wrong(f"it has two functions {_quoted(function.name)} of the domain {_quoted(function.domain)}")
             graphs: list[onnx.GraphProto] = []
             calls[key] = self._nodes(function.node, graphs) + self._nodes_within(graphs)
         _check_calls(calls, of_graph)
@@ -203,12 +203,12 @@ class _Checker:
             domain, version = _domain(imported.domain), imported.version
             if not 1 <= version < 2**31 or (self._folder is not None and domain == "" and version > newest):
                 known = f"; the installed onnx knows ai.onnx up to {newest}" if domain == "" else ""
-                raise _Wrong(f"it imports opset {version} of {_said(imported.domain or 'ai.onnx')}{known}")
+                raise _Wrong(f"it imports opset {version} of {_quoted(imported.domain or 'ai.onnx')}{known}")
             if versions.setdefault(domain, version) != version:
-                raise _Wrong(f"it imports two opsets of {_said(imported.domain or 'ai.onnx')}")
+                raise _Wrong(f"it imports two opsets of {_quoted(imported.domain or 'ai.onnx')}")
 
     def _nodes_within(self, graphs: list[onnx.GraphProto]) -> Counter[_Key]:
-        """Checks graphs and those in them; how often their nodes call what."""
+        """Checks graphs and their subgraphs; counts the calls of each operator and function."""
         calls: Counter[_Key] = Counter()
         while graphs:
             graph = graphs.pop()
@@ -217,7 +217,7 @@ class _Checker:
         return calls
 
     def _nodes(self, nodes: Iterable[onnx.NodeProto], graphs: list[onnx.GraphProto]) -> Counter[_Key]:
-        """Checks nodes and the tensors in their attributes; how often they call what. Graphs in them are added to ``graphs``."""
+        """Checks nodes and the tensors in their attributes; counts their calls. Graphs in them are added to ``graphs``."""
         calls: Counter[_Key] = Counter()
         for node in nodes:
             calls[_domain(node.domain), node.op_type, node.overload] += 1
@@ -234,7 +234,7 @@ class _Checker:
 
     def _attribute(self, attribute: onnx.AttributeProto, node: onnx.NodeProto) -> None:
         _check_name(attribute.name)
-        where = f"the attribute {_said(attribute.name)} of {_said(node.name or node.op_type)}"
+        where = f"the attribute {_quoted(attribute.name)} of {_quoted(node.name or node.op_type)}"
         if not attribute.type:
             raise _Wrong(f"{where} has no type")
         needed = _CONTENTS.get(attribute.type)
@@ -247,23 +247,23 @@ class _Checker:
             self._sparse(each, where)
 
     def _identifier(self, name: str | bytes) -> None:
-        """Checks the name of an operator or domain, an identifier in ONNX: it has no control characters at least."""
+        """Checks the name of an operator or domain, an identifier in ONNX: it must at least have no control characters."""
         _check_name(name)
         if self._folder is not None and not str(name).isprintable():
-            raise _Wrong(f"{_said(str(name))} is no name of an operator or a domain")
+            raise _Wrong(f"{_quoted(str(name))} is no name of an operator or a domain")
 
     def _graph(self, graph: onnx.GraphProto) -> None:
         sparse = [tensor.values for tensor in graph.sparse_initializer]
         for named in (graph, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
             _check_name(named.name)
-        for what, named_alike in (("weights", (*graph.initializer, *sparse)), ("inputs", graph.input)):
+        for noun, named_alike in (("weights", (*graph.initializer, *sparse)), ("inputs", graph.input)):
             for name, count in Counter(each.name for each in named_alike).items():
                 if count > 1:
-                    raise _Wrong(f"it has two {what} {_said(name)}")
+                    raise _Wrong(f"it has two {noun} {_quoted(name)}")
         for tensor in graph.initializer:
-            self._tensor(tensor, f"the weight {_said(tensor.name)}")
+            self._tensor(tensor, f"the weight {_quoted(tensor.name)}")
         for each in graph.sparse_initializer:
-            self._sparse(each, f"the weight {_said(each.values.name)}")
+            self._sparse(each, f"the weight {_quoted(each.values.name)}")
 
     def _tensor(self, tensor: onnx.TensorProto, where: str) -> None:
         try:
@@ -327,7 +327,7 @@ class _Checker:
             _check_name(entry.key)
             _check_name(entry.value)
             if entries.setdefault(entry.key, entry.value) != entry.value:
-                raise _Wrong(f"{where} says twice what {_said(entry.key)} is")
+                raise _Wrong(f"{where} says twice what {_quoted(entry.key)} is")
         location = entries.get("location", "")
         if size is None:
             raise _Wrong(f"{where} holds strings, which can't be in another file")
@@ -335,30 +335,32 @@ class _Checker:
         offset = _number(entries.get("offset", "0"), where, "offset")
         length = _number(entries.get("length", str(size)), where, "length")
         if length != size:
-            raise _Wrong(f"{where} takes {size} bytes, and is said to have {length} in {_said(location)}")
+            raise _Wrong(f"{where} takes {size} bytes, and is said to have {length} in {_quoted(location)}")
         end = offset + length
         if end > length_of_file:
-            raise _Wrong(f"{where} is at the bytes {offset} to {end} of {_said(location)}, which has {length_of_file}")
+            raise _Wrong(
+                f"{where} is at the bytes {offset} to {end} of {_quoted(location)}, which has {length_of_file}"
+            )
         self._regions.setdefault(file, []).append((offset, end, where))
 
     def _external_file(self, location: str, where: str) -> tuple[str, int]:
-        """The file of external data, all links followed, and its size; where nothing is looked at, its name and no limit."""
-        parts = PureWindowsPath(location)  # whose separators are those of POSIX too
+        """The file of external data, all links followed, and its size; if files are not checked, its name and no limit."""
+        parts = PureWindowsPath(location)  # its separators include those of POSIX
         if not location or "\0" in location or parts.anchor or ".." in parts.parts:
-            raise _Wrong(f"{where} is in the file {_said(location)}, which is not one of the model's folder")
+            raise _Wrong(f"{where} is in the file {_quoted(location)}, which is not one of the model's folder")
         if self._folder is None:
             return os.path.normpath(location), 1 << 63
         try:
             folder = os.path.realpath(self._folder)
             file = os.path.realpath(os.path.join(self._folder, location))
             if os.path.commonpath([file, folder]) != folder:
-                raise _Wrong(f"{where} is in {_said(location)}, a link that leads out of the model's folder")
+                raise _Wrong(f"{where} is in {_quoted(location)}, a link that leads out of the model's folder")
             status = os.stat(file)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise _Wrong(f"{where} is in the file {_said(location)}, which can't be read: {reason}") from None
+            raise _Wrong(f"{where} is in the file {_quoted(location)}, which can't be read: {reason}") from None
         if not stat.S_ISREG(status.st_mode):
-            raise _Wrong(f"{where} is in {_said(location)}, which is not a regular file")
+            raise _Wrong(f"{where} is in {_quoted(location)}, which is not a regular file")
         return file, status.st_size
 
 
@@ -366,16 +368,16 @@ def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
-def _said(name: str) -> str:
+def _quoted(name: str) -> str:
     return repr(shortened(name, 100))
 
 
 def _check_name(name: str | bytes) -> None:
-    """Checks a name. A protocol buffer gives what isn't UTF-8 as bytes."""
+    """Checks a name. A protocol buffer returns bytes for names that are not UTF-8."""
     if isinstance(name, bytes):
         raise _Wrong(f"the name {name[:100]!r} is not UTF-8")
     if "\0" in name:
-        raise _Wrong(f"the name {_said(name)} has a null character")
+        raise _Wrong(f"the name {_quoted(name)} has a null character")
 
 
 def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -> None:
@@ -385,26 +387,26 @@ def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -
         order = list(graphlib.TopologicalSorter(callees).static_order())
     except graphlib.CycleError as error:
         names = [name for _, name, _ in error.args[1]]
-        raise _Wrong(f"the function {_said(names[0])} calls itself") from None
+        raise _Wrong(f"the function {_quoted(names[0])} calls itself") from None
     nodes: dict[_Key, int] = {}
-    for key in order:  # those that are called go first
+    for key in order:  # callees go first
         nodes[key] = sum(count * nodes.get(called, 1) for called, count in calls[key].items())
     whole = sum(count * nodes.get(called, 1) for called, count in of_graph.items())
     if whole > _MOST_NODES:
         raise _Wrong(f"its functions call each other so often that they are {whole:.1e} nodes")
 
 
-def _number(text: str, where: str, what: str) -> int:
+def _number(text: str, where: str, noun: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _Wrong(f"{where} has the {what} {_said(text)}")
+        raise _Wrong(f"{where} has the {noun} {_quoted(text)}")
     return int(text)
 
 
 def _check_overlap(file: str, places: list[tuple[int, int, str]]) -> None:
-    """Checks that tensors of one file lie apart, or are the same bytes."""
+    """Checks that tensors of the same file don't overlap, or are the same bytes."""
     end, last = -1, ("", 0, 0)
     for start, stop, where in sorted(places):
         if start < end and (start, stop) != last[1:]:
-            raise _Wrong(f"{where} lies in the bytes of {last[0]} in {_said(os.path.basename(file))}")
+            raise _Wrong(f"{where} lies in the bytes of {last[0]} in {_quoted(os.path.basename(file))}")
         if stop > end:
             end, last = stop, (where, start, stop)

@@ -18,7 +18,7 @@ class ModuleCall:
     Attributes:
         path: The module's path in the model; empty for the model itself.
         class_name: The module's class with its Python module: ``"my.models.Block"``.
-        around: The call that it is part of; ``None`` for the model's own.
+        around: The call that contains it; ``None`` for the model's own.
     """
 
     path: str
@@ -40,13 +40,13 @@ class ModuleCalls:
         self._chains: list[tuple[ModuleCall, ...]] = []
 
     def of(self, stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
-        """What a node says of its call.
+        """A node's metadata about its call.
 
         Args:
             stack: The ``nn_module_stack`` of its FX node: a key for each call of a module to the module's path and class.
 
         Returns:
-            A text for the node's metadata; ``None`` where the FX node is of no module.
+            A text for the node's metadata; ``None`` where the FX node belongs to no module.
         """
         if not stack:
             return None
@@ -73,7 +73,7 @@ class ModuleCalls:
         return str(len(self._chains) - 1)
 
     def taken_from(self, node: ir.Node) -> tuple[ModuleCall, ...]:
-        """The calls that a node is part of, outermost first; the node says nothing of them any more."""
+        """The calls that contain a node, outermost first; removes them from the node's metadata."""
         number = node.metadata_props.pop(MODULE_CALL, None)
         return self._chains[int(number)] if number is not None else ()
 
