@@ -147,6 +147,8 @@ _NAMES = {
     "torch_c": _Private("torch._C:", "LSTMs under torch.compile"),
     "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
+    "dynamo_config": _Private("torch._dynamo.config:", "higher-order operators"),
+    "higher_order_utilities": _Private("torch._higher_order_ops.utils:", "higher-order operators"),
     "dynamo_instructions": _Private("torch._dynamo.symbolic_convert", "the identity of sizes, in the strict mode"),
     "dynamo_utilities": _Private(
         "torch._dynamo.utils:", "numbers that operations refuse, in the strict mode", SimpleNamespace

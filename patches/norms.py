@@ -1,4 +1,4 @@
-"""Batch and instance norms of sizes that depend on data: torch branches on whether there are elements."""
+"""Batch, instance and local response norms of sizes that follow from data: torch asks whether there are elements."""
 
 from __future__ import annotations
 
@@ -38,6 +38,20 @@ def _normalization(original: Function) -> Function:
     return kernel
 
 
+def _local_response_norm(original: Function) -> Function:
+    def local_response_norm(
+        input: torch.Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    ) -> torch.Tensor:
+        """As torch's own, which asks for elements; pools, as it has, run without any in no runtime."""
+        if input.dim() < 3 or not free_unbacked_symbols(input):
+            return original(input, size, alpha, beta, k)
+        around = (0, 0) * (input.dim() - 2) + (size // 2, (size - 1) // 2)
+        mean = torch.nn.functional.pad(input * input, around).unfold(1, size, 1).mean(-1)
+        return input / (mean * alpha + k) ** beta
+
+    return local_response_norm
+
+
 def _normalizes(name: str) -> bool:
     return any(part in name.lower() for part in ("instancenorm", "instance_norm", "batchnorm", "batch_norm"))
 
@@ -52,4 +66,8 @@ def norms_of_any_size(mentions: Mentions) -> Iterator[None]:
             for op in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
                 original = op.py_kernels.get(composite) or functools.partial(op._op_dk, composite)
                 stack.enter_context(patched_kernel(op, composite, _normalization(original)))
+        if mentions(lambda name: name in ("local_response_norm", "LocalResponseNorm")):
+            functional = torch.nn.functional
+            replaced = _local_response_norm(functional.local_response_norm)
+            stack.enter_context(patched(functional, "local_response_norm", replaced))
         yield

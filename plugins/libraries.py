@@ -8,10 +8,13 @@ from __future__ import annotations
 
 #: A namespace of torch, or the import name of a library, to the package.
 LIBRARIES: dict[str, str] = {
+    "DaoAILab": "onnxplug-mamba",
     "bitsandbytes": "onnxplug-bitsandbytes",
+    "causal_conv1d": "onnxplug-mamba",
     "fbgemm": "onnxplug-fbgemm",
     "fbgemm_gpu": "onnxplug-fbgemm",
     "flash_attn": "onnxplug-flash-attn",
+    "mamba_ssm": "onnxplug-mamba",
     "pyg": "onnxplug-torch-geometric",
     "pyg_lib": "onnxplug-torch-geometric",
     "torch_geometric": "onnxplug-torch-geometric",

@@ -224,7 +224,8 @@ def _role(code: CodeType) -> _Role:
         ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
     if len(_roles) > 16384:
         _roles.clear()
-    _roles[id(code)] = made = code, role, frozenset(itertools.chain(*ranges)), {}
+    made: _Role = code, role, frozenset(itertools.chain(*ranges)), {}
+    _roles[id(code)] = made
     return made
 
 

@@ -43,6 +43,8 @@ _OPERATORS = (
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DYNAMO = _TORCH + "_dynamo" + os.sep
+#: Higher-order operators that go over an axis.
+_OVER_ALL = tuple(os.path.join(_TORCH, "_higher_order_ops", name) for name in ("map.py", "scan.py"))
 #: torch's functions that make assertions of earlier questions.
 _ASSERTIONS = os.path.join(_TORCH, "fx", "passes", "runtime_assert.py")
 _local = threading.local()
@@ -94,8 +96,9 @@ class Recorded:
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: The sizes that operators fixed.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
-        answers: The answers for code that reads values of tensors; ``None``: torch's error.
-        unknown: torch's error for the model's first question without an answer, which the model's code may have handled.
+        elements: Sizes that follow from data, of which operators were told that they are not 0.
+        answers: What code is answered that asks for values of tensors; ``None``: torch's error.
+        unknown: torch's error for the first question of the model's code that has no answer, which the code may have handled.
     """
 
     oblivious: bool
@@ -106,6 +109,7 @@ class Recorded:
     texts: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
     broadcasts: list[Broadcast] = field(default_factory=list)
+    elements: list[Any] = field(default_factory=list)
     answers: Answers | None = None
     unknown: Exception | None = None
 
@@ -181,6 +185,8 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
     except GuardOnDataDependentSymNode as error:
         unknown = error
     if unknown is not None:
+        if _asks_for_elements(frame) and (some := _nonempty(record, env, expr)) is not None:
+            return some
         return _answer_unknown(record, env, expr, unknown, _asking_for_values(frame))
     guard = env.guards[-1] if len(env.guards) > known else None
     if guard is not None and (place := place_of(frame)) is not None:
@@ -199,6 +205,34 @@ def _answer_unknown(record: Recorded, env: ShapeEnv, expr: Any, error: Exception
         record.unknown = record.unknown or (error if frame is not None else None)
         raise error
     return answer
+
+
+def _nonempty(record: Recorded, env: Any, expr: Any) -> Any:
+    """What holds of a size that follows from data where there are elements; ``None`` where something else is asked.
+
+    torch takes every other dynamic size to be no 0, too. The operator stays whole in the graph; for no elements its rule is right.
+    """
+    left, right = expr.args if isinstance(expr, sympy.core.relational.Relational) else (None, None)
+    size = left if right in (0, 1) else right if left in (0, 1) else None
+    if not isinstance(size, sympy.Expr) or not env.size_like.intersection(size.free_symbols):
+        return None
+    if not env.bound_sympy(size).lower >= 0:
+        return None
+    some, none = expr.subs(size, sympy.Dummy(integer=True, positive=True)), expr.xreplace({size: sympy.Integer(0)})
+    if some not in (sympy.true, sympy.false) or none != sympy.Not(some):
+        return None
+    record.elements.append(size)
+    return some
+
+
+def _asks_for_elements(frame: FrameType | None) -> bool:
+    """Whether an operator asks, whose refusal nothing handles."""
+    asking, of_kernel = _asking(frame), False
+    inner = frame
+    while inner is not None and inner is not asking:
+        of_kernel |= inner.f_code.co_name == "guard_bool" and bool(inner.f_locals.get("file"))
+        inner = inner.f_back
+    return (asking is None or of_kernel) and handler_over(frame, ANY, ends_model) is None
 
 
 def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any, frame: FrameType) -> None:
@@ -336,7 +370,8 @@ def _asking(frame: FrameType | None) -> FrameType | None:
     of_kernel = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame.f_code.co_name == "meta_tensor":  # makes a fake tensor of a tensor that a branch of the graph reads
+        # meta_tensor makes a fake tensor of a tensor that a branch of the graph reads, map and scan refuse empty axes.
+        if frame.f_code.co_name == "meta_tensor" or file in _OVER_ALL:
             return None
         if frame.f_code.co_name == "guard_bool":  # which looks up the asking line in C++, where none in Python asks
             of_kernel = bool(frame.f_locals.get("file"))

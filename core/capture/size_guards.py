@@ -497,5 +497,6 @@ def is_of_layout(frame: Any) -> bool:
     name = getattr(frame, "name", "")
     if any(part in name for part in _LAYOUT):
         return True
-    # Axes are sorted by their strides.
-    return name == "__lt__" and frame.filename.replace(os.sep, "/").endswith("torch/_prims_common/__init__.py")
+    # Axes are sorted by their strides; the kernel of a convolution, which a size of the batch decides, is looked up for its format.
+    asker = name, getattr(frame, "filename", "").replace(os.sep, "/").partition("/torch/")[2]
+    return asker in (("__lt__", "_prims_common/__init__.py"), ("conv", "_subclasses/fake_impls.py"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -163,10 +163,11 @@ def _for_all_sizes(
     if env is None:
         return trace(inputs)
     try:
-        with undone_on_error(env), layout_not_noted(env):
+        with recorded() as asked, undone_on_error(env), layout_not_noted(env):
             known = len(env.guards)
             module = trace(inputs)
             _refuse_guards(env, known)
+            _refuse_elements(module, asked.elements)
             return module
     except SomeSizesError:
         if not has_small_examples(env, inputs):
@@ -237,6 +238,21 @@ def _refuse_guards(shape_env: Any, known: int) -> None:
     for guard in shape_env.guards[known:]:
         if not isinstance(guard.expr, sympy.Ne) and not holds_from_two_on(guard.expr):
             raise SomeSizesError(f"it holds only where {guard.expr}")
+
+
+def _refuse_elements(module: torch.fx.GraphModule, sizes: Iterable[Any]) -> None:
+    """Refuses a trace that was told that there are elements, and that has results where there are none.
+
+    Raises:
+        SomeSizesError: Names the number of the elements.
+    """
+    results = pytree.tree_map(meta_of, module.graph.output_node().args)
+    numbers = [x.numel() for x in pytree.tree_leaves(results) if isinstance(x, torch.Tensor)]
+    for size in sizes:
+        symbols = [s for s in size.free_symbols if size.subs(s, 0) == 0]
+        for none in [{s: 0} for s in symbols] or [dict.fromkeys(size.free_symbols, 0)]:
+            if any(not isinstance(n, torch.SymInt) or n.node.expr.subs(none) != 0 for n in numbers):
+                raise SomeSizesError(f"it holds only where {size} > 0")
 
 
 def _plain(argument: Any) -> Any:

@@ -10,7 +10,7 @@ the chosen elements then differ, and neither is wrong. :func:`chosen` decides wh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -21,8 +21,10 @@ from onnxplug.host import RuntimeHost
 from onnxplug.run import spectra
 from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.compare import compare
-from onnxplug.run.eager import call_again, feed_of, placeholder_values, run_graph
+from onnxplug.run.conditioning import jumping, rounding_slack
+from onnxplug.run.eager import Visit, arguments_of, call_again, feed_of, placeholder_values, run_graph
 from onnxplug.run.inputs import clone_leaves
+from onnxplug.run.repetition import beyond_rounding, is_real, jumps
 from onnxplug.run.runs import Runs
 from onnxplug.torch_private import OpOverload
 
@@ -45,6 +47,14 @@ _STEPS = frozenset(
     """ceil fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask floor floor_divide
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams hardshrink heaviside mode round sgn sign threshold trunc""".split()
 )
+
+#: How often what choosing operators read is moved: in fewer runs, a small difference of large numbers often stays what it was.
+_RUNS = 8
+
+#: Operators whose result depends on the sign of a zero: no rounding moves a zero, and no run of PyTorch alone shows the jump.
+_CUT = frozenset({"angle", "atan2"})
+#: The same of complex operands.
+_COMPLEX_CUT = frozenset("log log2 log10 log1p sqrt rsqrt pow acos acosh asin asinh atan atanh".split())
 
 
 def chooses(node: torch.fx.Node) -> bool:
@@ -69,6 +79,15 @@ def _jumps(node: torch.fx.Node) -> bool:
 def _steps(node: torch.fx.Node) -> bool:
     name = str(node.target).split(".")[1]
     return name in _STEPS or (name == "div" and node.kwargs.get("rounding_mode") is not None)
+
+
+def _is_cut(node: torch.fx.Node) -> bool:
+    """Whether a node's operator has a branch cut."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    name = str(node.target).split(".")[1]
+    result = node.meta.get("val")
+    return name in _CUT or (name in _COMPLEX_CUT and isinstance(result, torch.Tensor) and result.is_complex())
 
 
 def chosen(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
@@ -207,10 +226,12 @@ def outputs_of_choices(
         where ONNX has no other right choice, or ONNX Runtime does not run the model with more outputs.
     """
     functional = recipe.functional
-    choosing = [node for node in functional.graph.nodes if chooses(node)]
+    alignment, leaves = Alignment(), clone_leaves(leaves)
+    values = placeholder_values(functional, leaves)
+    jump = jumping(functional, values)
+    choosing = [node for node in functional.graph.nodes if node in jump or chooses(node) or _is_cut(node)]
     if not choosing:
         return None
-    alignment, leaves = Alignment(), clone_leaves(leaves)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -220,7 +241,7 @@ def outputs_of_choices(
         computed = Runs(model, host, feed_of(functional, leaves)).computed(names)
     except Exception:  # ONNX Runtime lacks a kernel, or the model was changed since: nothing is known of its choices
         return None
-    replay = _Replay(functional, placeholder_values(functional, leaves), alignment, computed)
+    replay = _Replay(functional, values, alignment, computed)
     own, theirs = replay.outputs(()), replay.outputs(choosing)
     return (own, theirs) if replay.taken else None
 
@@ -229,7 +250,7 @@ class _Replay:
     """Runs a captured graph by PyTorch, with the choices of ONNX instead of PyTorch's.
 
     Attributes:
-        taken: The operators whose choice is ONNX's.
+        taken: The operators whose choice is ONNX's, and what they give with it.
     """
 
     def __init__(
@@ -243,41 +264,110 @@ class _Replay:
         self._values = values
         self._alignment = alignment
         self._computed = computed
-        self.taken: list[torch.fx.Node] = []
+        self._slack: tuple[int, dict[torch.fx.Node, torch.Tensor | None]] | None = None
+        self.taken: dict[torch.fx.Node, Any] = {}
 
     def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
-        """The results of the graph by name; given operators choose as ONNX, where its choices are right."""
-        kept = dict(self._values)
-        wanted = {slot.value for slot in self._functional.outputs}
+        """The results of the graph by name; the choices of some operators are those of ONNX, where these are right."""
+        operands = {before for node in choosing for before in node.all_input_nodes}
 
-        def visit(node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
-            if node in choosing:
-                result = self._choice(node, operands, result)
+        def choose(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+            return self._choice(node, given, result, operands) if node in choosing else result
+
+        kept = self._run(self._values, {slot.value for slot in self._functional.outputs}, choose)
+        return {slot.name: kept.get(slot.value, slot.value) for slot in self._functional.outputs}
+
+    def _run(self, values: Mapping[torch.fx.Node, Any], wanted: Collection[Any], choose: Visit) -> dict[Any, Any]:
+        """What some nodes give, and all placeholders."""
+        kept = dict(values)
+
+        def visit(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+            result = choose(node, given, result)
             if node in wanted:
                 kept[node] = result
             return result
 
-        run_graph(self._functional, self._values, visit)
-        return {slot.name: kept.get(slot.value, slot.value) for slot in self._functional.outputs}
+        run_graph(self._functional, values, visit)
+        return kept
 
-    def _choice(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
+    def _choice(
+        self, node: torch.fx.Node, given: Sequence[Any], result: Any, operands: Collection[torch.fx.Node]
+    ) -> Any:
         actual = results_of(node, self._alignment, self._computed, len(_parts(result)))
-        choice = chosen(node, operands, result, actual)
-        own = self._own(node, operands) if choice is None else None
-        if own is not None and _is_right(node, own, call_again(node, own), actual):
-            choice = _taken(node, operands, result, actual)
+        choice = chosen(node, given, result, actual) if chooses(node) else None
+        own = self._own(node, given, operands) if choice is None else None
+        if own is not None:
+            there = call_again(node, own)
+            if chooses(node) and _is_right(node, own, there, actual):
+                choice = _taken(node, given, result, actual)
+            elif isinstance(there, torch.Tensor) and isinstance(actual[0], torch.Tensor):
+                choice = self._there(node, given, own, there, operands) if compare(actual[0], there).equal else None
         if choice is None or all(map(_same, _parts(choice), _parts(result))):
             return result
-        self.taken.append(node)
+        self.taken[node] = choice
         return choice
 
-    def _own(self, node: torch.fx.Node, operands: Sequence[Any]) -> list[Any] | None:
-        """An operator's operands in ONNX; ``None`` where they are not known, or differ from its operands in PyTorch."""
+    def _own(self, node: torch.fx.Node, given: Sequence[Any], operands: Collection[torch.fx.Node]) -> list[Any] | None:
+        """What an operator reads in ONNX; ``None`` where that is not known, or differs from what it reads in PyTorch."""
         own = []
-        for before, value in zip(node.all_input_nodes, operands, strict=True):
-            names = self._alignment.names.get(before, ())
-            there = self._computed.get(names[0]) if len(names) == 1 else None
-            if isinstance(value, torch.Tensor) and (there is None or not compare(there, value).equal):
+        for before, value in zip(node.all_input_nodes, given, strict=True):
+            if not isinstance(value, torch.Tensor) or before.op != "call_function":
+                own.append(value)
+                continue
+            there = results_of(before, self._alignment, self._computed, 1)[0]
+            if there is None:
                 return None
-            own.append(there if isinstance(value, torch.Tensor) else value)
+            if (
+                not compare(there, value).equal
+                and not compare(there, value, slack=self._moves(operands).get(before)).equal
+            ):
+                return None
+            own.append(there)
         return own
+
+    def _moves(self, operands: Collection[torch.fx.Node]) -> dict[torch.fx.Node, torch.Tensor | None]:
+        """How far rounding moves what choosing operators read, with the choices that were taken so far."""
+        if self._slack is None or self._slack[0] != len(self.taken):
+            nodes, places = list(operands), list(self._values)
+
+            def run(_: Any, values: list[Any]) -> list[tuple[str, Any]]:
+                moved = dict(zip(places, values, strict=True))
+                kept = self._run(moved, operands, lambda node, given, result: self.taken.get(node, result))
+                return [(node.name, kept.get(node)) for node in nodes]
+
+            slack = rounding_slack(run, None, list(self._values.values()), each=True, runs=_RUNS)
+            self._slack = len(self.taken), dict(zip(nodes, slack, strict=False))
+        return self._slack[1]
+
+    def _there(
+        self,
+        node: torch.fx.Node,
+        given: Sequence[Any],
+        own: Sequence[Any],
+        there: torch.Tensor,
+        operands: Collection[torch.fx.Node],
+    ) -> torch.Tensor | None:
+        """PyTorch's result with elements that it has for what an operator reads in ONNX, where rounding alone moves that as far.
+
+        Of an operator that works element by element they are all of these, of another one those that jump on the way there.
+        """
+        near = torch.ones((), dtype=torch.bool)
+        for operand, x, y in zip(node.all_input_nodes, given, own, strict=True):
+            if is_real(x):
+                near = near & _is_near(x, y, self._moves(operands).get(operand))
+        first, masks = jumps(node.target, arguments_of(node, given), arguments_of(node, own), [there])
+        if masks[0] is None:
+            return None
+        if torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+            return torch.where(near, there, first[0])
+        return torch.where(masks[0], there, first[0]) if near.all() else None
+
+
+def _is_near(x: torch.Tensor, y: torch.Tensor, slack: torch.Tensor | None) -> torch.Tensor:
+    """Which elements differ by what rounding explains."""
+    near = ~beyond_rounding(x, y)
+    if slack is None:
+        return near
+    if x.is_complex():  # a part of one is rounded as the larger part is
+        slack = slack.norm(dim=-1)
+    return near | ((x - y).abs() <= slack)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from onnxplug.capture.signature import FunctionalGraph
+from onnxplug.run.eager import run_graph
 from onnxplug.run.inputs import clone_leaves
 from onnxplug.run.repetition import WIDE, Repetition
 from onnxplug.torch_private import TorchDispatchMode
@@ -25,11 +28,20 @@ _RUNS = 3
 #: A network rounds at each layer, not only its inputs: the factor by which results may differ more.
 _FACTOR = 16
 
+#: How far inputs and weights are moved, once each, to see which operators jump.
+_UNITS_OF_JUMPS = (1, 2, 4, 8)
+
 Run = Callable[[Any, list[Any]], list[tuple[str, Any]]]
 
 
 def rounding_slack(
-    run: Run, model: Any, leaves: Sequence[Any], precision: torch.dtype | None = None, same_choices: bool = True
+    run: Run,
+    model: Any,
+    leaves: Sequence[Any],
+    precision: torch.dtype | None = None,
+    same_choices: bool = True,
+    each: bool = False,
+    runs: int = _RUNS,
 ) -> list[torch.Tensor | None]:
     """How far rounding may change each element of each result, measured on the eager model itself.
 
@@ -43,7 +55,9 @@ def rounding_slack(
         model: The eager model; weights are moved where it is a module, in a copy.
         leaves: The flattened inputs.
         precision: The type whose units of rounding these are; that of each tensor when ``None``.
-        same_choices: Keep the choices of the first run. Without it a flipped choice counts as rounding.
+        same_choices: Keep the choices of the first run. Without it a flipped one counts as rounding.
+        each: Change the result of each operator too, in the runs that keep choices.
+        runs: How many.
 
     Returns:
         A tensor of doubles of each result's shape; ``None`` where the result is not a floating-point tensor, or where
@@ -57,11 +71,12 @@ def rounding_slack(
                 first = _results(run, model, cloned)
             again = _results(run, model, clone_leaves(leaves))
             slack = [None if x is None else torch.zeros(x.shape, dtype=torch.float64) for x in first]
-            for seed in range(_RUNS):
+            for seed in range(runs):
                 generator = torch.Generator().manual_seed(seed)
                 moved_model = _moved_model(model, generator, precision)
                 moved_leaves = [_moved(x, generator, precision) for x in leaves]
-                with repetition.again() if same_choices else nullcontext():
+                move = partial(_moved, generator=generator, precision=precision)
+                with repetition.again(move, each) if same_choices else nullcontext():
                     moved = _results(run, moved_model, moved_leaves)
                 for index, (x, y) in enumerate(zip(first, moved, strict=True)):
                     known = slack[index]
@@ -73,6 +88,35 @@ def rounding_slack(
         s if x is not None and y is not None and _same(x, y) else None
         for s, x, y in zip(slack, first, again, strict=True)
     ]
+
+
+def jumping(functional: FunctionalGraph, values: Mapping[torch.fx.Node, Any]) -> set[torch.fx.Node]:
+    """The operators of a captured graph whose results jump where inputs and weights move by some units of rounding.
+
+    Args:
+        functional: The graph.
+        values: What its placeholders stand for.
+    """
+    found: set[torch.fx.Node] = set()
+    repetition = Repetition()
+
+    def visit(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+        if repetition.jumped:
+            found.add(node)
+        repetition.jumped = False
+        return result
+
+    try:
+        with torch.random.fork_rng(devices=[]), repetition:
+            run_graph(functional, values, lambda node, given, result: result)
+        for seed, units in enumerate(_UNITS_OF_JUMPS):
+            generator = torch.Generator().manual_seed(seed)
+            moved = {node: _moved(x, generator, units=units) for node, x in values.items()}
+            with torch.random.fork_rng(devices=[]), repetition.again(partial(_moved, generator=generator, units=units)):
+                run_graph(functional, moved, visit)
+    except Exception:  # two runs differ, or one fails
+        return set()
+    return found
 
 
 def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
@@ -141,16 +185,19 @@ def _moved_model(model: Any, generator: torch.Generator, precision: torch.dtype 
     return copied
 
 
-def _moved(value: Any, generator: torch.Generator, precision: torch.dtype | None = None) -> Any:
-    """Each element moved by one unit of rounding."""
+def _moved(value: Any, generator: torch.Generator, precision: torch.dtype | None = None, units: float = 1) -> Any:
+    """Each element moved by some units of rounding."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_complex():
-        return torch.view_as_complex(_moved(torch.view_as_real(value.resolve_conj()), generator, precision))
+        parts = torch.view_as_real(value.resolve_conj())
+        return torch.view_as_complex(_moved(parts, generator, precision, units))
     if not value.is_floating_point():
         return value.clone()
     signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device, torch.float64) * 2 - 1
-    return (value.double() * (1 + signs * torch.finfo(precision or value.dtype).eps)).to(value.dtype)
+    moved = value.double() * (1 + signs * units * torch.finfo(precision or value.dtype).eps)
+    most = torch.finfo(value.dtype).max
+    return torch.where(value.isfinite(), moved.clamp(-most, most), value.double()).to(value.dtype)
 
 
 # -- quantised models --------------------------------------------------------------------------------------------------

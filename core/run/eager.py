@@ -93,9 +93,15 @@ def run_graph(
 
 def call_again(node: torch.fx.Node, operands: Sequence[Any]) -> Any:
     """Calls a node's operator with other values for the nodes that it reads, in their order."""
-    env = dict(zip(node.all_input_nodes, operands, strict=True))
+    args, kwargs = arguments_of(node, operands)
     with torch.no_grad():
-        return node.target(*_with_values(node.args, env), **_with_values(node.kwargs, env))  # type: ignore[operator]
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def arguments_of(node: torch.fx.Node, operands: Sequence[Any]) -> tuple[Any, Any]:
+    """A node's positional and keyword arguments, with values for the nodes that it reads, in their order."""
+    env = dict(zip(node.all_input_nodes, operands, strict=True))
+    return _with_values(node.args, env), _with_values(node.kwargs, env)
 
 
 def _needed(functional: FunctionalGraph) -> set[torch.fx.Node]:
