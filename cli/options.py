@@ -314,7 +314,7 @@ def _checked_settings(table: Any, path: Path) -> dict[str, Any]:
 
 
 def selection() -> Any:
-    """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select, in this order of weight."""
+    """The plugins that the flags, ``ONNXPLUG_PLUGINS`` and ``pyproject.toml`` select; the first of these wins."""
     from onnxplug.plugins.records import Selection
 
     settings = read_settings(Path.cwd())
@@ -347,7 +347,7 @@ def preferences() -> dict[str, str]:
 
 
 def registry() -> tuple[Any, Any]:
-    """The rules and the plugins that are selected, loaded."""
+    """The selected rules and plugins, loaded."""
     from onnxplug.plugins.manager import registry_for
 
     with stage("plugins", "plugins") as loading:

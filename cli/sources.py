@@ -16,7 +16,7 @@ SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
 
 
 def find_source(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source that TARGET names, and what its ``load`` takes; ``None`` where TARGET is of another kind."""
+    """The plugin's source that TARGET names, and the argument of its ``load``; ``None`` where TARGET is of another kind."""
     if SCHEME.fullmatch(text):
         return find_scheme(text)
     source = registry()[1].source_of_file(text)
@@ -27,7 +27,7 @@ def find_source(text: str) -> tuple[ModelSource, str] | None:
 
 
 def find_scheme(text: str) -> tuple[ModelSource, str] | None:
-    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` where it is none, or no plugin has the scheme."""
+    """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` for other texts, or where no plugin has the scheme."""
     match = SCHEME.fullmatch(text)
     source = registry()[1].source(match["scheme"]) if match is not None else None
     return None if source is None or match is None else (source, match["name"])

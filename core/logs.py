@@ -1,4 +1,4 @@
-"""Logging: the loggers below ``onnxplug``. What ``ONNXPLUG_LOG`` says of them is read by ``onnxplug_tools.logs``."""
+"""Logging: the loggers below ``onnxplug``. ``onnxplug_tools.logs`` reads ``ONNXPLUG_LOG``, which selects the shown messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logger(name: str) -> logging.Logger:
 
 
 def configure() -> None:
-    """Does what ``ONNXPLUG_LOG`` says, if that has changed since the last call."""
+    """Applies ``ONNXPLUG_LOG``, if it has changed since the last call."""
     global _read
     before, _read = _read, os.environ.get(VARIABLE) or ""
     if _read == before:

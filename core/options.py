@@ -16,7 +16,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     #: A registry, and its plugin manager.
     Selected = tuple[OnnxRegistry, PluginHost]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 #: The headings of options in ``--help``.
 NAMES, WEIGHTS, GRAPH = "Inputs and outputs", "Weights", "The ONNX graph"
@@ -387,19 +384,10 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
 
     def common(self) -> dict[str, Any]:
         """The options that exports of several models may share, by name: all but the options of a model's inputs and files."""
-        own = {"kwargs", "examples", "dynamic_shapes", "input_names", "output_names"}
-        own |= {
-            "verify",
-            "external_data",
-            "pieces",
-            "profile",
-            "report",
-            "observers",
-            "dtype",
-            "keep_io",
-            "quantize",
-            "calibrate",
-        }
+        own = set(
+            "kwargs examples dynamic_shapes input_names output_names verify external_data pieces profile report".split()
+        )
+        own |= set("observers dtype keep_io quantize calibrate".split())
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in own}
 
 
@@ -510,12 +498,3 @@ def with_options(cls: type[CommonOptions], function: Callable[..., Any]) -> Any:
         ]
         function.__doc__ = function.__doc__.replace("{options}", "\n".join(texts).lstrip())
     return function
-
-
-def takes_common(options: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """A decorator for a function whose keyword arguments are :class:`CommonOptions`.
-
-    Args:
-        options: The object with the signature for type checkers.
-    """
-    return lambda function: with_options(CommonOptions, function)

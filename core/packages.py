@@ -90,7 +90,7 @@ def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package that brings a key of :data:`PACKAGES` is there."""
+    """Whether the package that supplies a key of :data:`PACKAGES` is there."""
     return find_spec(distribution_of(name).replace("-", "_")) is not None
 
 
@@ -119,5 +119,5 @@ def public_modules() -> list[str]:
 
 
 def public_names() -> list[str]:
-    """The keys that are names of ``onnxplug`` itself and no modules, of packages that are installed."""
+    """The keys of installed packages that are names of ``onnxplug`` itself, without modules."""
     return [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place and is_installed(name)]

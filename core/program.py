@@ -231,10 +231,10 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
         Raises:
             WeightsError: A tensor has another shape or a dtype that isn't converted, doesn't fit the form in which it is stored,
-                or is given twice with different values for one tied weight; one is missing or unexpected, with ``strict``; a file
-                is missing, truncated or of another kind.
-            UsageError: A weight was computed with by :meth:`optimize`.
-            OnnxplugError: The weights are in safetensors, which is not installed.
+                or has two different values for a tied weight; a weight is missing or unexpected, with ``strict``; a
+                file is missing, truncated or of another kind.
+            UsageError: :meth:`optimize` has computed with a weight.
+            OnnxplugError: The weights are in safetensors files, and safetensors is not installed.
             MissingPackageError: onnxplug-tools, which replaces weights, is not installed.
         """
         self.release()
@@ -246,9 +246,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             super().apply_weights({name: state_dict[name] for name in unexpected})  # it warns of each
 
     def _replacements(self, weights: Any, strict: bool | None) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
-        """The initializers' contents with other weights; the names that no weight has, of a mapping."""
-        found: tuple[dict[ir.Value, ir.TensorProtocol], list[str]] = load("other weights")(self, weights, strict)
-        return found
+        """The initializers' contents with other weights; and a mapping's names that no weight has."""
+        contents: tuple[dict[ir.Value, ir.TensorProtocol], list[str]] = load("other weights")(self, weights, strict)
+        return contents
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's inputs for a call of the PyTorch model.

@@ -1,4 +1,4 @@
-"""Who is told of the stages at work: a function of the caller's, or what ``onnxplug_tools.progress`` shows on a terminal."""
+"""The receivers of the stages' names: a function of the caller's, or the display of ``onnxplug_tools.progress``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Show = Callable[[str], Any]
 
 
 class Display(Observer):
-    """The stage at work, to be called with its name as it begins. This one shows nothing."""
+    """Receives the name of the running stage as it begins. This one shows nothing."""
 
     stays = False
 
@@ -25,7 +25,7 @@ class Display(Observer):
         """A stage begins."""
 
     def part(self, done: int, total: int) -> None:
-        """Says how many bytes the stage has done, and of how many."""
+        """Shows the bytes that the stage has done, and the bytes of the whole."""
 
 
 class StageNames(Observer):
@@ -55,8 +55,8 @@ def displayed(console: Console | None = None) -> contextlib.AbstractContextManag
     """
     if not is_installed("progress="):
         return contextlib.nullcontext(Display())
-    found: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
-    return found
+    spinner: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
+    return spinner
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def showing(progress: Any) -> Iterator[Show | None]:
         progress: ``True`` for a spinner on a terminal; a function of a stage's name; ``False`` or ``None`` for nobody.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is anything else.
         MissingPackageError: The package that shows them is not installed.
     """
     if progress is None or progress is False:
@@ -92,15 +92,15 @@ def reporting(progress: Any) -> Iterator[Callable[[int, int], Any] | None]:
             write.
 
     Raises:
-        UsageError: It is something else.
-        MissingPackageError: A bar is asked for, and the package that shows it is not installed.
+        UsageError: It is anything else.
+        MissingPackageError: The package that shows a bar is not installed.
     """
     if callable(progress):
         yield progress
     elif not isinstance(progress, bool | None):
         raise UsageError(f"progress= takes True, False or a function of two numbers, got {progress!r}")
     elif progress or is_installed("progress="):
-        with load("progress=").reporting(progress) as told:
-            yield told
+        with load("progress=").reporting(progress) as part:
+            yield part
     else:
         yield None

@@ -291,7 +291,7 @@ def child_of(spec: Any, index: int) -> Any:
 
 @cache
 def warn_if_untested(torch_version: str, python_version: str) -> None:
-    """Warns, once, about a torch or a Python beyond those that the suite runs on."""
+    """Warns, once, about a torch or a Python newer than the tested versions."""
     for name, version, tested in (("torch", torch_version, TESTED), ("Python", python_version, _TESTED_PYTHON)):
         oldest, newest = map(_release, tested)
         if not oldest <= _release(version) <= newest:

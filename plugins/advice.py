@@ -27,14 +27,14 @@ class LibraryAdvice(Observer):
 
 
 def _known_libraries(error: BaseException, model: Any) -> list[str]:
-    """The libraries that a failed capture has to do with, of those that a package of onnxplug is for; one for each package.
+    """The libraries with an onnxplug package that a failed capture involves, one for each package.
 
     Args:
-        error: What the capture raised, caused by torch's own error.
+        error: The error of the capture, caused by torch's own error.
         model: The model.
 
     Returns:
-        Namespaces of operators that the error names, libraries whose code it came through, and those that the model has modules of.
+        Namespaces of operators that the error names, libraries whose code it came through, and libraries of the model's modules.
     """
     names = re.findall(r"\b([A-Za-z_]\w*)(?:::|\.)\w", str(error))
     cause: BaseException | None = error

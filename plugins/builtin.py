@@ -74,7 +74,7 @@ def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
 
 @hookimpl
 def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
-    """What warns of a model in training and of kernels that ONNX Runtime lacks, and says which package is for a library."""
+    """The observers that warn of a model in training and of kernels that ONNX Runtime lacks, and name a library's package."""
     return [_training_warnings, _kernel_warnings, _library_advice]
 
 

@@ -52,10 +52,10 @@ class KernelWarnings(Observer):
 def _lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, list[str]]:
     """The operators of a graph that there is no kernel for, sorted, by the element type of their first operand.
 
-    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and those that the runtime
+    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and operators that the runtime
     replaces by their bodies.
     """
-    found: dict[ir.DataType, set[str]] = {}
+    operators_of: dict[ir.DataType, set[str]] = {}
     for node in graph.all_nodes():
         if node.domain:
             continue
@@ -65,17 +65,21 @@ def _lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType,
             if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
                 types.setdefault(spec.group_of(index), value.dtype)
         types.pop("", None)
-        asked = {name: ir.DataType.FLOAT if dtype == ir.DataType.FLOAT16 else dtype for name, dtype in types.items()}
-        if not spec.has_schema or set(asked.values()) <= {ir.DataType.FLOAT} or _is_computed(kernels, spec, asked):
+        computed = {name: ir.DataType.FLOAT if dtype == ir.DataType.FLOAT16 else dtype for name, dtype in types.items()}
+        if (
+            not spec.has_schema
+            or set(computed.values()) <= {ir.DataType.FLOAT}
+            or _is_computed(kernels, spec, computed)
+        ):
             continue
-        dtype = next(dtype for dtype in asked.values() if dtype != ir.DataType.FLOAT)
+        dtype = next(dtype for dtype in computed.values() if dtype != ir.DataType.FLOAT)
         if dtype == ir.DataType.BFLOAT16 or not _is_inlined(kernels, node.op_type, opset, dtype):
-            found.setdefault(dtype, set()).add(node.op_type)
-    return {dtype: sorted(operators) for dtype, operators in found.items()}
+            operators_of.setdefault(dtype, set()).add(node.op_type)
+    return {dtype: sorted(operators) for dtype, operators in operators_of.items()}
 
 
 def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
-    """Whether a kernel takes an operator; what has neither a kernel nor a body is not known, and counts as taken."""
+    """Whether a kernel takes an operator; an operator with neither a kernel nor a body is unknown, and counts as taken."""
     if kernels.has_any(spec):
         return kernels.takes(spec, types)
     schema: Any = onnx.defs.get_schema(spec.op_type, spec.since)
@@ -83,11 +87,11 @@ def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
 
 
 def _is_inlined(kernels: Kernels, op_type: str, opset: int, dtype: ir.DataType) -> bool:
-    """Whether a runtime that has no kernel of an operator puts its body in its place, for whose operators it has them.
+    """Whether a runtime without a kernel for an operator replaces it by its body, and has kernels for the body's operators.
 
     ONNX Runtime does so where no operator of the body has changed since the opset that the body is written for.
     """
-    schema: Any = onnx.defs.get_schema(op_type, opset)  # onnx's stubs lack what it says of functions
+    schema: Any = onnx.defs.get_schema(op_type, opset)  # onnx's stubs lack the methods for functions
     if schema.has_context_dependent_function:
         return True
     written = max((version for version in schema.function_opset_versions if version <= opset), default=None)

@@ -26,13 +26,13 @@ REPLACED = "pkg.onnxplug.rewritten_from"
 FUNCTION = "pkg.onnxplug.function"
 #: Metadata key of a function: the class of modules whose calls it replaces.
 CLASS = "pkg.onnxplug.class"
-#: Where a node says which call of a module it comes from, until the model is finished. Rewrites pass it on with the rest.
+#: Metadata key of a node's call of a module, until the model is finished. Rewrites pass it on with the rest of the metadata.
 MODULE_CALL = "pkg.onnxplug.module_call"
-#: What the strict mode calls the model in the graphs of branches and bodies.
+#: The strict mode's name for the model in the graphs of branches and bodies.
 STRICT_ROOT = "_export_root"
-#: What torch writes where a pass of its own made the node.
+#: torch's mark on nodes that a pass of its own made.
 NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
-#: What nodes say with full metadata alone.
+#: The keys that only full metadata has.
 FULL_ALONE = (CLASSES, NAMES, FX_NODE, TRACE, RULE, PACKAGE, DECOMPOSED, REPLACED)
 #: All keys.
 ALL_KEYS = (*FULL_ALONE, NAMESPACE, SOURCE, REWRITE, FUNCTION)
@@ -50,8 +50,8 @@ class Provenance:
 
     Attributes:
         place: As above.
-        call: The call of a module, for the metadata; ``None`` where that isn't asked for.
-        words: The nodes' name, where it says in words what they are there for.
+        call: The call of a module, as it stands in the metadata; ``None`` where it isn't needed.
+        words: The nodes' name, where it states their purpose in words.
     """
 
     __slots__ = ("_kind", "_name", "call", "place")
@@ -82,7 +82,7 @@ class Provenance:
         return without_modules(self._name, self._kind, full)
 
     def in_function(self, name: str) -> Provenance:
-        """Where the nodes of a function's body come from, which the calls share."""
+        """The origin of the nodes of a function's body, which the calls share."""
         return Provenance(name, "function")
 
 

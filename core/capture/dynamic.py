@@ -405,13 +405,7 @@ def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize],
 
 
 def equates_one_name(shapes: DynamicShapes, sizes: Sequence[RequestedSize], expr: Any) -> bool:
-    """Whether a guard only states that sizes are equal which have the same name.
-
-    Args:
-        shapes: The user's dynamic shapes.
-        sizes: The sizes that should be dynamic.
-        expr: The guard.
-    """
+    """Whether a guard only states that sizes are equal which have the same name."""
     if expr.func.__name__ != "Equality" or not all(side.is_Symbol for side in expr.args) or not sizes:
         return False
     replaced = sizes[0][3].node.shape_env.replacements

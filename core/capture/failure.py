@@ -133,7 +133,7 @@ def _without_fake(error: Exception, text: str) -> str | None:
     return match[1] if match is not None else None
 
 
-#: Beginnings of lines by which torch tells its developers more, not the user.
+#: Beginnings of lines that torch writes for its developers, not for the user.
 _NOISE = (
     "Caused by:",
     "For extended logs",

@@ -134,5 +134,5 @@ _PAST = re.compile(r"(past_key_values|past_key_value|cache_params|past)(?=[._]|\
 
 def present_name(past: str) -> str:
     """The name of an input's new value: ``past_key_values.0.key`` becomes ``present.0.key``, ``state`` ``present_state``."""
-    found = _PAST.match(past)
-    return f"present{past[found.end() :]}" if found is not None else f"present_{past}"
+    match = _PAST.match(past)
+    return f"present{past[match.end() :]}" if match is not None else f"present_{past}"

@@ -73,13 +73,13 @@ class DynamoInterpreter:
         builder: Where the rules emit.
         registry: The rules of this export, bound to its target.
         symbols: Names of dynamic sizes.
-        decompositions: Plugins' own decompositions; ``None`` as value forbids one.
-        missing: Asked for a converter when an operator has neither rule nor decomposition.
-        explain_missing: Says why a namespace's plugin supplied nothing, if that is known.
-        describer: How the nodes' metadata say where they come from; the default's way when ``None``.
-        applied: Takes the rule that translated each FX node.
-        module_calls: The call of a module that a node comes from, of its ``nn_module_stack``.
-        assertions: Takes what the graph asserts of its data, with the messages; without it assertions are left out.
+        decompositions: Plugins' own decompositions; ``None`` as value forbids the decomposition.
+        missing: Supplies a converter for an operator that has neither rule nor decomposition.
+        explain_missing: The reason why a namespace's plugin supplied no rule, if it is known.
+        describer: Writes the nodes' metadata; the default describer when ``None``.
+        applied: Receives the rule that translated each FX node.
+        module_calls: Gives the call of a module that a node comes from, of its ``nn_module_stack``.
+        assertions: Receives the graph's assertions about its data, with their messages; ``None`` leaves assertions out.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ _NUMBERS = frozenset({int, float, bool, str, type(None), torch.dtype})
 
 
 class Describer:
-    """What the provenances of one export share."""
+    """The part that all provenances of an export share."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata

@@ -36,7 +36,7 @@ def undone_on_error(env: ShapeEnv) -> Iterator[None]:
 
 @contextlib.contextmanager
 def larger_examples(env: ShapeEnv) -> Iterator[None]:
-    """While it holds, sizes whose example is 0 or 1 have another one, so that torch does not take the way for these two."""
+    """Within the context, sizes whose example is 0 or 1 have another example, so that torch does not specialise for these two."""
     import sympy
 
     saved = state_of(env)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxplug.capture.dimensions import evaluate, is_expression, named, names_in
+from onnxplug.capture.dimensions import named
 from onnxplug.capture.size_guards import Condition
 from onnxplug.strings import STRING, string_array, string_tensor
 
@@ -155,48 +155,10 @@ def generated_inputs(
     fresh: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
-            fresh.append(_tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator, own))
+            fresh.append(tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator, own))
         else:
             fresh.append(_evaluate(value, sizes) if isinstance(value, torch.SymInt) else leaf)
     return fresh
-
-
-def resized_inputs(
-    leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int, attempt: int = 0
-) -> tuple[list[Any], dict[str, int]]:
-    """As :func:`generated_inputs`, where only the names of dynamic axes are known.
-
-    Args:
-        leaves: The example inputs.
-        axes: Leaf to axis to the name of its dimension, or an expression of other names.
-        seed, attempt: Decide sizes and values.
-
-    Returns:
-        The leaves, and the size that each name took.
-    """
-    from sympy import Symbol
-
-    places = [(leaf, axis, name) for leaf, named_axes in axes.items() for axis, name in named_axes.items()]
-    known = {name: Symbol(name) for _, _, name in places if not names_in(name)}
-    exported: dict[Any, int] = {}
-    dependent: dict[Any, Any] = {}
-    for leaf, axis, name in places:
-        if is_expression(name, known):
-            dependent[Symbol(name)] = evaluate(name, known)
-        else:
-            exported.setdefault(Symbol(name), int(leaves[leaf].shape[axis]))
-    sizes = {str(s): size for s, size in Sizes(exported, dependent, {}).draw(seed, attempt).items()}
-    generator = torch.Generator().manual_seed(seed + 1 + attempt * 65537)
-    fresh: list[Any] = []
-    for position, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            fresh.append(leaf)
-            continue
-        shape = [
-            sizes[axes[position][axis]] if axis in axes.get(position, {}) else n for axis, n in enumerate(leaf.shape)
-        ]
-        fresh.append(_tensor_like(leaf, shape, generator, own=attempt >= ATTEMPTS // 2))
-    return fresh, sizes
 
 
 def _evaluate(size: Any, sizes: Mapping[Any, int]) -> int:
@@ -209,7 +171,7 @@ def integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
     return {symbol: Integer(size) for symbol, size in sizes.items()}
 
 
-def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator, own: bool) -> torch.Tensor:
+def tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator, own: bool) -> torch.Tensor:
     """Random values of the example's kind: floats at its scale or from its ``own`` elements, integers in its range, its strings."""
     example, dtype = example.detach(), example.dtype
     if dtype is STRING:

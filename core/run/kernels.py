@@ -117,7 +117,7 @@ class Kernels:
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
-    """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read."""
+    """The custom operators of a model, its subgraphs and its functions; a file's external weights are not read."""
     import onnx
     import onnx_ir as ir
 

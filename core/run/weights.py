@@ -1,4 +1,4 @@
-"""Which weights of a program have no numbers. What other weights make of a program: ``onnxplug_tools.weights``."""
+"""The check for weights without numbers. ``onnxplug_tools.weights`` replaces weights by others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxplug.errors import WeightsError
 from onnxplug.fake import is_fake
 from onnxplug.text import counted, shortened
 
-#: Where the tensor of an initializer keeps what it is read from (``onnx_ir.TensorProtocol.meta``).
+#: Metadata key (``onnx_ir.TensorProtocol.meta``) of the source that an initializer's tensor is read from.
 SOURCE = "onnxplug.source"
 #: How many names a message gives.
 _NAMED = 5

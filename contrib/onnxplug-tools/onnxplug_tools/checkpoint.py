@@ -58,7 +58,7 @@ _KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index
 
 
 class FileVersion(NamedTuple):
-    """What tells a file from another one at its path."""
+    """The version of a file, which tells it from another file at its path."""
 
     device: int
     inode: int
@@ -67,7 +67,7 @@ class FileVersion(NamedTuple):
 
 
 def version_of(path: Path) -> FileVersion:
-    """What a file is now."""
+    """The present version of a file."""
     status = path.stat()
     return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -79,12 +79,12 @@ class Stored:
     Attributes:
         name: Its name there.
         path: The file.
-        version: What tells the file from another one at its path.
+        version: The version of the file.
         shape: Its shape.
         dtype: Its dtype; ``None`` where torch has none.
-        dtype_name: What the file calls it.
+        dtype_name: Its dtype in the file's notation.
         read: Reads it.
-        place: Offset and number of its bytes in the file, where they lie there as they are.
+        place: Offset and number of its bytes in the file, where they are stored unchanged.
     """
 
     name: str
@@ -105,11 +105,11 @@ class Stored:
         self.check_unchanged()
         try:
             return self.read(self.name)
-        except Exception as error:  # safetensors has a class of its own, torch.load any
+        except Exception as error:  # safetensors raises a class of its own, torch.load any
             raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
 
     def check_unchanged(self) -> None:
-        """Checks that the file is the one that was opened.
+        """Checks that the file is unchanged.
 
         Raises:
             WeightsError: It is gone, or was written to.
@@ -125,11 +125,11 @@ class Stored:
 
 
 class Source(NamedTuple):
-    """What the content of an initializer is read from.
+    """The source of an initializer's content.
 
     Attributes:
         stored: The tensor in its file.
-        is_plain: Whether the initializer's bytes are those in the file.
+        is_plain: Whether the initializer's bytes are the file's.
     """
 
     stored: Stored

@@ -15,11 +15,11 @@ from onnxplug.fake import is_fake
 
 @contextlib.contextmanager
 def fake_weights() -> Iterator[None]:
-    """Modules that are made while it holds get parameters on the device ``meta``, and real buffers.
+    """While it holds, new modules get parameters on the device ``meta``, and real buffers.
 
-    A parameter is moved as soon as a module has it, so that no more than one is in memory, and initialising it costs nothing. What
-    a module computes and keeps as a buffer has its numbers, unlike under ``torch.device("meta")``: no checkpoint has them
-    where the buffer isn't persistent. Modules that are made in other threads are left alone.
+    A parameter is moved as soon as a module has it, so that at most one is in memory, and initialising it costs nothing. Buffers
+    that a module computes have their numbers, unlike under ``torch.device("meta")``: no checkpoint has those of buffers that are
+    not persistent. Modules of other threads are left alone.
 
         with onnxplug.fake_weights():
             model = Model(config)

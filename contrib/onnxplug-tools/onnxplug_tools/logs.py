@@ -15,10 +15,10 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Handler(logging.Handler):
-    """Writes to standard error as it is at that time, and nothing where the program has set up logging itself."""
+    """Writes to the present standard error, unless the program has set up logging itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if logging.getLogger().handlers:  # they get it as well
+        if logging.getLogger().handlers:  # the program's handlers get it as well
             return
         with contextlib.suppress(OSError, ValueError):  # standard error is closed
             sys.stderr.write(f"{self.format(record)}\n")
@@ -45,15 +45,15 @@ def show(text: str) -> None:
 
 
 def parse(text: str) -> dict[str, int]:
-    """What a value of ``ONNXPLUG_LOG`` asks for: ``"debug"``, ``"capture=debug,rewrite=info"``, ``"info,plugins=off"``.
+    """The levels in a value of ``ONNXPLUG_LOG``: ``"debug"``, ``"capture=debug,rewrite=info"``, ``"info,plugins=off"``.
 
     Returns:
-        Name of a logger to its level; the empty name stands for all that are not named.
+        Name of a logger to its level; the empty name is for all others.
 
     Raises:
         ValueError: A level or a logger is unknown, or named twice.
     """
-    found: dict[str, int] = {}
+    levels: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, separator, level = part.rpartition("=")
         name, level = name.strip().removeprefix(f"{ROOT}."), level.strip().lower()
@@ -64,10 +64,10 @@ def parse(text: str) -> dict[str, int]:
             raise ValueError(f"there is no logger {name!r}; {_known(name, LOGGERS)}")
         if level not in LEVELS:
             raise ValueError(f"there is no level {level!r}; {_known(level, LEVELS)}")
-        if name in found:
+        if name in levels:
             raise ValueError(f"the level of {name or 'all'} is given twice")
-        found[name] = LEVELS[level]
-    return found
+        levels[name] = LEVELS[level]
+    return levels
 
 
 def _known(name: str, names: Any) -> str:

@@ -26,10 +26,10 @@ _WORTH_A_BAR = 1_000_000_000
 
 
 class Display(progress.Display):
-    """The stage at work, to be called with its name as it begins.
+    """Shows the running stage; called with its name as it begins.
 
     Args:
-        bar: What shows it.
+        bar: The bar that shows it.
     """
 
     def __init__(self, bar: Bar) -> None:
@@ -44,7 +44,7 @@ class Display(progress.Display):
         self._bar.refresh()
 
     def step(self, text: str, done: int | None = None, total: int | None = None) -> None:
-        """Says what of the stage is at work.
+        """Shows the present step of the stage.
 
         Args:
             text: In words.
@@ -60,13 +60,13 @@ class Display(progress.Display):
             )
 
     def part(self, done: int, total: int) -> None:
-        """Says how many bytes the stage has done, and of how many."""
+        """Shows the bytes that the stage has done, and the bytes of the whole."""
         from rich import filesize
 
         self._update(f"{filesize.decimal(done)} of {filesize.decimal(total)}", done, total, refresh=False)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Ends the stage; one that took long leaves a line."""
+        """Ends the stage; a stage that took long leaves a line."""
         seconds = time.perf_counter() - self._started
         from rich.errors import LiveError
 
@@ -83,7 +83,7 @@ def displayed(console: Console | None = None) -> Iterator[progress.Display]:
     """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
 
     Args:
-        console: Where; standard error unless given.
+        console: The console; standard error by default.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -106,7 +106,7 @@ def displayed(console: Console | None = None) -> Iterator[progress.Display]:
 
 @contextlib.contextmanager
 def _on_one_stream(console: Console) -> Iterator[None]:
-    """Keeps a console on the stream that standard error is now: capture redirects it, and the spinner would stand still."""
+    """Keeps a console on the present standard error: capture redirects it, and the spinner would stop."""
     before = vars(console).get("_file")
     console.file = console.file
     try:
@@ -117,11 +117,11 @@ def _on_one_stream(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting(asked: bool | None) -> Iterator[Callable[[int, int], Any] | None]:
-    """What is told of the bytes that are written and of all.
+    """The function that is called with the written bytes and the bytes of the whole.
 
     Args:
-        asked: Whether there is a bar; ``None`` for one where there is much to write. Where the stage is shown already, that says
-            how far it is.
+        asked: Whether there is a bar; ``None`` for a bar where there is much to write. A display of the stage shows the progress
+            itself.
     """
     display = progress.shown()
     with contextlib.ExitStack() as stack:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import torch
 
+from onnxplug.capture.dimensions import evaluate, is_expression, names_in
 from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import present_name
 from onnxplug.errors import VerificationError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.choices import outputs_of_choices
-from onnxplug.run.inputs import clone_leaves, resized_inputs
+from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, tensor_like
 from onnxplug.run.outputs import Replay
 from onnxplug.run.report import VerificationReport
 from onnxplug.run.session import TARGET, Runner
@@ -46,9 +47,9 @@ def verify_file(
         args, kwargs: Example inputs; an ExportedProgram's own when there are none.
         dynamic: Input name to axis to the name of its dimension, or to an expression of other names
             (``"past + sequence"``); other sizes are tried along these.
-        seeds: One set of generated inputs a seed.
-        host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
-        replay: What PyTorch has for the file's choices among equal elements (see :func:`choices_of_file`), asked where results
+        seeds: A set of generated inputs for each seed.
+        host: The plugins whose libraries and kernels run custom operators; all installed plugins when ``None``.
+        replay: Gives PyTorch's results for the file's choices among equal elements (:func:`choices_of_file`), where results
             differ.
 
     Raises:
@@ -90,14 +91,52 @@ def verify_file(
     )
 
 
+def resized_inputs(
+    leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int, attempt: int = 0
+) -> tuple[list[Any], dict[str, int]]:
+    """As :func:`onnxplug.run.inputs.generated_inputs`, where only the names of dynamic axes are known.
+
+    Args:
+        leaves: The example inputs.
+        axes: Leaf to axis to the name of its dimension, or an expression of other names.
+        seed, attempt: Decide sizes and values.
+
+    Returns:
+        The leaves, and the size that each name took.
+    """
+    from sympy import Symbol
+
+    places = [(leaf, axis, name) for leaf, named_axes in axes.items() for axis, name in named_axes.items()]
+    known = {name: Symbol(name) for _, _, name in places if not names_in(name)}
+    exported: dict[Any, int] = {}
+    dependent: dict[Any, Any] = {}
+    for leaf, axis, name in places:
+        if is_expression(name, known):
+            dependent[Symbol(name)] = evaluate(name, known)
+        else:
+            exported.setdefault(Symbol(name), int(leaves[leaf].shape[axis]))
+    sizes = {str(s): size for s, size in Sizes(exported, dependent, {}).draw(seed, attempt).items()}
+    generator = torch.Generator().manual_seed(seed + 1 + attempt * 65537)
+    fresh: list[Any] = []
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            fresh.append(leaf)
+            continue
+        shape = [
+            sizes[axes[position][axis]] if axis in axes.get(position, {}) else n for axis, n in enumerate(leaf.shape)
+        ]
+        fresh.append(tensor_like(leaf, shape, generator, own=attempt >= ATTEMPTS // 2))
+    return fresh, sizes
+
+
 def _eager_by_name(
     model: Any, leaves: list[Any], spec: Any, output_names: Sequence[str], inputs: Mapping[str, int]
 ) -> list[tuple[str, Any]]:
-    """What PyTorch computes for each output of a file: its results in order, then the inputs and buffers that it writes.
+    """PyTorch's result for each output of a file: its results in order, then the inputs and buffers that it writes.
 
     Raises:
         VerificationError: An output beyond the results is not named after an input or buffer, with ``_out`` behind it or as
-            ``present_names=True`` calls it.
+            by ``present_names=True``.
     """
     copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     args, kwargs = pytree.tree_unflatten(leaves, spec)
@@ -140,10 +179,10 @@ def choices_of_file(
     dynamic_shapes: Any = None,
     host: RuntimeHost | None = None,
 ) -> Replay:
-    """What PyTorch computes where it chooses, among equal elements, as a file does; the model is captured when that is first asked.
+    """PyTorch's results with a file's choices among equal elements; the model is captured at the first call.
 
-    The file's values are found by the names that an export of the model gives them with the opset, the target and the names of
-    inputs and outputs that the file has. Where it was made otherwise, none is found, and nothing is known of its choices.
+    The file's values are found by the names that an export of the model gives them with the file's opset, target and names of
+    inputs and outputs. If the file was made otherwise, no value is found, and nothing is known of its choices.
 
     Args:
         path: The file.
@@ -163,17 +202,17 @@ def choices_of_file(
                 warnings.simplefilter("ignore")
                 file = ir.load(path)
                 return file, _exported_again(file, model, args, kwargs, dynamic_shapes)
-        except Exception:  # it can't be captured: the difference that was found is what is reported
+        except Exception:  # it can't be captured: the difference itself is reported
             return None
 
     def replay(leaves: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-        found = exported()
-        recipe = found[1].recipe if found is not None else None
-        if found is None or recipe is None:
+        export = exported()
+        recipe = export[1].recipe if export is not None else None
+        if export is None or recipe is None:
             return None
-        file, program = found
-        given = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
-        return outputs_of_choices(file, recipe, host, given)
+        file, program = export
+        inputs = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
+        return outputs_of_choices(file, recipe, host, inputs)
 
     return replay
 

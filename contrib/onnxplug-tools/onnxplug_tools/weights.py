@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,60 +27,59 @@ _EIGHT_BIT_FLOATS = frozenset(
 def replacements(
     program: OnnxProgram, weights: Any, strict: bool | None
 ) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
-    """What the initializers of a program hold with other weights; the program is left as it is.
+    """The contents of a program's initializers with other weights; the program is left as it is.
 
     Args:
         program: The program.
         weights: Tensors by their names in PyTorch, or files.
-        strict: Every weight of the program must be given, and nothing else; ``None``: for files alone.
+        strict: Every weight of the program must be given, and nothing else; ``None``: only for files.
 
     Returns:
         The new tensors, and the names in a mapping that no weight has.
 
     Raises:
         WeightsError: A weight is missing, unexpected, of another shape or of a kind of dtype that isn't converted, or a tied
-            one is given twice with different values.
-        UsageError: The program computes with a weight already, or ``strict`` is malformed.
+            weight has two different values.
+        UsageError: The program has computed with a weight, or ``strict`` is malformed.
     """
     if program.unquantised is not None:
         raise UsageError("the weights of a quantised model can't be replaced", hint="Export it with the new ones.")
     if not isinstance(strict, bool | None):
         raise UsageError(f"strict= takes True, False or None, got {strict!r}")
     is_mapping = isinstance(weights, Mapping)
-    given = checked_mapping(weights) if is_mapping else open_checkpoint(weights)
-    exported = program.exported_program
-    known = (*exported.state_dict, *exported.constants) if exported is not None else ()
-    found, missing, unexpected = _replacements(program, given, known)
+    tensors = checked_mapping(weights) if is_mapping else open_checkpoint(weights)
+    contents, missing, unexpected = _contents(program, tensors)
     if (missing or unexpected) and (not is_mapping if strict is None else strict):
         raise _mismatch(missing, unexpected)
-    return found, unexpected if is_mapping else []
+    return contents, unexpected if is_mapping else []
 
 
-def _replacements(
-    program: OnnxProgram, given: Mapping[str, torch.Tensor | Stored], known: Collection[str]
+def _contents(
+    program: OnnxProgram, tensors: Mapping[str, torch.Tensor | Stored]
 ) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str], list[str]]:
-    """The new tensors, the weights that are not given, and the given names that neither a weight nor ``known`` has."""
-    found: dict[ir.Value, ir.TensorProtocol] = {}
-    names, missing = set(known), []
+    """The new contents, the weights without a tensor, and the names of tensors that are no weights."""
+    contents: dict[ir.Value, ir.TensorProtocol] = {}
+    exported, missing = program.exported_program, []
+    names = {*exported.state_dict, *exported.constants} if exported is not None else set()
     for value in program.model.graph.initializers.values():
         origin: Origin | None = value.meta.get(META)
         if origin is None:
-            item = given.get(str(value.name))
+            item = tensors.get(str(value.name))
             if item is not None:  # a model that was not exported by onnxplug
                 names.add(str(value.name))
-                found[value] = WeightTensor(_loaded(item).detach(), name=value.name)
+                contents[value] = WeightTensor(_loaded(item).detach(), name=value.name)
             continue
         names.update(origin.targets)
-        targets = [target for target in origin.targets if target in given]
+        targets = [target for target in origin.targets if target in tensors]
         if targets:
             _refuse_folded(program, targets)
             replace = _joint_replacement if origin.parts else _replacement
-            found[value] = replace(value, origin, targets, given)
+            contents[value] = replace(value, origin, targets, tensors)
         for part in origin.parts or [origin]:
             if part.persistent or is_fake(getattr(value.const_value, "raw", None)):
-                missing += [] if given.keys() & {*part.targets} else [part.targets[0]]
-    _refuse_folded(program, given)
-    return found, list(dict.fromkeys(missing)), [name for name in given if name not in names]
+                missing += [] if tensors.keys() & {*part.targets} else [part.targets[0]]
+    _refuse_folded(program, tensors)
+    return contents, list(dict.fromkeys(missing)), [name for name in tensors if name not in names]
 
 
 def _refuse_folded(program: OnnxProgram, names: Iterable[str]) -> None:
@@ -111,31 +110,33 @@ def _is(names: Sequence[str]) -> str:
 
 
 def _replacement(
-    value: ir.Value, origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+    value: ir.Value, origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> ir.TensorProtocol:
-    """The content of an initializer for the tensor that is given for it: read when it is needed, if it is in a file.
+    """The content of an initializer from the user's tensor: read when it is needed, if it is in a file.
 
     Raises:
         WeightsError: The tensor doesn't fit.
     """
-    first = _checked(origin, targets, given)
+    first = _checked(origin, targets, tensors)
     old = value.const_value
     if isinstance(first, torch.Tensor):
         tensor = first.detach()
-        found = content_of(_made(origin, tensor), tensor, lambda: _made(origin, tensor))
+        content = content_of(_made(origin, tensor), tensor, lambda: _made(origin, tensor))
     else:
         stored = first
         assert old is not None
-        found = ir.LazyTensor(lambda: as_content(_made(origin, stored.load())), old.dtype, ir.Shape(old.shape.numpy()))
-        found.meta[SOURCE] = Source(stored, not origin.keys and stored.dtype == origin.dtype)
-    found.name = value.name
-    return found
+        content = ir.LazyTensor(
+            lambda: as_content(_made(origin, stored.load())), old.dtype, ir.Shape(old.shape.numpy())
+        )
+        content.meta[SOURCE] = Source(stored, not origin.keys and stored.dtype == origin.dtype)
+    content.name = value.name
+    return content
 
 
 def _joint_replacement(
-    value: ir.Value, origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+    value: ir.Value, origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> ir.TensorProtocol:
-    """The content of an initializer of several tensors for those that are given of them, and the others as they were.
+    """The content of an initializer of several tensors, with the user's tensors and the others as they were.
 
     Raises:
         WeightsError: A tensor doesn't fit.
@@ -152,21 +153,21 @@ def _joint_replacement(
     parts: list[Callable[[], Any]] = []
     lacking = False
     for part, before in zip(origin.parts, kept, strict=True):
-        replaced = [target for target in part.targets if target in given]
+        replaced = [target for target in part.targets if target in tensors]
         if replaced:
-            parts.append(partial(_part, part, _checked(part, replaced, given)))
+            parts.append(partial(_part, part, _checked(part, replaced, tensors)))
         else:
             parts.append(before)
             lacking = lacking or lacks_numbers(before())
-    found: ir.TensorProtocol
+    content: ir.TensorProtocol
     if lacking:  # no number can be computed yet
-        found = WeightTensor(old.raw)
+        content = WeightTensor(old.raw)
     else:
         shape = ir.Shape(old.shape.numpy())
-        found = ir.LazyTensor(lambda: as_content(origin.make(*[part() for part in parts])), old.dtype, shape)
-    found.meta[PARTS] = tuple(parts)
-    found.name = value.name
-    return found
+        content = ir.LazyTensor(lambda: as_content(origin.make(*[part() for part in parts])), old.dtype, shape)
+    content.meta[PARTS] = tuple(parts)
+    content.name = value.name
+    return content
 
 
 def _part(origin: Origin, item: torch.Tensor | Stored) -> torch.Tensor | ir.TensorProtocol:
@@ -174,18 +175,18 @@ def _part(origin: Origin, item: torch.Tensor | Stored) -> torch.Tensor | ir.Tens
 
 
 def _checked(
-    origin: Origin, targets: Sequence[str], given: Mapping[str, torch.Tensor | Stored]
+    origin: Origin, targets: Sequence[str], tensors: Mapping[str, torch.Tensor | Stored]
 ) -> torch.Tensor | Stored:
-    """What is given for a tensor under its names.
+    """The user's tensor under one of its names.
 
     Raises:
         WeightsError: It doesn't fit, or differs between the names.
     """
     for name in targets:
-        _check(origin, name, given[name])
-    first = given[targets[0]]
+        _check(origin, name, tensors[name])
+    first = tensors[targets[0]]
     for name in targets[1:]:
-        if given[name] is not first and not torch.equal(_loaded(given[name]), _loaded(first)):
+        if tensors[name] is not first and not torch.equal(_loaded(tensors[name]), _loaded(first)):
             raise WeightsError(
                 f"{targets[0]!r} and {name!r} are one tensor in the exported model, got two that differ",
                 names=[targets[0], name],
@@ -217,21 +218,21 @@ def _check(origin: Origin, name: str, item: torch.Tensor | Stored) -> None:
         )
 
 
-def _converts(given: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether a tensor of one dtype is what the user means by a weight of another one."""
-    if given == wanted:
+def _converts(source: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a weight may be replaced by a tensor of another dtype."""
+    if source == wanted:
         return True
-    if given in _EIGHT_BIT_FLOATS or wanted in _EIGHT_BIT_FLOATS:
+    if source in _EIGHT_BIT_FLOATS or wanted in _EIGHT_BIT_FLOATS:
         return False
-    if given.is_floating_point and wanted.is_floating_point:
+    if source.is_floating_point and wanted.is_floating_point:
         return True
-    if given.is_complex or wanted.is_complex:
-        return given.is_complex and wanted.is_complex
+    if source.is_complex or wanted.is_complex:
+        return source.is_complex and wanted.is_complex
     return (
         not wanted.is_floating_point
-        and given != torch.bool != wanted
-        and torch.can_cast(given, wanted)
-        and (torch.promote_types(given, wanted) == wanted)
+        and source != torch.bool != wanted
+        and torch.can_cast(source, wanted)
+        and (torch.promote_types(source, wanted) == wanted)
     )
 
 
@@ -240,7 +241,7 @@ def _loaded(item: torch.Tensor | Stored) -> torch.Tensor:
 
 
 def checked_mapping(weights: Mapping[Any, Any]) -> dict[str, torch.Tensor | Stored]:
-    """Weights that are given as a mapping.
+    """Weights from a mapping.
 
     Raises:
         WeightsError: A name is not a string, or a value not a tensor.

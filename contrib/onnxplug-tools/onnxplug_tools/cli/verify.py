@@ -60,7 +60,7 @@ def verify(
 def _dynamic_axes(
     shapes: Mapping[str, Mapping[int, str | None]] | None, ranks: Mapping[str, int]
 ) -> dict[str, dict[int, str]]:
-    """The dynamic axes alone, of a model whose inputs have these ranks.
+    """Only the dynamic axes, for a model whose inputs have these ranks.
 
     Raises:
         UsageError: An input has fewer axes than were named.
@@ -74,7 +74,7 @@ def _dynamic_axes(
 
 
 def _ranks(model: Path) -> dict[str, int]:
-    """The ranks of a model's inputs, as far as the file says."""
+    """The ranks of a model's inputs, as far as the file has them."""
     from onnxplug_tools.onnx_file import read_model
 
     types = {value.name: value.type for value in read_model(model).graph.input}

@@ -8,12 +8,12 @@ from onnxplug.registry.names import packet_of
 
 
 def matches(op: str, pattern: str) -> bool:
-    """Whether a pattern stands for an operator.
+    """Whether a pattern matches an operator.
 
     Args:
         op: A qualified name, of an overload or of an operator.
-        pattern: The same, which stands for all its overloads too (``"aten::gelu"``); ``*``, ``?`` and ``[…]`` in it stand for
-            characters (``"aten::*pool*"``). Names as Python prints them do too (``"torch.ops.aten.gelu.default"``).
+        pattern: A qualified name; an operator's (``"aten::gelu"``) matches all its overloads. ``*``, ``?`` and ``[…]`` match
+            characters (``"aten::*pool*"``). Names as Python prints them match too (``"torch.ops.aten.gelu.default"``).
     """
     pattern = with_colons(pattern)
     return any(fnmatch.fnmatchcase(name, pattern) for name in (op, packet_of(op)))

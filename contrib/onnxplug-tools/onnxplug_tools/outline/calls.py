@@ -73,7 +73,7 @@ class ModuleCalls:
         return str(len(self._chains) - 1)
 
     def taken_from(self, node: ir.Node) -> tuple[ModuleCall, ...]:
-        """The calls that a node is part of, outermost first; the node says nothing of them any more."""
+        """The calls that contain a node, outermost first; removes them from the node's metadata."""
         number = node.metadata_props.pop(MODULE_CALL, None)
         return self._chains[int(number)] if number is not None else ()
 

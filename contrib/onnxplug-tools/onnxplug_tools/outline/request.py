@@ -147,7 +147,7 @@ class Functions:
 
 
 def _classes_of(model: Any) -> set[str]:
-    """The classes of a model's modules; none where only what is captured tells them: a program, a script, a graph."""
+    """The classes of a model's modules; empty where only the capture shows them: for a program, a script, a graph."""
     import torch
 
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):

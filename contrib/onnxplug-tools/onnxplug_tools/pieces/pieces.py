@@ -25,13 +25,14 @@ from onnxplug.options import ExportOptions
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
 from onnxplug.run.files import write_whole
-from onnxplug.run.inputs import ATTEMPTS, resized_inputs
+from onnxplug.run.inputs import ATTEMPTS
 from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
 from onnxplug.version import VERSION
 from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
 from onnxplug_tools.pieces.script import Step, program_text
 from onnxplug_tools.pieces.stamp import KEY, stamp
+from onnxplug_tools.verification import resized_inputs
 
 CHAIN = "chain.py"
 CONSTANTS = "constants.npz"
