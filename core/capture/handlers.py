@@ -224,8 +224,8 @@ def _role(code: CodeType) -> _Role:
         ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
     if len(_roles) > 16384:
         _roles.clear()
-    _roles[id(code)] = made = code, role, frozenset(itertools.chain(*ranges)), {}
-    return made
+    _roles[id(code)] = facts = code, role, frozenset(itertools.chain(*ranges)), {}
+    return facts
 
 
 def is_interpreting() -> bool:
@@ -400,10 +400,10 @@ def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
     """Whether the context manager of a handler's ``with`` never takes any of the errors."""
     code = _code(spot.code)
     start = min(other.start for other in code.handlers if other.target == entry.target)
-    made, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
+    step, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
     if enter.opname != "BEFORE_WITH" or enter.is_jump_target:
         return False
-    manager, is_called = _named(spot, made), made.opname.startswith("CALL")
+    manager, is_called = _named(spot, step), step.opname.startswith("CALL")
     if is_called and isinstance(manager, types.FunctionType):
         is_manager = (
             manager.__code__.co_filename == contextlib.__file__
@@ -413,7 +413,7 @@ def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
         return False
     kind = manager if is_called else type(manager)
     if manager is contextlib.suppress:
-        classes = _classes((_evaluated(spot, code.within(made)) or [None])[1:])
+        classes = _classes((_evaluated(spot, code.within(step)) or [None])[1:])
         return is_called and classes is not None and not _are_taken(classes, errors)
     leave = next((vars(base)["__exit__"] for base in kind.__mro__ if "__exit__" in vars(base)), None)
     if isinstance(leave, types.FunctionType):
