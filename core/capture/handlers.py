@@ -224,8 +224,8 @@ def _role(code: CodeType) -> _Role:
         ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
     if len(_roles) > 16384:
         _roles.clear()
-    _roles[id(code)] = facts = code, role, frozenset(itertools.chain(*ranges)), {}
-    return facts
+    _roles[id(code)] = code, role, frozenset(itertools.chain(*ranges)), {}
+    return _roles[id(code)]
 
 
 def is_interpreting() -> bool:
