@@ -173,7 +173,7 @@ def passes_errors(frame: FrameType, offset: int) -> bool:
 
 
 class _Reads(Mapping[str, Any]):
-    """A namespace that keeps the names that were looked up in it."""
+    """A namespace that records the names that are looked up in it."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self._space = space
@@ -203,8 +203,8 @@ def _is_builtin_error(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == "builtins"
 
 
-#: A code; its role; the offsets at which it may handle errors; and the offsets that all errors of some classes were found to
-#: leave, with the names of classes that this depends on.
+#: A code object; its role; the offsets at which it may handle errors; and the offsets that all errors of some classes leave, with
+#: the names of classes that this depends on.
 _Role = tuple[CodeType, str, frozenset[int], dict[tuple[int, Errors], dict[str, Any]]]
 #: Facts about code objects, by identity: to hash a code object is slow. Each keeps its code object alive.
 _roles: dict[int, _Role] = {}
