@@ -129,11 +129,12 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
     if isinstance(model, str):
         if model.endswith(".ort"):  # the operators of ONNX Runtime's own format can't be read
             return CustomOperators()
+        path = model
         try:
-            model = ir.load(model)
+            model = ir.load(path)
         except Exception as error:  # a value is computed twice, for example
             text = f"{type(error).__name__}: {in_a_line(error)}"
-            raise UsageError(f"{shortened(model, 300)} is not a sound ONNX model: {text}") from error
+            raise UsageError(f"{shortened(path, 300)} is not a sound ONNX model: {text}") from error
     elif isinstance(model, bytes):
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
     nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}
