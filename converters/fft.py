@@ -206,11 +206,11 @@ def _fitted(g: GraphBuilder, x: Any, axis: int, size: Any) -> Any:
     """Truncated or padded with zeros at the end of an axis."""
     if isinstance(x, Complex):
         return Complex(_fitted(g, x.real, axis, size), _fitted(g, x.imag, axis, size))
-    have = g.dim(x, axis)
-    if isinstance(have, int) and isinstance(size, int):
-        if size == have:
+    present = g.dim(x, axis)
+    if isinstance(present, int) and isinstance(size, int):
+        if size == present:
             return x
-        if size < have:
+        if size < present:
             return slice_axis(g, x, axis, 0, size)
     shape: list[Any] = [*g.dims(x)]
     shape[axis] = size

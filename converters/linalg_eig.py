@@ -64,14 +64,14 @@ def _eig(g: GraphBuilder, a: Value | Complex, *, vectors: bool) -> tuple[Complex
         triangular, basis = _turned(g, t, turn), Complex(g.op.MatMul(z, turn.real), g.op.MatMul(z, turn.imag))
     else:
         triangular, basis = Complex(*parts_of(g, grid, t)), Complex(*parts_of(g, grid, z))
-    made = bilinear(g, g.op.MatMul, basis, _triangular_vectors(g, grid, triangular, values))
-    made = Complex(*(restored(g, part, order, scales) for part in (made.real, made.imag)))
-    made = _normalised(g, made, real)
+    eigenvectors = bilinear(g, g.op.MatMul, basis, _triangular_vectors(g, grid, triangular, values))
+    eigenvectors = Complex(*(restored(g, part, order, scales) for part in (eigenvectors.real, eigenvectors.imag)))
+    eigenvectors = _normalised(g, eigenvectors, real)
     if real is not None:
-        before = Complex(*(moved(g, grid, part, -1) for part in (made.real, made.imag)))
+        before = Complex(*(moved(g, grid, part, -1) for part in (eigenvectors.real, eigenvectors.imag)))
         second = g.op.And(unsqueeze(g, second, rank - 2), g.op.Not(real))
-        made = _where(g, second, c_conj(g, before), made)
-    return result, Complex(g.op.Add(made.real, spoilt), g.op.Add(made.imag, spoilt))
+        eigenvectors = _where(g, second, c_conj(g, before), eigenvectors)
+    return result, Complex(g.op.Add(eigenvectors.real, spoilt), g.op.Add(eigenvectors.imag, spoilt))
 
 
 def _turned(g: GraphBuilder, t: Value, turn: Complex) -> Complex:

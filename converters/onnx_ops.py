@@ -34,8 +34,8 @@ def _emit(g: GraphBuilder, node: FxNode, dtypes: list[int]) -> list[Value]:
     attributes = _attributes(node)
     keys, values = node.arg("metadata_props_keys"), node.arg("metadata_props_values")
     with g.provenance.annotated(dict(zip(keys, values, strict=True))):
-        made = getattr(g.domain(domain, version), op_type)(*node.arg("inputs"), _outputs=len(dtypes), **attributes)
-    results = list(made) if isinstance(made, tuple) else [made]
+        emitted = getattr(g.domain(domain, version), op_type)(*node.arg("inputs"), _outputs=len(dtypes), **attributes)
+    results = list(emitted) if isinstance(emitted, tuple) else [emitted]
     for result, dtype in zip(results, dtypes, strict=True):
         if result.dtype is None:
             result.dtype = DataType(dtype)
@@ -48,10 +48,10 @@ def _check_version(g: GraphBuilder, op_type: str, version: int | None) -> None:
         return
     try:
         requested = onnx.defs.get_schema(op_type, version, "").since_version
-        have = onnx.defs.get_schema(op_type, g.opset, "").since_version
+        present = onnx.defs.get_schema(op_type, g.opset, "").since_version
     except onnx.defs.SchemaError:
         return  # the builder reports the error
-    if requested != have:
+    if requested != present:
         raise Unsupported(
             f"{op_type} is asked for as of opset {version}, and opset {g.opset} has another version of it",
             hint=f"Export with opset_version={version}.",

@@ -419,8 +419,8 @@ def _precision(options: ExportOptions) -> Callable[[OnnxProgram, Mapping[str, st
         if options.calibrate is not None:
             raise UsageError("calibrate= is data for quantize= or dtype=, of which neither is given")
         return None
-    made: Callable[[OnnxProgram, Mapping[str, str] | None], Any] = packages.load(f"{name}=")(options)
-    return made
+    convert_precision: Callable[[OnnxProgram, Mapping[str, str] | None], Any] = packages.load(f"{name}=")(options)
+    return convert_precision
 
 
 def observers_of(options: ExportOptions) -> list[Observer]:
@@ -432,8 +432,8 @@ def observers_of(options: ExportOptions) -> list[Observer]:
         SaveError: An observer's file can't be written.
     """
     requested = {"report": options.report, "profile": options.profile}
-    made = [packages.load(f"{name}=")(value) for name, value in requested.items() if value is not False]
-    return [*(observer for observer in made if observer is not None), *options.observers]
+    observers = [packages.load(f"{name}=")(value) for name, value in requested.items() if value is not False]
+    return [*(observer for observer in observers if observer is not None), *options.observers]
 
 
 @contextmanager

@@ -190,10 +190,10 @@ class OperatorCalls:
                 call = self._calls.get(key)
                 if call is not None:
                     computed = operands.computed(func, args, kwargs or {}) if call.computed else None
-                    made = repeat(call, func, operands, fx_args, fx_kwargs, computed)
-                    if made is not None:
+                    results = repeat(call, func, operands, fx_args, fx_kwargs, computed)
+                    if results is not None:
                         self.repeated += 1
-                        return made[0]
+                        return results[0]
                     self._calls[key] = None
         self.traced += 1
         if key is None or key in self._calls:
@@ -326,8 +326,8 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         entry = operands.tracer.tensor_tracker.get(value)
         if entry is None or {entry.constant is None, value.constant is None} != {not computed}:
             return None
-        made = i + 1 if several else 0
-        if entry.proxy.node is not nodes[made]:
+        node_place = i + 1 if several else 0
+        if entry.proxy.node is not nodes[node_place]:
             return None
         same = id(value) in places
         memory = memory_of(value)
@@ -345,7 +345,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
                 value.fake_device,
                 dict(vars(fresh)),
                 new_memories.setdefault(memory, i),
-                made,
+                node_place,
                 sizes,
             )
         )
@@ -405,8 +405,8 @@ def repeat(
         if tensor_meta is not None:
             node.meta["tensor_meta"] = tensor_meta
         if node.meta.keys() | {"val"} != names:
-            for made in reversed(nodes):
-                tracer.graph.erase_node(made)
+            for added in reversed(nodes):
+                tracer.graph.erase_node(added)
             return None
     results: list[Any] = []
     snapshots: list[Any] = []
@@ -474,15 +474,15 @@ def is_like(tensor: Any, result: _Result | None, operands: Operands) -> bool:
 
 def fake_tensor(bare: torch.Tensor, result: _Result) -> Any:
     """The same as ``FakeTensor(fake_mode, bare, device)``, from the attributes of an earlier fake tensor."""
-    made = FakeTensor._make_subclass(
+    fake = FakeTensor._make_subclass(
         FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=result.device
     )
     if not result.attributes["fake_mode"]._allow_unsafe_data_ptr_access:
-        torch_c._set_throw_on_mutable_data_ptr(made)
+        torch_c._set_throw_on_mutable_data_ptr(fake)
     else:
-        torch_c._set_warn_deprecated_on_mutable_data_ptr(made)
-    vars(made).update(result.attributes)
-    return made
+        torch_c._set_warn_deprecated_on_mutable_data_ptr(fake)
+    vars(fake).update(result.attributes)
+    return fake
 
 
 def _work_out_layout(tensor: torch.Tensor) -> None:
@@ -494,14 +494,14 @@ def _work_out_layout(tensor: torch.Tensor) -> None:
 def new_memory(like: torch.Tensor) -> torch.Tensor:
     """An empty tensor on the device meta in memory of its own, as large as another tensor's memory."""
     with torch_c._DisableTorchDispatch():
-        made: torch.Tensor = FakeTensor._make_wrapper_subclass(
+        memory: torch.Tensor = FakeTensor._make_wrapper_subclass(
             FakeTensor, (0,), dtype=like.dtype, device=like.device, storage_size=like.untyped_storage().nbytes()
         )
-    return made
+    return memory
 
 
 def _size_proxy(tracer: Any, proxy: Any, kind: str, axis: int, size: Any) -> Any:
     """The node of a result's size."""
     args = (proxy,) if axis < 0 else (proxy, axis)
-    made = tracer.create_proxy("call_function", _SIZE_OPERATORS[kind], args, {})
-    return proxies.set_meta(made, torch.SymInt(size))
+    size_proxy = tracer.create_proxy("call_function", _SIZE_OPERATORS[kind], args, {})
+    return proxies.set_meta(size_proxy, torch.SymInt(size))

@@ -98,14 +98,14 @@ def unmet(requires: Sequence[str]) -> Iterator[str]:
     for text in requires:
         try:
             requirement = Requirement(text)
-            have = version(requirement.name)
+            installed = version(requirement.name)
         except InvalidRequirement as error:
             yield f"{text!r}, which is not a valid requirement: {error}"
         except PackageNotFoundError:
             yield f"{text}, which is not installed"
         else:
-            if not requirement.specifier.contains(have, prereleases=True):
-                yield f"{text}, but version {have} is installed"
+            if not requirement.specifier.contains(installed, prereleases=True):
+                yield f"{text}, but version {installed} is installed"
 
 
 def check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
@@ -187,14 +187,14 @@ def made_observer(item: Any, options: Any, label: str) -> Observer | None:
     if isinstance(item, Observer):
         return item
     try:
-        made = item(options)
+        observer = item(options)
     except OnnxplugError:
         raise
     except Exception as error:
         raise PluginError(f"an observer of {label} raised {type(error).__name__}: {error}") from error
-    if made is not None and not isinstance(made, Observer):
-        raise PluginError(f"onnxplug_observers of {label} made {made!r}, which is no Observer")
-    return made
+    if observer is not None and not isinstance(observer, Observer):
+        raise PluginError(f"onnxplug_observers of {label} made {observer!r}, which is no Observer")
+    return observer
 
 
 #: Hook to the check of its result.

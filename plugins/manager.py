@@ -367,8 +367,8 @@ class PluginManager:
         """
         self.load()
         results = self._results.get("onnxplug_observers", ())
-        made = [made_observer(item, options, record.label) for record, items in results for item in items]
-        return [observer for observer in made if observer is not None]
+        observers = [made_observer(item, options, record.label) for record, items in results for item in items]
+        return [observer for observer in observers if observer is not None]
 
     def runtimes(self) -> list[Any]:
         """Libraries and kernels of each plugin for its operators: :class:`~onnxplug.run.plugin_runtime.PluginRuntime` records."""

@@ -29,14 +29,14 @@ class PluginPatch:
         from onnxplug.capture.patching import made_by  # imports torch
 
         try:
-            made = made_by(self.patch, module, request)
+            contexts = made_by(self.patch, module, request)
         except OnnxplugError:
             raise
         except Exception as error:
             raise self.error("begins", error) from error
-        if isinstance(made, AbstractContextManager):
-            return _Held(self, made)
-        return [replace(mode, context=partial(self._entered, mode.context)) for mode in made]
+        if isinstance(contexts, AbstractContextManager):
+            return _Held(self, contexts)
+        return [replace(mode, context=partial(self._entered, mode.context)) for mode in contexts]
 
     def _entered(self, make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
         return _Held(self, make())

@@ -60,7 +60,7 @@ class TimedThread:
 
         Args:
             function: The function, which may hang.
-            owner: Its owner, for the messages.
+            owner: The name of its owner, for the messages.
 
         Raises:
             PluginError: It takes longer than the limit.

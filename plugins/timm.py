@@ -43,6 +43,6 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "timm":
         return "pip install timm"
     if "torchvision::" in str(error):  # an operator that a build of torchvision for another torch lacks
-        have = " and ".join(f"{name} {version(name)}" for name in ("torchvision", "torch"))
-        return f"timm needs torchvision, and {have} do not fit one another: install the torchvision of that torch."
+        versions = " and ".join(f"{name} {version(name)}" for name in ("torchvision", "torch"))
+        return f"timm needs torchvision, and {versions} do not fit one another: install the torchvision of that torch."
     return "timm is installed; `python -c 'import timm'` shows what is wrong with it."

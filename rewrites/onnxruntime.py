@@ -233,10 +233,10 @@ def gather_by_range(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
     ONNX Runtime turns it into a Slice from the Range's start to its end, which reads -1 as the last element.
     """
-    made = made_by(node.inputs[1], "Range")
-    if made is None:
+    range_node = made_by(node.inputs[1], "Range")
+    if range_node is None:
         return None
-    start, end, step = made.inputs
+    start, end, step = range_node.inputs
     first, by = g.constant(start), g.constant(step)
     upwards = by is not None and by > 0
     if upwards and (g.sizes.never_negative(start) if first is None else first >= 0):

@@ -196,8 +196,8 @@ def quantised_operands(g: GraphBuilder, node: ir.Node) -> ir.Value | Mapping[ir.
         return None
     if moves:
         return {restoring.outputs[0]: plain}
-    made: ir.Value = getattr(g.op, node.op_type)(plain, weight, *bias, **attribute_values(node))
-    return made
+    replacement: ir.Value = getattr(g.op, node.op_type)(plain, weight, *bias, **attribute_values(node))
+    return replacement
 
 
 def _only_dequantised(g: GraphBuilder, value: ir.Value, zero: np.ndarray | None) -> bool:

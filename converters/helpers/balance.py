@@ -51,8 +51,8 @@ def balanced(g: GraphBuilder, parts: Sequence[Value]) -> Balanced:
     scales = _scales(g, size, active)
     across, down = unsqueeze(g, scales, rank - 2), unsqueeze(g, scales, rank - 1)
     _, order = g.op.TopK(keys, g.as_vector(n), axis=rank - 2, largest=0, sorted=1, _outputs=2)
-    made = [g.op.Div(g.op.Mul(part, across), down) for part in parts]
-    return Balanced([rearranged(g, rearranged(g, x, order, -2), order, -1) for x in made], order, scales)
+    scaled = [g.op.Div(g.op.Mul(part, across), down) for part in parts]
+    return Balanced([rearranged(g, rearranged(g, x, order, -2), order, -1) for x in scaled], order, scales)
 
 
 def restored(g: GraphBuilder, x: Value, order: Value, scales: Value) -> Value:

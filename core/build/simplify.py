@@ -113,11 +113,11 @@ def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> i
         leading = known[:count]
         fits = 0 not in leading and 0 not in rest and [*leading, *rest].count(-1) <= 1
         return g.vector([*leading, *rest]) if fits else None
-    made = made_by(shape, "Concat")
-    if made is None or not rest or 0 in rest or -1 in rest:
+    concat = made_by(shape, "Concat")
+    if concat is None or not rest or 0 in rest or -1 in rest:
         return None
     parts, length = [], 0
-    for part in made.inputs:
+    for part in concat.inputs:
         size = (dims_of(part) or (None,))[0]
         if length == count or not isinstance(size, int):
             break

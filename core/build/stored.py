@@ -84,10 +84,10 @@ def _joining(
 
     def join(*tensors: torch.Tensor) -> torch.Tensor:
         left = iter(tensors)
-        made = [step(*islice(left, count)) for count, step in steps]
-        if any(tensor.is_meta for tensor in made):
-            made = [tensor.to("meta") for tensor in made]
-        return make(*made)
+        parts = [step(*islice(left, count)) for count, step in steps]
+        if any(tensor.is_meta for tensor in parts):
+            parts = [tensor.to("meta") for tensor in parts]
+        return make(*parts)
 
     return join
 
@@ -158,33 +158,34 @@ class WeightTensor(TorchTensor):
 _LARGE_COPY_BYTES = 1 << 24
 
 
-def content_of(made: Tensor, source: torch.Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
+def content_of(tensor: Tensor, source: torch.Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
     """The content of an initializer that is made of a tensor; a large copy is not kept in memory.
 
     Args:
-        made: The stored tensor.
+        tensor: The stored tensor.
         source: The tensor that it is made of.
         again: Makes it once more.
     """
-    return as_content(made) if not _is_large_copy(made, source) else _content_made(made, again)
+    return as_content(tensor) if not _is_large_copy(tensor, source) else _content_on_demand(tensor, again)
 
 
-def _content_made(made: Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
-    """The content of an initializer that is made whenever it is needed; ``made`` has its dtype and shape."""
-    shape = ir.Shape(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy())
-    return ir.LazyTensor(lambda: as_content(again()), to_onnx_dtype(made.dtype), shape)
+def _content_on_demand(template: Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
+    """The content of an initializer that is made whenever it is needed; ``template`` has its dtype and shape."""
+    shape = ir.Shape(template.shape if isinstance(template, torch.Tensor) else template.shape.numpy())
+    return ir.LazyTensor(lambda: as_content(again()), to_onnx_dtype(template.dtype), shape)
 
 
-def as_content(made: Tensor) -> ir.TensorProtocol:
+def as_content(tensor: Tensor) -> ir.TensorProtocol:
     """A tensor as the content of an initializer."""
-    return WeightTensor(made.detach()) if isinstance(made, torch.Tensor) else made
+    return WeightTensor(tensor.detach()) if isinstance(tensor, torch.Tensor) else tensor
 
 
-def _is_large_copy(made: Tensor, source: torch.Tensor) -> bool:
-    if made.nbytes < _LARGE_COPY_BYTES or is_fake(source):
+def _is_large_copy(tensor: Tensor, source: torch.Tensor) -> bool:
+    if tensor.nbytes < _LARGE_COPY_BYTES or is_fake(source):
         return False
     return (
-        not isinstance(made, torch.Tensor) or made.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
+        not isinstance(tensor, torch.Tensor)
+        or tensor.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     )
 
 
@@ -302,21 +303,21 @@ class Weights:
                 f"g.derive takes a parameter, a buffer or a constant; {source.name or 'the value'!r} is known at run time only",
                 hint="Where a converter may meet both, g.is_weight(x) or g.stored(x) tells which it is.",
             )
-        made = make(tensor)
-        dtype = to_onnx_dtype(made.dtype)
-        shape = self._sizes.shape_of(tuple(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy()))
+        stored = make(tensor)
+        dtype = to_onnx_dtype(stored.dtype)
+        shape = self._sizes.shape_of(tuple(stored.shape if isinstance(stored, torch.Tensor) else stored.shape.numpy()))
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         known = self._derived.get(source)
         if known is not None and known.tensor is None:  # the source may be a large copy, and the tensor a view of it
             again, is_kept = _composed_again(known.again, make), False
         else:
-            again, is_kept = partial(make, tensor), not _is_large_copy(made, tensor)
+            again, is_kept = partial(make, tensor), not _is_large_copy(stored, tensor)
         self._derived[value] = _Derived(
             source if known is None else known.root,
-            made if is_kept else None,
+            stored if is_kept else None,
             again,
-            isinstance(made, torch.Tensor),
-            as_content(made) if is_kept else _content_made(made, again),
+            isinstance(stored, torch.Tensor),
+            as_content(stored) if is_kept else _content_on_demand(stored, again),
             form,
         )
         origin = source.meta.get(META)
@@ -368,16 +369,16 @@ class Weights:
         like = tensors
         if any(map(is_fake, tensors)):
             like = [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in tensors]
-        made, again = join(*like), partial(join, *tensors)
-        is_kept = is_fake(made) or made.nbytes < _LARGE_COPY_BYTES
-        content = as_content(made) if is_kept else _content_made(made, again)
+        joint, again = join(*like), partial(join, *tensors)
+        is_kept = is_fake(joint) or joint.nbytes < _LARGE_COPY_BYTES
+        content = as_content(joint) if is_kept else _content_on_demand(joint, again)
         content.meta[PARTS] = tuple(partial(_itself, tensor) for tensor in tensors)
-        value = ir.Value(type=ir.TensorType(to_onnx_dtype(made.dtype)), shape=self._sizes.shape_of(tuple(made.shape)))
+        value = ir.Value(type=ir.TensorType(to_onnx_dtype(joint.dtype)), shape=self._sizes.shape_of(tuple(joint.shape)))
         origins = tuple(part.meta[META] for part in parts)
         targets = tuple(dict.fromkeys(target for origin in origins for target in origin.targets))
         persistent = any(origin.persistent for origin in origins)
-        value.meta[META] = Origin(targets, join, made.dtype, made.shape, persistent, (key,), origins)
-        tensor = made if is_kept else None
+        value.meta[META] = Origin(targets, join, joint.dtype, joint.shape, persistent, (key,), origins)
+        tensor = joint if is_kept else None
         self._derived[value] = _Derived(parts[0], tensor, again, True, content, form, tuple(parts), join)
         self._derived_by_key[tuple(numbers), key] = value
         return value

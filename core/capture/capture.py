@@ -94,11 +94,11 @@ def capture(
         offered: list[Sequence[CaptureMode]] = []
         of_attempts = [patch for patch in patches if is_of_attempt(patch)]
         for patch in (patch for patch in patches if not is_of_attempt(patch)):
-            made = made_by(patch, module, about)
-            if isinstance(made, contextlib.AbstractContextManager):
-                stack.enter_context(made)
-            elif made:
-                offered.append(made)
+            contexts = made_by(patch, module, about)
+            if isinstance(contexts, contextlib.AbstractContextManager):
+                stack.enter_context(contexts)
+            elif contexts:
+                offered.append(contexts)
         if make_module is None and not offered and is_quantised(module, mentions):
             raise UsageError(
                 f"can't export a quantised model without the package {QUANTISED}", hint=f"pip install {QUANTISED}"

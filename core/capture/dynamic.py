@@ -50,8 +50,10 @@ class DynamicShapes:
         leaves = [_without(spec, leaf, axes) for leaf, spec in enumerate(self.leaves)]
         rest = iter(leaves)
         # The leaves are in the order of the inputs; torch.export wants the names in the order of the signature.
-        made = {name: _walk(self.spec[name], self.inputs[name], name, lambda *_: next(rest)) for name in self.inputs}
-        return replace(self, spec={name: made[name] for name in self.spec}, leaves=leaves)
+        static_by_name = {
+            name: _walk(self.spec[name], self.inputs[name], name, lambda *_: next(rest)) for name in self.inputs
+        }
+        return replace(self, spec={name: static_by_name[name] for name in self.spec}, leaves=leaves)
 
     def has_empty(self) -> bool:
         """Whether a dimension that should be dynamic has the size 0 in the example inputs."""

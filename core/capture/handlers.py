@@ -173,7 +173,7 @@ def passes_errors(frame: FrameType, offset: int) -> bool:
 
 
 class _Reads(Mapping[str, Any]):
-    """A namespace that keeps the names that were looked up in it."""
+    """A namespace that records the names that are looked up in it."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self._space = space
@@ -203,8 +203,8 @@ def _is_builtin_error(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == "builtins"
 
 
-#: A code; its role; the offsets at which it may handle errors; and the offsets that all errors of some classes were found to
-#: leave, with the names of classes that this depends on.
+#: A code object; its role; the offsets at which it may handle errors; and the offsets that all errors of some classes leave, with
+#: the names of classes that this depends on.
 _Role = tuple[CodeType, str, frozenset[int], dict[tuple[int, Errors], dict[str, Any]]]
 #: Facts about code objects, by identity: to hash a code object is slow. Each keeps its code object alive.
 _roles: dict[int, _Role] = {}
@@ -224,9 +224,8 @@ def _role(code: CodeType) -> _Role:
         ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
     if len(_roles) > 16384:
         _roles.clear()
-    made: _Role = code, role, frozenset(itertools.chain(*ranges)), {}
-    _roles[id(code)] = made
-    return made
+    _roles[id(code)] = code, role, frozenset(itertools.chain(*ranges)), {}
+    return _roles[id(code)]
 
 
 def is_interpreting() -> bool:
@@ -401,10 +400,10 @@ def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
     """Whether the context manager of a handler's ``with`` never takes any of the errors."""
     code = _code(spot.code)
     start = min(other.start for other in code.handlers if other.target == entry.target)
-    made, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
+    step, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
     if enter.opname != "BEFORE_WITH" or enter.is_jump_target:
         return False
-    manager, is_called = _named(spot, made), made.opname.startswith("CALL")
+    manager, is_called = _named(spot, step), step.opname.startswith("CALL")
     if is_called and isinstance(manager, types.FunctionType):
         is_manager = (
             manager.__code__.co_filename == contextlib.__file__
@@ -414,7 +413,7 @@ def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
         return False
     kind = manager if is_called else type(manager)
     if manager is contextlib.suppress:
-        classes = _classes((_evaluated(spot, code.within(made)) or [None])[1:])
+        classes = _classes((_evaluated(spot, code.within(step)) or [None])[1:])
         return is_called and classes is not None and not _are_taken(classes, errors)
     leave = next((vars(base)["__exit__"] for base in kind.__mro__ if "__exit__" in vars(base)), None)
     if isinstance(leave, types.FunctionType):

@@ -243,8 +243,10 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
         return
     asking = _asking(frame)
     if asking is not None:
-        held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
-        record.questions.setdefault(_question(held if held is not None else sympy.Eq(expr, answer), asking, env))
+        condition = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
+        record.questions.setdefault(
+            _question(condition if condition is not None else sympy.Eq(expr, answer), asking, env)
+        )
         return
     if guard is not None and handler_over(frame, ANY, ends_model) is not None:
         place = record.places.get(guard.expr) or user_line(guard.sloc)
@@ -324,10 +326,10 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     truth = getattr(getattr(answer, "node", None), "expr", answer)
     if record is None or not (isinstance(truth, bool) or truth is sympy.true or truth is sympy.false):
         return answer
-    held = _undecided(relation if truth else _OPPOSITE[relation], first, second)
-    frame = _asking(sys._getframe(2)) if held is not None else None
+    condition = _undecided(relation if truth else _OPPOSITE[relation], first, second)
+    frame = _asking(sys._getframe(2)) if condition is not None else None
     if frame is not None:
-        record.questions.setdefault(_question(held, frame, first.node.shape_env))
+        record.questions.setdefault(_question(condition, frame, first.node.shape_env))
     return answer
 
 
@@ -339,9 +341,11 @@ def _undecided(relation: str, *sides: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def _undecided_of(relation: str, *exprs: Any) -> Any:
-    held = getattr(sympy, relation)(*map(sympy.sympify, exprs), evaluate=False)
-    nonnegative = {s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in held.free_symbols if s.is_positive}
-    return held if nonnegative and held.xreplace(nonnegative) is not sympy.true else None
+    condition = getattr(sympy, relation)(*map(sympy.sympify, exprs), evaluate=False)
+    nonnegative = {
+        s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in condition.free_symbols if s.is_positive
+    }
+    return condition if nonnegative and condition.xreplace(nonnegative) is not sympy.true else None
 
 
 _OPPOSITE = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
@@ -428,14 +432,14 @@ def _gives_tensors(name: str, operators: tuple[OpOverload, ...]) -> bool | None:
     return None if name in ("is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format") else False
 
 
-def _question(held: Any, frame: FrameType, env: Any) -> Question:
+def _question(condition: Any, frame: FrameType, env: Any) -> Question:
     """A true condition as a question of the asking frame."""
     file = frame.f_code.co_filename
     if file == torch.__file__:
-        return Question(held, place_of(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
+        return Question(condition, place_of(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
     if file.startswith(_DYNAMO):
-        return Question(held, user_line(env._get_sloc()))
-    return Question(held, place_of(frame), "layer" if is_torch_file(file) else "code")
+        return Question(condition, user_line(env._get_sloc()))
+    return Question(condition, place_of(frame), "layer" if is_torch_file(file) else "code")
 
 
 def place_of(frame: FrameType | None) -> str | None:

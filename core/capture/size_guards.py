@@ -215,8 +215,8 @@ def _tightest(bounds: Iterable[Condition]) -> list[Condition]:
     tightest: dict[Any, Condition] = {}
     for bound in bounds:
         key, other = (type(bound.expr), bound.expr.lhs), bound.expr.rhs
-        held = tightest.setdefault(key, bound).expr.rhs
-        if other < held if isinstance(bound.expr, sympy.Le) else other > held:
+        limit = tightest.setdefault(key, bound).expr.rhs
+        if other < limit if isinstance(bound.expr, sympy.Le) else other > limit:
             tightest[key] = bound
     return list(tightest.values())
 

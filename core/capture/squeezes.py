@@ -43,11 +43,11 @@ def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Itera
 
 
 def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges) -> Iterator[Condition]:
-    """The conditions under which PyTorch keeps the axes that squeezes of a program keep, the example's size being another than 1.
+    """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program; their example sizes are not 1.
 
     Args:
         program: The captured program.
-        ranges: Symbol to the smallest and largest size that it may be.
+        ranges: Symbol to its smallest and largest size.
     """
     for node, _, size in _dynamic_axes(program):
         condition = sympy.Ne(size.node.expr, 1)
@@ -66,7 +66,7 @@ def squeezed_text(condition: Condition, names: Mapping[str, str]) -> str:
 
 
 def _dynamic_axes(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Node, int, torch.SymInt]]:
-    """The squeezes of a program, each with an axis of dynamic size that it removes where the size is 1, and the size."""
+    """The squeezes of a program, each with an axis of dynamic size that it removes if the size is 1, and the size."""
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
         if getattr(getattr(node.target, "_schema", None), "name", None) in _SQUEEZES:

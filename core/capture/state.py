@@ -432,10 +432,10 @@ class State:
 
 def _results_of(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
     """The content of a function's cache: its keys and results."""
-    held = gc.get_referents(cache)
-    function = next((n for n, item in reversed(list(enumerate(held))) if item is cache.__wrapped__), 0)
-    results = held[function - 1] if function else None  # its own dict, which must not be written
-    return [*held[: function - 1], *results.values()] if type(results) is dict else []
+    referents = gc.get_referents(cache)
+    function = next((n for n, item in reversed(list(enumerate(referents))) if item is cache.__wrapped__), 0)
+    results = referents[function - 1] if function else None  # its own dict, which must not be written
+    return [*referents[: function - 1], *results.values()] if type(results) is dict else []
 
 
 def _count(text: str) -> itertools.count[Any] | None:

@@ -156,9 +156,9 @@ def _of_parts(
     nested = any(place for _, place in places)
     if argument == "output_names" and not nested:
         return names
-    have = ", ".join(slot.name for slot in slots)
+    slot_names = ", ".join(slot.name for slot in slots)
     raise NameCountError.of(
-        f"{argument} has {len(names)} names for {len(slots)} values ({have})",
+        f"{argument} has {len(names)} names for {len(slots)} values ({slot_names})",
         argument,
         len(slots),
         [slot.name for slot in slots],
@@ -173,8 +173,8 @@ def _apply(argument: str, names: Sequence[str] | None, slots: Sequence[Any]) -> 
     if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):
         raise UsageError(f"{argument} must be a list of names, got {names!r}")
     if len(names) > len(slots):
-        have = ", ".join(slot.name for slot in slots) or "none"
-        text = f"{argument} has {len(names)} names for {len(slots)} values ({have})"
+        slot_names = ", ".join(slot.name for slot in slots) or "none"
+        text = f"{argument} has {len(names)} names for {len(slots)} values ({slot_names})"
         raise NameCountError.of(text, argument, len(slots))
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:

@@ -206,7 +206,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
             torch.no_grad(),
             fx_config.patch(backed_size_oblivious=True),
         ):
-            made = program.run_decompositions(dict(table))
+            reduced = program.run_decompositions(dict(table))
     except Exception as error:
         text = (str(error).strip() or "no message").splitlines()[0]
         raise CaptureError(
@@ -217,7 +217,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     reference = captured.reference
     return dataclasses.replace(
         captured,
-        program=made,
+        program=reduced,
         conditions=conditions,
         reference=reference if reference is not None else program.module(),
     )

@@ -135,9 +135,9 @@ def restore(env: ShapeEnv, saved: dict[str, Any]) -> None:
         saved: The result of :func:`state_of`.
     """
     for name, value in saved.items():
-        held = getattr(env, name)
-        held.clear()
-        (held.extend if isinstance(held, list) else held.update)(value)
+        record = getattr(env, name)
+        record.clear()
+        (record.extend if isinstance(record, list) else record.update)(value)
     _forget_answers(env)
 
 

@@ -139,8 +139,10 @@ class OnnxRegistry:
         for op, wanted in self._prefer.items():
             sources = {rule.source for name in self._names(op) for _, rule in self._table.get(name, ())}
             if wanted not in sources:
-                have = ", ".join(sorted(s for s in sources if s)) or "none"
-                raise UsageError(f"prefer: {wanted!r} has no rule for {op}; the distributions that have one: {have}")
+                available = ", ".join(sorted(s for s in sources if s)) or "none"
+                raise UsageError(
+                    f"prefer: {wanted!r} has no rule for {op}; the distributions that have one: {available}"
+                )
 
     def _names(self, op: str) -> list[str]:
         """The keys of rules for ``op``; every overload of a packet."""
@@ -369,8 +371,8 @@ def _why_not(rule: Rule, target: Target) -> str | None:
     if until is not None and target.opset > until:
         return f"holds up to opset {until}, the target is {target.opset}"
     for name, version in rule.domains.items():
-        have = target.opsets.get(name)
-        if have is None or have < version:
+        imported = target.opsets.get(name)
+        if imported is None or imported < version:
             return f"needs the domain {name} at version {version} or later among the target opsets"
     because = f": {rule.reason}" if rule.reason else ""
     if closeness(rule.target, target.runtime) is None:

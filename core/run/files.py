@@ -118,10 +118,10 @@ def write_by_torch(path: Path, save: Callable[[Any], Any]) -> None:
     """
 
     def write(file: IO[bytes]) -> None:
-        held = _Held(file)
-        save(held)
-        if held.error is not None:
-            raise held.error
+        stream = _Held(file)
+        save(stream)
+        if stream.error is not None:
+            raise stream.error
 
     write_whole(path, write)
 

@@ -191,14 +191,14 @@ def _choose_library(
         names = set(_available_providers())
         usable = [(i, r) for i, r in offered if set(i.providers) & names]
     if not usable:
-        have = ", ".join(kernels.providers if not may_add else _available_providers())
+        present = ", ".join(kernels.providers if not may_add else _available_providers())
         whose = "this ONNX Runtime" if may_add else "the session"
         for item, runtime in offered:
             needs = " or ".join(item.providers)
             where = "" if callable(item.path) else f" {os.fspath(item.path)}"
             purpose = f" for the domain {domain}" if domain else ""
             kernels.passed_over.append(
-                f"the library{where} of {runtime.owner}{purpose} needs {needs}, and {whose} has {have}"
+                f"the library{where} of {runtime.owner}{purpose} needs {needs}, and {whose} has {present}"
             )
         return
     candidates: dict[str, tuple[Library, OrtLibrary]] = {}

@@ -88,8 +88,8 @@ class Runs:
         options = runtime.SessionOptions()
         options.log_severity_level = _FATAL  # errors are expected here: they need no log
         options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _LEVEL_NAMES[level])
-        made = [name for name in self.known(names) if self._values[name].producer() is not None]
-        model = with_outputs(self.model, made, alone=alone) if made else self.model
+        results_of_nodes = [name for name in self.known(names) if self._values[name].producer() is not None]
+        model = with_outputs(self.model, results_of_nodes, alone=alone) if results_of_nodes else self.model
         source, folder = model_source(model)
         session = make_session(
             source,

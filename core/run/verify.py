@@ -334,12 +334,12 @@ class _Pair:
         except Exception as error:
             raise Refused from error
         try:
-            got = runner(self.feed(clone_leaves(leaves)))
+            values = runner(self.feed(clone_leaves(leaves)))
         except VerificationError as error:
             where = where_text(sizes, seed)
             raise VerificationError(f"{error.message} ({where})", hint=error.hint or self._why(leaves)) from error
         outputs = outputs_of(
-            dict(zip(runner.output_names, got, strict=True)),
+            dict(zip(runner.output_names, values, strict=True)),
             expected,
             self.eager,
             self.model,

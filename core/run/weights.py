@@ -48,9 +48,9 @@ def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
             f" No checkpoint has {named(computed)}, which the model computes when it is made: give the numbers by name "
             "(program.apply_weights({name: tensor})), or make the model under onnxplug.fake_weights(), which computes them."
         )
-    have = "has" if len(names) == 1 else "have"
+    verb = "has" if len(names) == 1 else "have"
     raise WeightsError(
-        f"{purpose}: {counted(len(names), 'weight')} {have} no numbers, {named(names)}", names=names, hint=hint
+        f"{purpose}: {counted(len(names), 'weight')} {verb} no numbers, {named(names)}", names=names, hint=hint
     )
 
 

@@ -91,6 +91,19 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "| causal | 3 | 1 | 0 | 2 | 1 | 0 | 1 | 0 |" in table
 
 
+def test_a_table_of_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [Architecture("detection", name, name.upper()) for name in ("a", "b")]
+    monkeypatch.setattr(report, "architectures", lambda: chosen)
+    (tmp_path / "detection-b-B.json").write_text(json.dumps(vars(Outcome("pass", seconds=1.0))))
+    page = tmp_path / "page.md"
+    monkeypatch.setattr("sys.argv", ["report", "--known", "--out", str(tmp_path), "--write", str(page)])
+    report.main()
+    text = page.read_text()
+    assert "| detection | a | A | unmeasured |  |" in text
+    assert "| detection | b | B | pass |  |" in text
+    assert "| detection | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
+
+
 def test_the_table_holds_every_architecture() -> None:
     """docs/models.md is of the libraries that constraints.txt names."""
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
