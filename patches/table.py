@@ -1,4 +1,4 @@
-"""onnxplug's patches of torch, each with what it is for and the test that needs it."""
+"""onnxplug's patches of torch, each with its purpose and the test that needs it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PATCHES: tuple[TorchPatch, ...] = (
     ),
     TorchPatch(
         name="norms",
-        target="torch.nn.functional._verify_spatial_size, py_kernels of batch_norm and instance_norm",
+        target="torch.nn.functional._verify_spatial_size and local_response_norm, py_kernels of batch_norm and instance_norm",
         why="They ask for sizes that follow from data.",
         test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm]",
         enter=lambda request: norms_of_any_size(request.mentions),
