@@ -1,6 +1,7 @@
 """What ``action.yml`` runs: a library's tests with onnxplug in the place of ``torch.onnx.export``, for each version of torch.
 
-Inputs are variables of the environment. A table goes to ``GITHUB_STEP_SUMMARY``; the exit status is 1 where a test failed with any version.
+Inputs are variables of the environment. A table goes to ``GITHUB_STEP_SUMMARY``; the exit status is 1 where a test failed with any
+version.
 """
 
 from __future__ import annotations
