@@ -239,7 +239,10 @@ class _Exporter:
             lower(program.model, request.lowered_to)
         if self._verifies_given or self._verifies_lowered:
             artifacts.stages("verification")
-            program.verify(**({"seeds": ()} if self._verifies_given else {}))
+            if self._verifies_lowered:
+                program.verify()
+            else:
+                program.verify(seeds=())
         if request.f is not None:
             artifacts.stages("saving")
             save(program, request)
