@@ -1,4 +1,4 @@
-"""Batch and instance norms of sizes that follow from data: torch asks whether there are elements."""
+"""Batch, instance and local response norms of sizes that follow from data: torch asks whether there are elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def _verify_spatial_size(size: Sequence[Any]) -> None:
-    """As torch's own; a size that follows from data is not asked for."""
+    """As torch's own, without the branch on a size that depends on data."""
     number = 1
     for length in size[2:]:
         number *= length
@@ -30,12 +30,26 @@ def _normalization(original: Function) -> Function:
     def kernel(
         x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
     ) -> torch.Tensor:
-        """The result's shape where the number of elements follows from data: torch's kernel asks whether there is any."""
+        """The result's shape where the number of elements depends on data: torch's kernel branches on whether there are any."""
         if not free_unbacked_symbols(x) or (training and mean is not None):
             return original(x, weight, bias, mean, var, training, *rest)
         return torch.empty_like(x)
 
     return kernel
+
+
+def _local_response_norm(original: Function) -> Function:
+    def local_response_norm(
+        input: torch.Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    ) -> torch.Tensor:
+        """As torch's own, which asks for elements; pools, as it has, run without any in no runtime."""
+        if input.dim() < 3 or not free_unbacked_symbols(input):
+            return original(input, size, alpha, beta, k)
+        around = (0, 0) * (input.dim() - 2) + (size // 2, (size - 1) // 2)
+        mean = torch.nn.functional.pad(input * input, around).unfold(1, size, 1).mean(-1)
+        return input / (mean * alpha + k) ** beta
+
+    return local_response_norm
 
 
 def _normalizes(name: str) -> bool:
@@ -44,7 +58,7 @@ def _normalizes(name: str) -> bool:
 
 @contextlib.contextmanager
 def norms_of_any_size(mentions: Mentions) -> Iterator[None]:
-    """While it holds, norms of a model that has some don't ask for sizes that follow from data."""
+    """While it holds, norms don't branch on sizes that depend on data; nothing is patched for a model without norms."""
     composite = DispatchKey.CompositeImplicitAutograd
     with contextlib.ExitStack() as stack:
         if mentions(_normalizes):
@@ -52,4 +66,8 @@ def norms_of_any_size(mentions: Mentions) -> Iterator[None]:
             for op in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
                 original = op.py_kernels.get(composite) or functools.partial(op._op_dk, composite)
                 stack.enter_context(patched_kernel(op, composite, _normalization(original)))
+        if mentions(lambda name: name in ("local_response_norm", "LocalResponseNorm")):
+            functional = torch.nn.functional
+            replaced = _local_response_norm(functional.local_response_norm)
+            stack.enter_context(patched(functional, "local_response_norm", replaced))
         yield

@@ -1,8 +1,8 @@
-"""A second run of a model that chooses as the first one did: what changes then is rounding, and nothing else.
+"""A second run of a model with the choices of the first: the results then differ only by rounding.
 
 An operator chooses where it makes indices, masks, integers or Python numbers of floating-point operands, and where its result
-jumps: ``sign``, ``floor``, ``hardshrink``. No table lists the operators that jump. Between the operands of both runs lie others,
-in float64; a result that changes all at once on the way between them jumps, and one that changes little by little does not:
+jumps: ``sign``, ``floor``, ``hardshrink``. No table lists the operators that jump. Instead they are also run on operands between
+those of both runs, in float64; a result that changes all at once on the way jumps, and a result that changes gradually does not:
 
     hardshrink, from 0.49999997 to 0.50000003:   0, 0, …, 0, 0.50000002, …    one of 16 steps has nearly the whole change
     x - y, from 1e-7 to 3e-7:                    1e-7, 1.1e-7, 1.2e-7, …      each has a sixteenth
@@ -10,7 +10,7 @@ in float64; a result that changes all at once on the way between them jumps, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,14 +18,14 @@ import torch
 
 from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
 
-#: Changes of at most as many units of a result's own rounding are not looked at.
+#: Changes of at most this number of units of a result's own rounding are not examined.
 _UNITS = 4
-#: The places on the way between both operands, 0 and 1, where results are computed. The distances differ a little, so that a step
-#: which both ends are equally far from is not hit.
+#: The places on the way between both operands, 0 and 1, where results are computed. The distances differ a little, so that no place
+#: hits a step in the exact middle.
 _PLACES = [(part / 16) ** 1.1 for part in range(17)]
-#: How far the middle may be from a straight line, as a share of the whole change, where the others need not be looked at.
+#: How far the middle may be from a straight line, as a share of the whole change, without examining the other places.
 _BEND = 0.1
-#: The share of the whole change that two of the parts have where a result jumps. Two: at a pole both sides of it are far apart.
+#: The share of the whole change that two of the parts have where a result jumps. Two: both sides of a pole are far apart.
 _SHARE = 0.55
 
 WIDE = {
@@ -35,7 +35,10 @@ WIDE = {
 
 
 class Repetition(TorchDispatchMode):
-    """Keeps the operands of a run's operators and what they chose, and has other runs choose the same.
+    """Records the operands and choices of a run's operators, and makes other runs choose the same.
+
+    Attributes:
+        jumped: Whether a result of another run has jumped; whoever reads it sets it back.
 
     Raises:
         ValueError: Another run does not call the same operators.
@@ -45,20 +48,29 @@ class Repetition(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.jumped = False
         self._kept: list[tuple[Any, Any, list[Any]]] = []
         self._left: Iterator[tuple[Any, Any, list[Any]]] | None = None
+        self._move: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._each = False
 
-    def again(self) -> Repetition:
-        """For ``with``: the choices of the first run hold."""
-        self._left = iter(self._kept)
+    def again(self, move: Callable[[torch.Tensor], torch.Tensor] | None = None, each: bool = False) -> Repetition:
+        """For ``with``: the choices of the first run hold.
+
+        Args:
+            move: Moves what the model makes of constants alone, as if it were a weight.
+            each: Move the result of each operator.
+        """
+        self._left, self._move, self._each = iter(self._kept), move, each
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if isinstance(func, HigherOrderOperator):  # its kernel wants no mode, what it calls is looked at
+        if isinstance(func, HigherOrderOperator):  # its kernel takes no mode, the operators that it calls are examined
             return func(*map(self._inside, args), **{name: self._inside(x) for name, x in named.items()})
         if func.is_view or not any(map(is_real, pytree.tree_leaves((args, named)))):
-            return func(*args, **named)
+            made = func(*args, **named)
+            return made if func.is_view or self._left is None else pytree.tree_map(self._moved, made)
         operands = _cloned((args, named))
         leaves, spec = pytree.tree_flatten(func(*args, **named))
         if self._left is None:
@@ -68,15 +80,29 @@ class Repetition(TorchDispatchMode):
         known, before, chosen = next(self._left, (None, None, []))
         if known is not func or [_kind(x) for x in chosen] != [None if is_real(x) else _kind(x) for x in leaves]:
             raise ValueError(f"another run of the model calls {func} where the first did not")
-        same = _without_jumps(func, before, operands, leaves)
-        for i, x in enumerate(same):
-            if x is None:
+        first, masks = jumps(func, before, operands, leaves)
+        is_moved = self._each or _is_same(before, operands)
+        for i, mask in enumerate(masks):
+            if not is_real(leaves[i]):
                 x = _cloned(chosen[i])
+            elif mask is None:
+                x = leaves[i]
+            else:
+                self.jumped |= bool(mask.any())
+                x = torch.where(mask, first[i], leaves[i])
+            x = self._moved(x) if is_moved else x
             if func._schema.is_mutable and isinstance(x, torch.Tensor):
                 leaves[i].copy_(x)
             else:
                 leaves[i] = x
         return pytree.tree_unflatten(leaves, spec)
+
+    def _moved(self, made: Any) -> Any:
+        """A result, moved where it is no integer: integers are exact, and a mask is made of them."""
+        if self._move is None or not is_real(made):
+            return made
+        moved = self._move(made)
+        return torch.where((made.real if made.is_complex() else made).double().frac() == 0, made, moved)
 
     def _inside(self, called: Any) -> Any:
         """A function of an operator, called with this mode."""
@@ -90,34 +116,40 @@ class Repetition(TorchDispatchMode):
         return repeated
 
 
-def _without_jumps(func: Any, before: Any, after: Any, results: Sequence[Any]) -> list[Any]:
-    """Results with the elements of the first run where they jumped; ``None`` for a result that is not real.
+def jumps(func: Any, before: Any, after: Any, results: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor | None]]:
+    """Where an operator's results jump on the way from some operands to others.
 
     Args:
         func: An operator.
-        before, after: Its positional and keyword operands in the first run and in this one.
-        results: The results of this run.
+        before, after: Its positional and keyword operands, two times.
+        results: Its results for the latter.
+
+    Returns:
+        The results for the former, and masks of the elements that jump; ``None`` for a result that is not real.
     """
     first = _call(func, before)
-    kept = [x if is_real(x) else None for x in results]
     suspects = [
-        _beyond_rounding(x, y) if is_real(x) and x.shape == y.shape else None
+        beyond_rounding(x, y) if is_real(y) and x.shape == y.shape else None
         for x, y in zip(first, results, strict=True)
     ]
-    for places, jumps in (((0.0, _PLACES[8], 1.0), _is_bent), (_PLACES, _is_sudden)):
+    for places, jump in (((0.0, _PLACES[8], 1.0), _is_bent), (_PLACES, _is_sudden)):
         if not any(s is not None and bool(s.any()) for s in suspects):
-            return kept
+            break
         try:
             points = [_call(func, _between(before, after, place)) for place in places]
-            suspects = [None if s is None else s & jumps([x[i] for x in points]) for i, s in enumerate(suspects)]
+            suspects = [None if s is None else s & jump([x[i] for x in points]) for i, s in enumerate(suspects)]
         except Exception:  # no kernel for float64: nothing is known of it, and a jump excuses nothing
             break
-    return [
-        x if x is None or s is None else torch.where(s, y, x) for x, y, s in zip(kept, first, suspects, strict=True)
-    ]
+    return first, suspects
 
 
-def _beyond_rounding(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _is_same(before: Any, after: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs if is_real(x))
+
+
+def beyond_rounding(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Which elements differ by more than some units of rounding; numbers that are none do."""
     near = (x - y).abs() <= _UNITS * torch.finfo(x.dtype).eps * x.abs().minimum(y.abs())
     return ~(near | (x == y))
 
@@ -126,18 +158,19 @@ def _is_bent(points: Sequence[torch.Tensor]) -> torch.Tensor:
     """Whether the middle of three results is far from the straight line between the others, element by element."""
     start, middle, end = points
     straight = start + (end - start) * _PLACES[8]
-    return ~((middle - straight).abs() <= _BEND * (end - start).abs())
+    return ~(end.isfinite() & ((middle - straight).abs() <= _BEND * (end - start).abs()))
 
 
 def _is_sudden(points: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Whether most of each element's change lies in two of the steps along a row of results."""
+    """Whether most of each element's change lies in two of the steps along a row of results, or it ends where it is no number."""
     differences = torch.stack([(x - y).abs() for x, y in pairwise(points)])
     changes = torch.nan_to_num(differences, posinf=torch.finfo(differences.dtype).max / len(points))
-    return changes.topk(2, dim=0)[0].sum(0) > _SHARE * changes.sum(0)
+    ends = points[0].isnan() != points[-1].isnan()
+    return ends | (changes.topk(2, dim=0)[0].sum(0) > _SHARE * changes.sum(0))
 
 
 def _between(before: Any, after: Any, place: float) -> Any:
-    """Operands on the way from those of one run to those of another, in float64."""
+    """Operands on the way from one run's to another run's, in float64."""
 
     def between(x: Any, y: Any) -> Any:
         if isinstance(x, torch.dtype):
@@ -146,6 +179,8 @@ def _between(before: Any, after: Any, place: float) -> Any:
             return _cloned(x)
         wide = torch.complex128 if x.is_complex() else torch.float64
         start, end = x.to(wide), y.to(wide)
+        if place == 1:
+            return end
         return torch.where(start == end, start, start + (end - start) * place)  # infinities have no way between them
 
     return pytree.tree_map(between, before, after)

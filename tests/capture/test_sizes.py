@@ -101,3 +101,65 @@ def test_normalization_of_a_length_that_follows_from_data(name: str, seeded: Non
 def test_normalization_of_one_element_is_refused() -> None:
     with pytest.raises(onnxplug.CaptureError, match="more than 1 spatial element"):
         onnxplug.to_onnx(nn.InstanceNorm1d(3), (torch.randn(2, 3, 1),))
+
+
+class Selected(nn.Module):
+    """A function of elements that a mask selects along an axis."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], axis: int = 0) -> None:
+        super().__init__()
+        self.function, self.axis = function, axis
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.function(x.index_select(self.axis, mask.nonzero().squeeze(1)))
+
+
+FIRST, FEWER, NONE = (torch.tensor([float(i < n) for i in range(4)]) for n in (3, 2, 0))
+ASKING_FOR_ELEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "local_response_norm": lambda x: nn.functional.local_response_norm(x, 3, alpha=0.3, beta=0.6, k=1.5),
+    "LocalResponseNorm": nn.LocalResponseNorm(2, alpha=2.0),
+    "channel_shuffle": lambda x: nn.functional.channel_shuffle(x, 2),
+    "roll": lambda x: x.roll((1, 2), (0, 2)),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "cdist": lambda x: torch.cdist(x.flatten(1), x.flatten(1) + 1),
+}
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("name", ["local_response_norm", "LocalResponseNorm"])
+def test_local_response_norm_of_a_size_that_follows_from_data(name: str, axis: int, rank: int, seeded: None) -> None:
+    x = torch.randn(4, 5, *[4] * (rank - 2))
+    check(Selected(ASKING_FOR_ELEMENTS[name], axis % rank), x, FIRST, others=[(x * 2, FEWER), (x, NONE)])
+
+
+@pytest.mark.parametrize("name", [name for name in ASKING_FOR_ELEMENTS if "esponse" not in name])
+def test_operators_that_ask_for_elements(name: str, seeded: None) -> None:
+    x = torch.randn(4, 6, 8)
+    check(Selected(ASKING_FOR_ELEMENTS[name]), x, FIRST, others=[(x * 2, FEWER), (x, NONE)])
+
+
+def test_an_operator_that_computes_otherwise_without_elements_is_refused() -> None:
+    with pytest.raises(onnxplug.MissingRuleError, match="trapezoid"):
+        onnxplug.to_onnx(Selected(lambda x: torch.trapezoid(x, dim=0)), (torch.randn(4, 6), FIRST))
+
+
+def test_a_refusal_of_no_elements_that_the_model_handles() -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return nn.functional.adaptive_max_pool1d(x, 2)
+        except (RuntimeError, IndexError):
+            return x.new_ones(4, 6, 2)
+
+    with pytest.raises(onnxplug.CaptureError):
+        onnxplug.to_onnx(Selected(pooled, 2), (torch.randn(4, 6, 4), FIRST))
+
+
+def test_code_that_asks_for_elements_is_refused() -> None:
+    for function in (
+        lambda x: x * 2 if x.numel() else x.new_ones(1, 6, 4),
+        lambda x: x.new_ones(1, 6, 4) if x.shape[0] == 0 else x * 2,
+        lambda x: x * 2 if x.shape[0] > 0 else x.new_ones(1, 6, 4),
+    ):
+        with pytest.raises(onnxplug.CaptureError):
+            onnxplug.to_onnx(Selected(function), (torch.randn(4, 6, 4), FIRST))

@@ -239,10 +239,10 @@ class _Exporter:
             lower(program.model, request.lowered_to)
         if self._verifies_given or self._verifies_lowered:
             artifacts.stages("verification")
-            if self._verifies_lowered:
-                program.verify()
-            else:
+            if self._verifies_given:
                 program.verify(seeds=())
+            else:
+                program.verify()
         if request.f is not None:
             artifacts.stages("saving")
             save(program, request)

@@ -1,0 +1,123 @@
+"""What rounding alone decides is no difference, and a fault beside it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import onnxplug
+from onnxplug import Rule, VerificationError
+from tests.support.check import Call
+
+
+def hilbert(n: int) -> torch.Tensor:
+    places = torch.arange(n, dtype=torch.float32)
+    return 1 / (places[:, None] + places[None, :] + 1)
+
+
+def times(factor: float) -> Any:
+    return lambda g, node: g.op.Mul(g.call_next(node), g.const(factor, node.args[0].dtype))
+
+
+def plus(amount: float) -> Any:
+    return lambda g, node: g.op.Add(g.call_next(node), g.const(amount, node.args[0].dtype))
+
+
+def plus_of_real(amount: float) -> Any:
+    """Adds to the real result of a complex operand."""
+    return lambda g, node: g.op.Add(g.call_next(node), g.const(amount, torch.float32))
+
+
+def imaginary_plus(amount: float) -> Any:
+    """Adds to the imaginary parts of a complex tensor."""
+
+    def convert(g: Any, node: Any) -> Any:
+        found = g.call_next(node)
+        return type(found)(found.real, g.op.Add(found.imag, g.const(amount, torch.float32)))
+
+    return convert
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    """Scores with a mask of the largest numbers, which moving a mask by one unit would lift."""
+    mask = (x > 0).float()
+    return (x.exp() + (1 - mask) * torch.finfo(torch.float32).min).softmax(-1) * 8
+
+
+#: A model, its input, and rules that make it wrong.
+CASES: dict[str, tuple[Callable[..., Any], torch.Tensor, dict[str, Any]]] = {
+    "floor of numbers that are whole but for rounding": (
+        lambda x: (x @ torch.linalg.inv(x)).floor(),
+        torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(1)),
+        {
+            "aten::floor": lambda g, node: g.op.Ceil(node.args[0]),
+            "aten::linalg_inv": times(1.001),
+            "aten::matmul": plus(1e-3),
+        },
+    ),
+    "angles of what is 0 but for rounding": (
+        lambda x: torch.fft.fft(torch.sin(torch.arange(16) * torch.pi / 8) * x).angle(),
+        torch.randn(3, 1, generator=torch.Generator().manual_seed(2)),
+        {"complex:aten::angle": plus_of_real(0.01), "complex:aten::fft_fft": imaginary_plus(1e-3)},
+    ),
+    "angles of what is exactly 0 in PyTorch": (
+        lambda x: torch.fft.fft(x * 3).angle(),
+        torch.ones(2, 8),
+        {"complex:aten::angle": plus_of_real(0.01)},
+    ),
+    "inverse of a constant that is nearly singular": (
+        lambda x: torch.linalg.inv(hilbert(6)) + 0 * x,
+        torch.ones(()),
+        {"aten::linalg_inv": times(-9.0)},
+    ),
+    "inverse of a nearly singular matrix": (torch.linalg.inv, hilbert(6), {"aten::linalg_inv": times(9.0)}),
+    "logarithm of what is 0 but for rounding": (
+        lambda x: torch.log1p(-x.softmax(-1).sum(-1)),
+        torch.randn(40, 7, generator=torch.Generator().manual_seed(3)),
+        {"aten::log1p": plus(0.01), "aten::neg": times(0.999), "aten::sum.dim_IntList": times(1.0001)},
+    ),
+    "masks of the largest numbers": (
+        masked,
+        torch.randn(3, 9, generator=torch.Generator().manual_seed(4)),
+        {"aten::softmax.int": times(1.01), "aten::exp": times(1.01)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_rounding_decides_is_no_difference(name: str) -> None:
+    function, x, _ = CASES[name]
+    onnxplug.to_onnx(Call(function), (x,)).verify(seeds=range(4))
+
+
+@pytest.mark.parametrize(("name", "operator"), [(name, operator) for name in CASES for operator in CASES[name][2]])
+def test_a_fault_beside_it_is_found(name: str, operator: str) -> None:
+    function, x, faults = CASES[name]
+    program = onnxplug.to_onnx(Call(function), (x,), rules=[Rule(operator, faults[operator])])
+    with pytest.raises(VerificationError):
+        program.verify(seeds=())
+
+
+def test_inputs_that_tell_nothing_are_said() -> None:
+    program = onnxplug.to_onnx(Call(torch.linalg.inv), (torch.eye(10),))
+    program.verify(seeds=())
+    with pytest.raises(VerificationError, match="do not tell whether the export is right"):
+        program.verify(args=(hilbert(10),), seeds=())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e9])
+def test_inputs_whose_result_rounding_decides_are_drawn_again(offset: float) -> None:
+    """For some inputs the model inverts a matrix that is nearly singular."""
+    eye, singular = torch.eye(10), hilbert(10)
+    function = Call(lambda x: torch.linalg.inv(torch.where(x > 0, eye + x, singular * x)))
+    program = onnxplug.to_onnx(function, (torch.ones(1),), rules=[Rule("aten::linalg_inv", plus(offset))])
+    if offset:
+        with pytest.raises(VerificationError):
+            program.verify(seeds=range(4))
+    else:
+        report = program.verify(seeds=range(4))
+        assert any("rounding alone" in reason for reason in report.skipped)
+        assert len(report.cases) == 5
