@@ -14,6 +14,7 @@
 #   make index    docs/packages.md: which operators of which libraries the packages translate
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
+#   make targets  what providers of ONNX Runtime take of 50 models, and what the tables of targets say
 #   make clients    folders of --for transformers.js in Node, which npm packages in out/clients load
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
@@ -30,7 +31,7 @@ MODELS_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
-            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet
+            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
 LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
@@ -59,7 +60,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers clients matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers targets clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -128,6 +129,10 @@ latency: $(VENV)/installed
 consumers: $(VENV)/installed
 	@echo "==> Quantisers, optimizers and other tools, each beside torch.onnx's files (half an hour; packages go into out/consumers)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/consumers.py --write
+
+targets: $(VENV)/installed
+	@echo "==> Providers of ONNX Runtime, asked about 50 models (packages go into out/targets)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/targets.py
 
 # PYTHON and TORCH choose among the combinations where the command line has them; .venv is that of development.
 matrix:

@@ -45,6 +45,9 @@ PACKAGES = {
     "onnxplug fleet": "onnxplug_fleet",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
+        f"target={name}": "onnxplug_targets" for name in ("openvino", "webgpu", "qnn", "coreml", "tensorrt", "directml")
+    },
+    **{
         f"onnxplug {name}": "onnxplug_tools"
         for name in ("verify", "inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
     },

@@ -46,6 +46,7 @@ for name, ask in {
     "functions=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), functions=True),
     "dtype=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), dtype="float16"),
     "quantize=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), quantize="int4"),
+    "target=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), target="onnxruntime:openvino"),
     "checks=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), checks=True),
     "onnxplug.runtime": lambda: onnxplug.runtime.inference_session("m.onnx"),
     "metadata=full": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), metadata="full"),
@@ -89,6 +90,7 @@ def test_what_is_lacking_names_its_package(printed: str) -> None:
         "onnxplug-tools": "profile= progress= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.fake_weights onnxplug.testing verify inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
         "onnxplug-fleet": "fleet",
+        "onnxplug-targets": "target='onnxruntime:openvino'",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= metadata=full run",
     }.items():
         for name in names.split():

@@ -36,6 +36,7 @@ BESIDE = (
         "onnxplug_fleet",
         "onnxplug_precision",
         "onnxplug_quantized",
+        "onnxplug_targets",
         "onnxplug_tools",
         "onnxplug_torch_onnx",
     ),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxplug.errors import UsageError
+from onnxplug.packages import PACKAGES, is_installed, missing_package
 
 #: The default runtime of an export.
 DEFAULT_RUNTIME = "onnxruntime"
@@ -95,6 +96,7 @@ def check_runtime(runtime: str | None, known: Iterable[str]) -> str | None:
         known: The declared target names; the default target is always known.
 
     Raises:
+        MissingPackageError: A package provides the target and is not installed.
         UsageError: It is unknown; the hint lists similar and known names.
     """
     if runtime is None:
@@ -102,6 +104,9 @@ def check_runtime(runtime: str | None, known: Iterable[str]) -> str | None:
     names = sorted(with_outer([DEFAULT_RUNTIME, *known]))
     if runtime in names:
         return runtime
+    package = f"target={str(runtime).removeprefix(f'{DEFAULT_RUNTIME}:')}"
+    if package in PACKAGES and not is_installed(package):
+        raise missing_package(package, f"target={runtime!r}")
     near = difflib.get_close_matches(str(runtime).lower(), names, 1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise UsageError(
