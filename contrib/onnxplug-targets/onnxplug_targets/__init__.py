@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onnxplug import PluginInfo, hookimpl
+from onnxplug import PluginInfo, Rewrite, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,35 @@ def _observer(options: Any) -> Any:
 def onnxplug_observers() -> list[Callable[[Any], Any]]:
     """Says after an export which nodes its target would not compute."""
     return [_observer]
+
+
+@hookimpl
+def onnxplug_rewrites() -> list[Rewrite]:
+    """Forms that a target computes, in place of those that it does not."""
+    from onnxplug_targets import rewrites
+
+    rows = [
+        (
+            "scatter_rows",
+            "ScatterND",
+            rewrites.scatter_rows,
+            (16, None),
+            "a session with a reduction of ScatterND fails",
+        ),
+        ("clipped_below", "Clip", rewrites.clipped_below, (13, None), "Clip of int64 without an upper bound is wrong"),
+        (
+            "grid_sample",
+            "GridSample",
+            rewrites.grid_sample,
+            (20, None),
+            "a session with GridSample of mode linear fails",
+        ),
+    ]
+    target = ("openvino", "onnxruntime:openvino")
+    return [
+        Rewrite(f"openvino_{name}", op, apply, opset=opset, target=target, reason=reason)
+        for name, op, apply, opset, reason in rows
+    ]
 
 
 @hookimpl

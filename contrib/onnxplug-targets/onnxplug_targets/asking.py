@@ -6,7 +6,9 @@ As :mod:`onnxplug_targets.probing`, it is run where Python imports the provider'
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -62,8 +64,9 @@ def main() -> None:
     parser.add_argument("files", nargs="+")
     given = parser.parse_args()
     os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
-    for _path in given.files:
-        pass
+    for path in given.files:
+        sys.stdout.write(json.dumps(asked(PROVIDERS[given.target], path)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -66,8 +66,9 @@ def _all(node: ir.Node, schema: Any) -> Iterator[str]:
             yield from _shape(value)
     for value in outputs:
         yield from _shape(value)
-    if node.inputs and node.inputs[0] is not None and node.inputs[0].shape is not None:
-        yield f"input 0 of rank {len(node.inputs[0].shape)}"
+    for index, value in enumerate(node.inputs[:2]):
+        if value is not None and value.shape is not None:
+            yield f"input {index} of rank {len(value.shape)}"
     if any(_reads_outer_values(graph) for graph in graphs_of(node)):
         yield "outer values"
     yield from _modes(node, schema)

@@ -164,8 +164,8 @@ Pad | 2x3 =[0,-1,0,1] =1
 Pad | 2x3 =[1,1] =1 =[1] | | 18-
 QLinearConv | 1x2x6x6 =0.5 =1 =4x2x3x3 =0.5 =1 =0.5 =1
 QLinearMatMul | 2x3 =0.5 =1 =3x4 =0.5 =1 =0.5 =1
-QuantizeLinear | 2x3 =0.3 =1
-QuantizeLinear | 2x3 =[0.3,0.7] =[1,1] | axis=0
+QuantizeLinear | 2x3 =0.37 =1
+QuantizeLinear | 2x3 =[0.37,0.7] =[1,1] | axis=0
 RMSNormalization | 2x3x4 =[1,1,1,1] | axis=-1
 RandomNormal RandomUniform | | shape=[2,3] seed=1.0
 RandomNormalLike RandomUniformLike | 2x3 | seed=1.0

@@ -83,8 +83,7 @@ class Judge:
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self.table = table
-        self._everywhere = _sets(table.get("refused", ()))
-        self._entries: dict[tuple[str, int], tuple[frozenset[str], list[tuple[frozenset[str], str]]]] = {}
+        self._entries: dict[tuple[str, str], _Entry] = {}
 
     def fallbacks(self, model: ir.Model) -> Iterator[Fallback]:
         """The nodes of a model and of its functions that are not computed; a loop is one of them if one of its nodes is."""
@@ -104,18 +103,16 @@ class Judge:
         since = since_of(node, opset) if node.domain in _ONNX else None
         if since is None:
             return f"the domain {node.domain} is not in the table", ""
-        operators, absent = self.table["operators"].get(node.op_type, {}), self.table["absent"].get(node.op_type, {})
-        if str(since) in absent:
-            return "no kernel", absent[str(since)]
-        if str(since) not in operators:
-            newest = max(map(int, operators), default=None)
-            return ("no kernel" if newest is None else f"no kernel of version {since}, up to {newest} alone"), ""
-        known, refused = self._entry(node.op_type, since, operators[str(since)])
-        found = features(node, opset)
-        for reason, breaks in (*refused, *self._everywhere):
-            if reason <= found:
-                return _words(reason), breaks
-        unknown = {feature for feature in found - known if "=" in feature}
+        found, entry = features(node, opset), self._entry(node.op_type, str(since))
+        breaks = next((why for reason, why in entry.breaks if reason <= found), "")
+        if entry.known is None:
+            return entry.reason, breaks
+        refused = next((r for r in entry.refused if r <= found), None) or next(
+            (r for r, _ in entry.breaks if r <= found), None
+        )
+        if refused is not None:
+            return _words(refused), breaks
+        unknown = {feature for feature in found - entry.known if "=" in feature}
         if unknown:
             return f"{_words(unknown)} is not in the table", ""
         for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):
@@ -123,15 +120,45 @@ class Judge:
                 return f"{inner.op_type} in it: {judged[0]}", judged[1]
         return None
 
-    def _entry(self, op: str, since: int, row: Any) -> tuple[frozenset[str], list[tuple[frozenset[str], str]]]:
+    def _entry(self, op: str, since: str) -> _Entry:
         found = self._entries.get((op, since))
         if found is None:
-            found = self._entries[op, since] = frozenset(row["known"]), _sets(row["refused"])
+            found = self._entries[op, since] = self._read(op, since)
         return found
 
+    def _read(self, op: str, since: str) -> _Entry:
+        versions, everywhere = self.table["operators"].get(op, {}), _sets(self.table.get("refused", ()))
+        if since in versions:
+            row = versions[since]
+            return _Entry(frozenset(row["known"]), [*_sets(row["refused"]), *everywhere], _broken(row["breaks"]))
+        absent = self.table["absent"].get(op, {})
+        reason = f"no kernel of version {since}, but of {', '.join(versions)}" if versions else "no kernel"
+        return _Entry(None, [], _broken(absent.get(since, ())), reason)
 
-def _sets(rows: Any) -> list[tuple[frozenset[str], str]]:
-    return [(frozenset(row["features"]), row["breaks"]) for row in rows]
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the table says of a version of an operator.
+
+    Attributes:
+        known: Types and attributes that were taken; ``None`` where no node was.
+        refused: Sets of features that were not.
+        breaks: Sets of features that break, with what happens.
+        reason: Why no node is taken.
+    """
+
+    known: frozenset[str] | None
+    refused: list[frozenset[str]]
+    breaks: list[tuple[frozenset[str], str]]
+    reason: str = ""
+
+
+def _sets(rows: Any) -> list[frozenset[str]]:
+    return [frozenset(row) for row in rows]
+
+
+def _broken(rows: Any) -> list[tuple[frozenset[str], str]]:
+    return [(frozenset(row[:-1]), row[-1]) for row in rows]
 
 
 def _words(found: frozenset[str] | set[str]) -> str:

@@ -163,6 +163,9 @@ def probe(provider: Provider, only: frozenset[str] = frozenset()) -> list[dict[s
                 found.append({**rows[-1]["asked"], "outcome": "breaks", "why": f"the process ends ({done.returncode})"})
             elif done.returncode == 0:
                 break
+            elif not rows:
+                raise RuntimeError(f"the provider can't be asked: the process ends with {done.returncode}")
+            sys.stderr.write(f"{begin} of {count}\n")
     return found
 
 
@@ -206,6 +209,7 @@ def main() -> None:
     table = {**provider.facts(), **condensed(answers)}
     path = given.output or DATA / f"{provider.target}.json"
     path.write_text(text_of(table))
+    sys.stdout.write(f"{len(answers)} answers about {len(table['operators'])} operators: {path}\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,51 +24,58 @@ _TYPES = frozenset(dtype.name.lower() for dtype in ir.DataType)
 def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What answers come to.
 
-    For each version of an operator of which some node was taken, ``known`` are all types and attributes that a taken node had, and
-    ``refused`` the least sets of features that none had, with what happens to a node that has them. Operators of which no node
-    was taken stand under ``absent``.
+    For each version of an operator of which some node was taken, ``known`` are all types and attributes that a taken node had,
+    ``refused`` the least sets of features that none had, and ``breaks`` those that only nodes had which break, with what happens.
+    Operators of which no node was taken stand under ``absent``, with what breaks.
     """
-    found: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+    found: dict[tuple[str, int], dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:
-        found[answer["op"], answer["since"]].append(answer)
+        found[answer["op"], answer["since"]][answer["outcome"]].append(answer)
     operators: dict[str, dict[str, Any]] = defaultdict(dict)
-    absent: dict[str, dict[str, str]] = defaultdict(dict)
+    absent: dict[str, dict[str, Any]] = defaultdict(dict)
     for (op, since), rows in sorted(found.items()):
-        taken = [frozenset(row["features"]) for row in rows if row["outcome"] == "takes"]
-        others = [row for row in rows if row["outcome"] != "takes"]
-        if taken:
-            operators[op][str(since)] = {
-                "known": sorted(feature for feature in frozenset().union(*taken) if "=" in feature),
-                "refused": _refused(taken, others),
-            }
-        else:
-            absent[op][str(since)] = _consequence(others)
+        taken, left, broken = (_sets(rows[outcome]) for outcome in ("takes", "leaves", "breaks"))
+        breaks = [
+            [*reason, next(row["why"] for row in rows["breaks"] if reason <= set(row["features"]))]
+            for reason in _reasons(broken, taken + left)
+        ]
+        if not taken:
+            absent[op][str(since)] = breaks
+            continue
+        operators[op][str(since)] = {
+            "known": sorted(feature for feature in frozenset().union(*taken) if "=" in feature),
+            "refused": [sorted(reason) for reason in [*_reasons(left + broken, taken), *_both(left + broken, taken)]],
+            "breaks": breaks,
+        }
     return {"operators": dict(operators), "absent": dict(absent)}
 
 
-def _consequence(rows: Collection[Mapping[str, Any]]) -> str:
-    """What becomes of nodes: the first thing that breaks, or nothing where all are left to others."""
-    return next((row["why"] for row in rows if row["outcome"] == "breaks"), "")
+def _sets(rows: Iterable[Mapping[str, Any]]) -> list[frozenset[str]]:
+    return [frozenset(row["features"]) for row in rows]
 
 
-def _refused(taken: Sequence[frozenset[str]], others: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    open_rows = list(others)
-    for size in range(1, _MOST + 1):
+def _reasons(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -> list[frozenset[str]]:
+    """Few small sets of features of which some nodes have one at least, and others none."""
+    found: list[frozenset[str]] = []
+    open_rows = list(dict.fromkeys(some))
+    for size in range(1 if others else 0, _MOST + 1):
         while open_rows:
             reasons: dict[tuple[str, ...], int] = defaultdict(int)
             for row in open_rows:
-                for reason in itertools.combinations(row["features"], size):
-                    if not any(have.issuperset(reason) for have in taken):
+                for reason in itertools.combinations(sorted(row), size):
+                    if not any(have.issuperset(reason) for have in others):
                         reasons[reason] += 1
             if not reasons:
                 break
-            best = max(reasons, key=lambda reason: (reasons[reason], _plainness(reason), reason))
-            explained = [row for row in open_rows if set(best) <= set(row["features"])]
-            found.append({"features": list(best), "breaks": _consequence(explained)})
-            open_rows = [row for row in open_rows if row not in explained]
-    found += [{"features": row["features"], "breaks": row["why"]} for row in open_rows]
-    return found
+            best = frozenset(max(reasons, key=lambda reason: (reasons[reason], _plainness(reason), reason)))
+            found.append(best)
+            open_rows = [row for row in open_rows if not best <= row]
+    return found + [row for row in open_rows if row not in others]
+
+
+def _both(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -> list[frozenset[str]]:
+    """Nodes whose features say too little: some were taken, and some were not."""
+    return [row for row in dict.fromkeys(some) if row in others]
 
 
 def _plainness(reason: Iterable[str]) -> int:

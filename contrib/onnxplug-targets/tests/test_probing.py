@@ -71,7 +71,7 @@ def test_what_was_not_asked_is_not_taken() -> None:
     assert judge.judge(plain, 21) is None
     assert judge.judge(_node('y = Pad <mode = "edge"> (x, p)'), 21) == ("mode=edge is not in the table", "")
     assert judge.judge(_node("y = Abs (x)"), 21) == ("no kernel", "")
-    assert judge.judge(plain, 23) == ("no kernel of version 23, up to 21 alone", "")
+    assert judge.judge(plain, 23) == ("no kernel of version 23, but of 21", "")
 
 
 def _node(text: str) -> ir.Node:
