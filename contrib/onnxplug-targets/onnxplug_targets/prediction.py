@@ -14,6 +14,7 @@ from onnxplug.build.provenance import SOURCE
 from onnxplug.errors import UsageError
 from onnxplug.text import did_you_mean
 from onnxplug_targets.features import features, graphs_of, since_of
+from onnxplug_targets.forms import DTYPES
 from onnxplug_targets.table import WRONG, load
 
 _ONNX = ("", "ai.onnx")
@@ -112,7 +113,12 @@ class Judge:
         )
         if refused is not None:
             return _words(refused), breaks
-        unknown = {feature for feature in found - entry.known if "=" in feature}
+        first = next((value for value in (*node.inputs, *node.outputs) if value is not None), None)
+        if entry.documented:
+            dtype = first.dtype.name.lower() if first is not None and first.dtype is not None else "an unknown type"
+            unknown = set() if dtype in entry.known else {dtype}
+        else:
+            unknown = {feature for feature in found - entry.known if "=" in feature}
         if unknown:
             return f"{_words(unknown)} is not in the table", ""
         for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):
@@ -127,13 +133,22 @@ class Judge:
         return found
 
     def _read(self, op: str, since: str) -> _Entry:
-        versions, everywhere = self.table["operators"].get(op, {}), _sets(self.table.get("refused", ()))
+        if "types" in self.table:
+            return self._documented(op, since)
+        versions = self.table["operators"].get(op, {})
         if since in versions:
             row = versions[since]
-            return _Entry(frozenset(row["known"]), [*_sets(row["refused"]), *everywhere], _broken(row["breaks"]))
+            return _Entry(frozenset(row["known"]), _sets(row["refused"]), _broken(row["breaks"]))
         absent = self.table["absent"].get(op, {})
         reason = f"no kernel of version {since}, but of {', '.join(versions)}" if versions else "no kernel"
         return _Entry(None, [], _broken(absent.get(since, ())), reason)
+
+    def _documented(self, op: str, since: str) -> _Entry:
+        types, newest = self.table["types"].get(op), self.table["opsets"][1]
+        if types is None or int(since) > newest:
+            return _Entry(None, [], [], "not documented" if types is None else f"documented up to opset {newest}")
+        names = frozenset(DTYPES[letter] for letter in types)
+        return _Entry(names, _sets(self.table["refused"].get(op, ())), [], documented=True)
 
 
 @dataclass(frozen=True)
@@ -145,12 +160,14 @@ class _Entry:
         refused: Sets of features that were not.
         breaks: Sets of features that break, with what happens.
         reason: Why no node is taken.
+        documented: Whether it is of a documentation: ``known`` are then the types of the first operand.
     """
 
     known: frozenset[str] | None
     refused: list[frozenset[str]]
     breaks: list[tuple[frozenset[str], str]]
     reason: str = ""
+    documented: bool = False
 
 
 def _sets(rows: Any) -> list[frozenset[str]]:

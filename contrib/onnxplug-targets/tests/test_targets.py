@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from onnxplug_targets import TARGETS, fallbacks
+from onnxplug_targets.forms import DTYPES
 from onnxplug_targets.observer import TargetWarning
 from onnxplug_targets.prediction import Judge
 from onnxplug_targets.table import load
@@ -132,6 +133,19 @@ def test_files(tmp_path: Path) -> None:
     assert raised.value.hint == "Did you mean 'openvino'?"
 
 
+def test_documented_tables() -> None:
+    program = onnxplug.to_onnx(Mixed(), MIXED)
+    of_tensorrt = [(f.operator, f.reason) for f in fallbacks(program, "tensorrt")]
+    assert of_tensorrt == [("Add", "double is not in the table")]
+    of_coreml = [(f.operator, f.reason) for f in fallbacks(program, "coreml")]
+    assert of_coreml == [("Add", "double is not in the table"), ("IsNaN", "not documented")]
+    sampled = onnx.parser.parse_graph(
+        "g (float[1,2,4,4,4] x, float[1,2,2,2,3] p) => (float[1,2,2,2,2] y) { y = GridSample(x, p) }"
+    )
+    model = onnx.helper.make_model(sampled, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    assert [f.reason for f in fallbacks(ir.from_proto(model), "tensorrt")] == ["rank 5"]
+
+
 def test_unknown_target() -> None:
     with pytest.raises(onnxplug.UsageError, match="target='opnvino' is unknown") as raised:
         onnxplug.to_onnx(nn.ReLU(), (torch.randn(2),), target="opnvino")
@@ -157,6 +171,12 @@ def test_tables_are_whole(target: str) -> None:
     assert table["title"]
     assert table["asked"]
     names = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    if "types" in table:  # of a documentation
+        assert table["reference"].startswith("https://")
+        assert "no provider was asked" in table["asked"]
+        assert {*table["refused"]} <= {*table["types"]} <= names
+        assert all(DTYPES.keys() >= {*letters} for letters in table["types"].values())
+        return
     assert {*table["operators"], *table["absent"]} <= names
     for name, versions in table["operators"].items():
         since = {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (name, "")}
