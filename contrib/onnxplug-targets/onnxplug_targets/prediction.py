@@ -144,10 +144,14 @@ class Judge:
         return _Entry(None, [], _broken(absent.get(since, ())), reason)
 
     def _documented(self, op: str, since: str) -> _Entry:
-        types, newest = self.table["types"].get(op), self.table["opsets"][1]
-        if types is None or int(since) > newest:
-            return _Entry(None, [], [], "not documented" if types is None else f"documented up to opset {newest}")
-        names = frozenset(DTYPES[letter] for letter in types)
+        text, newest = self.table["types"].get(op), self.table["opsets"][1]
+        if text is None or int(since) > newest:
+            return _Entry(None, [], [], "not documented" if text is None else f"documented up to opset {newest}")
+        types = documented_types(text)
+        letters = types.get(since, types.get(""))
+        if letters is None:
+            return _Entry(None, [], [], f"no kernel of version {since}, but of {', '.join(types)}")
+        names = frozenset(DTYPES[letter] for letter in letters)
         return _Entry(names, _sets(self.table["refused"].get(op, ())), [], documented=True)
 
 
@@ -168,6 +172,15 @@ class _Entry:
     breaks: list[tuple[frozenset[str], str]]
     reason: str = ""
     documented: bool = False
+
+
+def documented_types(text: str) -> dict[str, str]:
+    """The letters of the types that each version of an operator takes (``"13,14=fh; 15=f"``); of every one under ``""``."""
+    found: dict[str, str] = {}
+    for part in text.split("; "):
+        versions, _, letters = part.rpartition("=")
+        found |= dict.fromkeys(versions.split(","), letters)
+    return found
 
 
 def _sets(rows: Any) -> list[frozenset[str]]:

@@ -15,7 +15,7 @@ import torch
 from onnxplug_targets import TARGETS, fallbacks
 from onnxplug_targets.forms import DTYPES
 from onnxplug_targets.observer import TargetWarning
-from onnxplug_targets.prediction import Judge
+from onnxplug_targets.prediction import Judge, documented_types
 from onnxplug_targets.table import load
 from torch import nn
 
@@ -139,11 +139,14 @@ def test_documented_tables() -> None:
     assert of_tensorrt == [("Add", "double is not in the table")]
     of_coreml = [(f.operator, f.reason) for f in fallbacks(program, "coreml")]
     assert of_coreml == [("Add", "double is not in the table"), ("IsNaN", "not documented")]
+    of_directml = [(f.operator, f.reason) for f in fallbacks(program, "directml")]
+    assert of_directml == [("Add", "double is not in the table")]
     sampled = onnx.parser.parse_graph(
         "g (float[1,2,4,4,4] x, float[1,2,2,2,3] p) => (float[1,2,2,2,2] y) { y = GridSample(x, p) }"
     )
     model = onnx.helper.make_model(sampled, opset_imports=[onnx.helper.make_opsetid("", 21)])
     assert [f.reason for f in fallbacks(ir.from_proto(model), "tensorrt")] == ["rank 5"]
+    assert [f.reason for f in fallbacks(ir.from_proto(model), "directml")] == ["no kernel of version 20, but of 16"]
 
 
 def test_unknown_target() -> None:
@@ -164,6 +167,10 @@ def test_command_line(tmp_path: Path) -> None:
     assert "1 IsNaN: no kernel; left to the CPU, at net.py:6" in printed
 
 
+def _versions(name: str) -> set[str]:
+    return {str(s.since_version) for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (name, "")}
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_tables_are_whole(target: str) -> None:
     table = load(target)
@@ -175,12 +182,14 @@ def test_tables_are_whole(target: str) -> None:
         assert table["reference"].startswith("https://")
         assert "no provider was asked" in table["asked"]
         assert {*table["refused"]} <= {*table["types"]} <= names
-        assert all(DTYPES.keys() >= {*letters} for letters in table["types"].values())
+        for name, text in table["types"].items():
+            types = documented_types(text)
+            assert all(letters and DTYPES.keys() >= {*letters} for letters in types.values()), name
+            assert {version for version in types if version} <= _versions(name), name
         return
     assert {*table["operators"], *table["absent"]} <= names
     for name, versions in table["operators"].items():
-        since = {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (name, "")}
-        assert {int(version) for version in versions} <= since, name
+        assert {*versions} <= _versions(name), name
         for row in versions.values():
             assert row.keys() == {"known", "refused", "breaks"}
             assert row["known"]
