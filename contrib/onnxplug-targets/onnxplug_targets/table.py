@@ -67,7 +67,8 @@ def _reasons(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -
                         reasons[reason] += 1
             if not reasons:
                 break
-            best = frozenset(max(reasons, key=lambda reason: (reasons[reason], _plainness(reason), reason)))
+            most = max(reasons, key=lambda reason: (reasons[reason], _plainness(reason), reason))
+            best = frozenset(most)
             found.append(best)
             open_rows = [row for row in open_rows if not best <= row]
     return found + [row for row in open_rows if row not in others]
