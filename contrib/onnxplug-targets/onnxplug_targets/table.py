@@ -11,6 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxplug_targets.features import must_be_known
+
 DATA = Path(__file__).parent / "data"
 #: What becomes of a node that is taken and computed otherwise.
 WRONG = "its result differs from the CPU's"
@@ -24,7 +26,7 @@ _TYPES = frozenset(dtype.name.lower() for dtype in ir.DataType)
 def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What answers come to.
 
-    For each version of an operator of which some node was taken, ``known`` are all types and attributes that a taken node had,
+    For each version of an operator of which some node was taken, ``known`` are all types, attributes and the like that a taken node had,
     ``refused`` the least sets of features that none had, and ``breaks`` those that only nodes had which break, with what happens.
     Operators of which no node was taken stand under ``absent``, with what breaks.
     """
@@ -43,7 +45,7 @@ def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             absent[op][str(since)] = breaks
             continue
         operators[op][str(since)] = {
-            "known": sorted(feature for feature in frozenset().union(*taken) if "=" in feature),
+            "known": sorted(feature for feature in frozenset().union(*taken) if must_be_known(feature)),
             "refused": [sorted(reason) for reason in [*_reasons(left + broken, taken), *_both(left + broken, taken)]],
             "breaks": breaks,
         }
