@@ -26,8 +26,9 @@ _TYPES = frozenset(dtype.name.lower() for dtype in ir.DataType)
 def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What answers come to.
 
-    For each version of an operator of which some node was taken, ``known`` are all types, attributes and the like that a taken node had,
-    ``refused`` the least sets of features that none had, and ``breaks`` those that only nodes had which break, with what happens.
+    For each version of an operator of which some node was taken, ``known`` are all types, attributes and the like that a taken
+    node had, ``refused`` the least sets of features that none had, and ``breaks`` those that only nodes had which break, with
+    what happens.
     Operators of which no node was taken stand under ``absent``, with what breaks.
     """
     found: dict[tuple[str, int], dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
