@@ -344,7 +344,7 @@ class Form:
 
 
 def variants(form: Form) -> Iterator[Form]:
-    """The form itself; with unknown sizes, of all operands and of the first; each operand constant or computed instead; other ranks."""
+    """The form itself; with unknown sizes, of all operands or the first; operands constant or computed instead; other ranks."""
     yield form
     if any(operand is not None and not operand.constant and operand.values.ndim for operand in form.operands):
         yield replace(form, operands=tuple(o and replace(o, dynamic=not o.constant) for o in form.operands))
