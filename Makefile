@@ -66,8 +66,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers targets clients matrix lint format types docs clean
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models libraries chains opdb bench latency consumers clients matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models libraries chains opdb bench latency consumers targets clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
