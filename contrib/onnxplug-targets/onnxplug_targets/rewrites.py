@@ -106,10 +106,10 @@ def _reflected(g: Any, place: Any, length: Any, corners: bool) -> Any:
 
 
 def _within(g: Any, place: Any, length: Any, weight: Any, x: Any) -> Any:
-    """A pixel's weight; none where there is no such pixel."""
+    """A pixel's weight, 0 where there is no such pixel; NaN for a place that is not finite, as in PyTorch."""
     zero = _like(g, x, 0.0)
     inside = g.op.And(g.op.GreaterOrEqual(place, zero), g.op.Less(place, length))
-    return g.op.Where(inside, weight, zero)
+    return g.op.Mul(weight, g.op.Cast(inside, to=_FLOAT))
 
 
 def _index(g: Any, place: Any, length: Any, x: Any) -> Any:
