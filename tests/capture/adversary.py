@@ -1,0 +1,293 @@
+"""Random programs of everything that a memo of operator calls or a guard on a size may take for something else.
+
+A program is a list of instructions on a few tensors: operators on tensors that share memory, chains of views that are written, the
+same layers called again with one difference, functions with gradients of their own, tensors of a subclass, and branches on sizes
+with random constants. Eager PyTorch runs the same instructions.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import onnxplug
+
+Registers = list[torch.Tensor]
+WIDTH = 8
+
+
+class Doubled(torch.autograd.Function):
+    """A function with a gradient of its own, which keeps a number of its call."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x * factor + x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0] * ctx.factor, None
+
+
+class Scaled:
+    """Holds a tensor, and has each sum scaled."""
+
+    def __init__(self, held: torch.Tensor, factor: float) -> None:
+        self.held, self.factor = held, factor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        factor = next(x.factor for x in args if isinstance(x, cls))
+        made = func(*[x.held if isinstance(x, cls) else x for x in args], **(kwargs or {}))
+        return made * factor if func is torch.add else made
+
+
+class Layer(nn.Module):
+    """A layer whose instances differ here and there."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=choose.random() < 0.7)
+        self.norm = nn.LayerNorm(WIDTH, eps=choose.choice([1e-5, 1e-5, 1e-2]))
+        self.slope = choose.choice([0.1, 0.1, 0.3])
+        self.register_buffer("shift", torch.full((WIDTH,), choose.choice([0.0, 0.5])))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.leaky_relu(self.norm(self.linear(x)) + self.shift, self.slope)
+
+
+Step = Callable[["Program", Registers], None]
+
+
+def _put(registers: Registers, place: int, value: torch.Tensor) -> None:
+    registers[place % len(registers)] = value
+
+
+def _view(x: torch.Tensor, kind: int, at: int) -> torch.Tensor:
+    """A view of a tensor ``[b, t, 8]``, of any rank."""
+    views: list[Callable[[], torch.Tensor]] = [
+        lambda: x[:, at % 2 :],
+        lambda: x[..., at : at + 3],
+        lambda: x.transpose(0, 1),
+        lambda: x.flatten(0, 1),
+        lambda: x.view(*x.shape[:-1], 2, 4)[..., at % 2, :],
+        lambda: x.unsqueeze(0).expand(1, *x.shape),
+        lambda: x.select(1, 0),
+        lambda: x.chunk(2, -1)[at % 2],
+        lambda: x.unfold(-1, 2, 2),
+        lambda: x.diagonal(dim1=-1, dim2=1),
+        lambda: x.detach(),
+        lambda: x[::2],
+    ]
+    return views[kind % len(views)]()
+
+
+def _write(x: torch.Tensor, kind: int, number: float) -> None:
+    writes: list[Callable[[], Any]] = [
+        lambda: x.add_(number),
+        lambda: x.mul_(number),
+        lambda: x.copy_(x * number + 1),
+        lambda: x.zero_(),
+        lambda: x.masked_fill_(x > number, number),
+        lambda: x.clamp_(max=number),
+        lambda: x.relu_(),
+        lambda: x.tanh_().sub_(number),
+    ]
+    writes[kind % len(writes)]()
+
+
+def _step(choose: random.Random, count: int) -> tuple[str, Step]:
+    a, b, c = (choose.randrange(count) for _ in range(3))
+    kind, at, number = choose.randrange(24), choose.randrange(5), choose.choice([0.5, 0.5, 2.0, -1.0])
+    constant, other = choose.randrange(1, 9), choose.randrange(1, 9)
+    axis, relation = choose.randrange(2), choose.randrange(6)
+    layer = choose.randrange(3)
+
+    def ask(x: torch.Tensor) -> bool:
+        n, m = x.shape[axis], x.shape[1 - axis]
+        answers: list[Callable[[], Any]] = [
+            lambda: n == constant,
+            lambda: n > constant,
+            lambda: n % (constant + 1) == other % (constant + 1),
+            lambda: n * m == constant * other,
+            lambda: n in (constant, other),
+            lambda: n + constant < m * other,
+        ]
+        return bool(answers[relation]())
+
+    def elements(p: Program, r: Registers) -> None:
+        _put(r, c, [r[a] + r[b], r[a] * r[b], torch.add(r[a], r[b], alpha=number), torch.maximum(r[a], r[b])][kind % 4])
+
+    def same(p: Program, r: Registers) -> None:
+        _put(
+            r,
+            c,
+            [r[a] * r[a], torch.add(r[a], r[a]), r[a] - r[a].detach(), torch.where(r[a] > 0, r[a], r[b])][kind % 4],
+        )
+
+    def layers(p: Program, r: Registers) -> None:
+        _put(r, c, p.layers[layer](r[a]))
+
+    def alias(p: Program, r: Registers) -> None:
+        _put(r, c, r[a])
+
+    def copy(p: Program, r: Registers) -> None:
+        _put(r, c, r[a].clone() if kind % 2 else r[a].contiguous())
+
+    def written(p: Program, r: Registers) -> None:
+        _write(r[a], kind, number)
+
+    def written_view(p: Program, r: Registers) -> None:
+        view = _view(r[a], kind, at)
+        _write(view, at, number)
+        _put(r, c, r[b] + view.mean())
+
+    def view_of_view(p: Program, r: Registers) -> None:
+        first = r[a][:, :, at % 4 :]
+        second = first.transpose(1, 2)[:, 1:3]
+        _write(second if kind % 2 else first, kind, number)
+        _put(r, c, r[c] * (first.sum() + second.sum()).tanh())
+
+    def gradient(p: Program, r: Registers) -> None:
+        _put(r, c, Doubled.apply(r[a], number))  # type: ignore[no-untyped-call]
+
+    def subclass(p: Program, r: Registers) -> None:
+        _put(r, c, torch.add(Scaled(r[a], number), r[b]))  # type: ignore[call-overload]
+
+    def branch(p: Program, r: Registers) -> None:
+        _put(r, c, r[a] * 3 + 1 if ask(r[a]) else r[b] - 2)
+
+    def sizes(p: Program, r: Registers) -> None:
+        n = r[a].shape[axis]
+        _put(r, c, r[a] * (n + constant) if kind % 2 else r[a] + torch.arange(n).sum() / (constant + n))
+
+    def settings(p: Program, r: Registers) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(kind % 2)):
+            _put(r, c, (r[a] @ torch.eye(WIDTH)).float())
+
+    def no_grad(p: Program, r: Registers) -> None:
+        with torch.set_grad_enabled(bool(kind % 2)):
+            _put(r, c, p.layers[layer](r[a]).detach())
+
+    def reduced(p: Program, r: Registers) -> None:
+        _put(r, c, r[a] - r[a].mean(at % 3, keepdim=True))
+
+    def buffers(p: Program, r: Registers) -> None:
+        p.state.add_(number)
+        _put(r, c, r[a] * p.state[:WIDTH])
+
+    def kept(p: Program, r: Registers) -> None:
+        p.kept.append(r[a] + number)
+        _put(r, c, p.kept[-1 - at % len(p.kept)] * 1)
+
+    steps: list[Step] = [
+        elements, elements, same, layers, layers, alias, copy, written, written, written_view, written_view, view_of_view,
+        gradient, subclass, branch, sizes, settings, no_grad, reduced, buffers, kept,
+    ]  # fmt: skip
+    step = choose.choice(steps)
+    text = (
+        f"{step.__name__} a={a} b={b} c={c} {kind=} {at=} {number=} {constant=} {other=} {axis=} {relation=} {layer=}"
+    )
+    return text, step
+
+
+class Program(nn.Module):
+    """The program of a seed.
+
+    Attributes:
+        text: Its instructions, in words.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        choose = random.Random(seed)
+        self.layers = nn.ModuleList(Layer(choose) for _ in range(3))
+        self.register_buffer("state", torch.ones(WIDTH))
+        self.kept: list[torch.Tensor] = []
+        steps = [_step(choose, 4) for _ in range(choose.randrange(4, 14))]
+        self.text = "\n".join(text for text, _ in steps)
+        self.steps = [step for _, step in steps]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.kept = []
+        registers = [x, x * 2, x + 1, x.tanh()]
+        for step in self.steps:
+            step(self, registers)
+        return tuple(registers)
+
+
+#: Other sizes that each program runs at.
+SIZES = ((3, 4), (1, 7), (5, 2), (4, 9))
+
+
+def outcome(seed: int, dynamic: bool = True) -> tuple[str, str]:
+    """What becomes of a program: ``right``, ``said`` where a warning tells of sizes, ``refused``, ``eager`` where PyTorch itself fails,
+    or ``wrong``; and the reason.
+
+    Args:
+        seed: The program's.
+        dynamic: Both sizes are dynamic.
+    """
+    inputs = [torch.randn(*sizes, WIDTH, generator=torch.Generator().manual_seed(seed)) for sizes in ((2, 6), *SIZES)]
+    expected: list[Any] = []
+    for x in inputs:
+        try:
+            with torch.no_grad():
+                results = Program(seed)(given := x.clone())
+            expected.append((*[r.clone() for r in results], given))
+        except Exception as error:
+            if not expected:
+                return "eager", str(error)
+            expected.append(None)
+    auto = torch.export.Dim.AUTO
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            shapes = ({0: auto, 1: auto},) if dynamic else None
+            program = onnxplug.to_onnx(Program(seed), (inputs[0].clone(),), dynamic_shapes=shapes)
+        except onnxplug.OnnxplugError as error:
+            return "refused", f"{type(error).__name__}: {error}"
+    said = "; ".join(str(w.message) for w in caught if issubclass(w.category, UserWarning))
+    names = [slot.name for slot in program.slots]
+    for n, (x, wanted) in enumerate(zip(inputs, expected, strict=True)):
+        if wanted is None or (n and not dynamic):
+            continue
+        try:
+            found = dict(zip(names, program(x.clone()), strict=True))
+        except onnxplug.OnnxplugError as error:
+            if n and (said or "does not run" not in str(error)):
+                said = said or str(error)
+                continue
+            return "wrong", f"at {tuple(x.shape)} {error}"
+        for slot, value in zip(program.slots, found.values(), strict=True):
+            at = names.index(slot.name)
+            right = wanted[at] if at < 4 else wanted[4] if slot.kind.name == "INPUT_MUTATION" else None
+            if right is None or torch.allclose(value, right, rtol=2e-2, atol=2e-2, equal_nan=True):
+                continue
+            if n and said:
+                return "said", said
+            return "wrong", f"at {tuple(x.shape)}: {slot.name} differs by {float((value - right).abs().max())}"
+    return "right", said
+
+
+if __name__ == "__main__":
+    start, count = int(sys.argv[1]), int(sys.argv[2])
+    counts: Counter[str] = Counter()
+    for seed in range(start, start + count):
+        try:
+            status, reason = outcome(seed, dynamic=seed % 3 != 0)
+        except Exception as error:
+            status, reason = "crashed", f"{type(error).__name__}: {error}"
+        counts[status] += 1
+        if status in ("wrong", "crashed", *sys.argv[3:]):
+            print(f"--- {seed} {status}: {reason[:600]}\n{Program(seed).text}", flush=True)
+        if (seed - start) % 100 == 99:
+            print(seed - start + 1, dict(counts), flush=True)
