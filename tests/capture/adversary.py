@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,9 +64,6 @@ class Layer(nn.Module):
         return nn.functional.leaky_relu(self.norm(self.linear(x)) + self.shift, self.slope)
 
 
-Step = Callable[["Program", Registers], None]
-
-
 def _put(registers: Registers, place: int, value: torch.Tensor) -> None:
     registers[place % len(registers)] = value
 
@@ -103,99 +101,141 @@ def _write(x: torch.Tensor, kind: int, number: float) -> None:
     writes[kind % len(writes)]()
 
 
-def _step(choose: random.Random, count: int) -> tuple[str, Step]:
-    a, b, c = (choose.randrange(count) for _ in range(3))
-    kind, at, number = choose.randrange(24), choose.randrange(5), choose.choice([0.5, 0.5, 2.0, -1.0])
-    constant, other = choose.randrange(1, 9), choose.randrange(1, 9)
-    axis, relation = choose.randrange(2), choose.randrange(6)
-    layer = choose.randrange(3)
+@dataclass(frozen=True)
+class Step:
+    """An instruction: a method's name, the places of its tensors, and numbers that it takes as it likes."""
 
-    def ask(x: torch.Tensor) -> bool:
-        n, m = x.shape[axis], x.shape[1 - axis]
-        answers: list[Callable[[], Any]] = [
-            lambda: n == constant,
-            lambda: n > constant,
-            lambda: n % (constant + 1) == other % (constant + 1),
-            lambda: n * m == constant * other,
-            lambda: n in (constant, other),
-            lambda: n + constant < m * other,
-        ]
-        return bool(answers[relation]())
+    name: str
+    a: int
+    b: int
+    c: int
+    kind: int
+    at: int
+    number: float
+    constant: int
+    other: int
+    axis: int
+    relation: int
+    layer: int
 
-    def elements(p: Program, r: Registers) -> None:
-        _put(r, c, [r[a] + r[b], r[a] * r[b], torch.add(r[a], r[b], alpha=number), torch.maximum(r[a], r[b])][kind % 4])
-
-    def same(p: Program, r: Registers) -> None:
-        _put(
-            r,
-            c,
-            [r[a] * r[a], torch.add(r[a], r[a]), r[a] - r[a].detach(), torch.where(r[a] > 0, r[a], r[b])][kind % 4],
+    @classmethod
+    def chosen(cls, choose: random.Random, count: int) -> Step:
+        """A random one on so many tensors."""
+        return cls(
+            choose.choice(STEPS),
+            *(choose.randrange(count) for _ in range(3)),
+            choose.randrange(24),
+            choose.randrange(5),
+            choose.choice([0.5, 0.5, 2.0, -1.0]),
+            choose.randrange(1, 9),
+            choose.randrange(1, 9),
+            choose.randrange(2),
+            choose.randrange(6),
+            choose.randrange(3),
         )
 
-    def layers(p: Program, r: Registers) -> None:
-        _put(r, c, p.layers[layer](r[a]))
+    def ask(self, x: torch.Tensor) -> bool:
+        """What a branch asks of sizes."""
+        n, m = x.shape[self.axis], x.shape[1 - self.axis]
+        answers: list[Callable[[], Any]] = [
+            lambda: n == self.constant,
+            lambda: n > self.constant,
+            lambda: n % (self.constant + 1) == self.other % (self.constant + 1),
+            lambda: n * m == self.constant * self.other,
+            lambda: n in (self.constant, self.other),
+            lambda: n + self.constant < m * self.other,
+        ]
+        return bool(answers[self.relation]())
 
-    def alias(p: Program, r: Registers) -> None:
-        _put(r, c, r[a])
+    def elements(self, p: Program, r: Registers) -> None:
+        _put(
+            r,
+            self.c,
+            [
+                r[self.a] + r[self.b],
+                r[self.a] * r[self.b],
+                torch.add(r[self.a], r[self.b], alpha=self.number),
+                torch.maximum(r[self.a], r[self.b]),
+            ][self.kind % 4],
+        )
 
-    def copy(p: Program, r: Registers) -> None:
-        _put(r, c, r[a].clone() if kind % 2 else r[a].contiguous())
+    def same(self, p: Program, r: Registers) -> None:
+        _put(
+            r,
+            self.c,
+            [
+                r[self.a] * r[self.a],
+                torch.add(r[self.a], r[self.a]),
+                r[self.a] - r[self.a].detach(),
+                torch.where(r[self.a] > 0, r[self.a], r[self.b]),
+            ][self.kind % 4],
+        )
 
-    def written(p: Program, r: Registers) -> None:
-        _write(r[a], kind, number)
+    def layered(self, p: Program, r: Registers) -> None:
+        _put(r, self.c, p.layers[self.layer](r[self.a]))
 
-    def written_view(p: Program, r: Registers) -> None:
-        view = _view(r[a], kind, at)
-        _write(view, at, number)
-        _put(r, c, r[b] + view.mean())
+    def alias(self, p: Program, r: Registers) -> None:
+        _put(r, self.c, r[self.a])
 
-    def view_of_view(p: Program, r: Registers) -> None:
-        first = r[a][:, :, at % 4 :]
+    def copy(self, p: Program, r: Registers) -> None:
+        _put(r, self.c, r[self.a].clone() if self.kind % 2 else r[self.a].contiguous())
+
+    def written(self, p: Program, r: Registers) -> None:
+        _write(r[self.a], self.kind, self.number)
+
+    def written_view(self, p: Program, r: Registers) -> None:
+        view = _view(r[self.a], self.kind, self.at)
+        _write(view, self.at, self.number)
+        _put(r, self.c, r[self.b] + view.mean())
+
+    def view_of_view(self, p: Program, r: Registers) -> None:
+        first = r[self.a][:, :, self.at % 4 :]
         second = first.transpose(1, 2)[:, 1:3]
-        _write(second if kind % 2 else first, kind, number)
-        _put(r, c, r[c] * (first.sum() + second.sum()).tanh())
+        _write(second if self.kind % 2 else first, self.kind, self.number)
+        _put(r, self.c, r[self.c] * (first.sum() + second.sum()).tanh())
 
-    def gradient(p: Program, r: Registers) -> None:
-        _put(r, c, Doubled.apply(r[a], number))  # type: ignore[no-untyped-call]
+    def gradient(self, p: Program, r: Registers) -> None:
+        _put(r, self.c, Doubled.apply(r[self.a], self.number))  # type: ignore[no-untyped-call]
 
-    def subclass(p: Program, r: Registers) -> None:
-        _put(r, c, torch.add(Scaled(r[a], number), r[b]))  # type: ignore[call-overload]
+    def subclass(self, p: Program, r: Registers) -> None:
+        _put(r, self.c, torch.add(Scaled(r[self.a], self.number), r[self.b]))  # type: ignore[call-overload]
 
-    def branch(p: Program, r: Registers) -> None:
-        _put(r, c, r[a] * 3 + 1 if ask(r[a]) else r[b] - 2)
+    def branch(self, p: Program, r: Registers) -> None:
+        _put(r, self.c, r[self.a] * 3 + 1 if self.ask(r[self.a]) else r[self.b] - 2)
 
-    def sizes(p: Program, r: Registers) -> None:
-        n = r[a].shape[axis]
-        _put(r, c, r[a] * (n + constant) if kind % 2 else r[a] + torch.arange(n).sum() / (constant + n))
+    def sizes(self, p: Program, r: Registers) -> None:
+        n = r[self.a].shape[self.axis]
+        _put(
+            r,
+            self.c,
+            r[self.a] * (n + self.constant)
+            if self.kind % 2
+            else r[self.a] + torch.arange(n).sum() / (self.constant + n),
+        )
 
-    def settings(p: Program, r: Registers) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bool(kind % 2)):
-            _put(r, c, (r[a] @ torch.eye(WIDTH)).float())
+    def settings(self, p: Program, r: Registers) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.kind % 2)):
+            _put(r, self.c, (r[self.a] @ torch.eye(WIDTH)).float())
 
-    def no_grad(p: Program, r: Registers) -> None:
-        with torch.set_grad_enabled(bool(kind % 2)):
-            _put(r, c, p.layers[layer](r[a]).detach())
+    def no_grad(self, p: Program, r: Registers) -> None:
+        with torch.set_grad_enabled(bool(self.kind % 2)):
+            _put(r, self.c, p.layers[self.layer](r[self.a]).detach())
 
-    def reduced(p: Program, r: Registers) -> None:
-        _put(r, c, r[a] - r[a].mean(at % 3, keepdim=True))
+    def reduced(self, p: Program, r: Registers) -> None:
+        _put(r, self.c, r[self.a] - r[self.a].mean(self.at % 3, keepdim=True))
 
-    def buffers(p: Program, r: Registers) -> None:
-        p.state.add_(number)
-        _put(r, c, r[a] * p.state[:WIDTH])
+    def buffers(self, p: Program, r: Registers) -> None:
+        p.state.add_(self.number)
+        _put(r, self.c, r[self.a] * p.state[:WIDTH])
 
-    def kept(p: Program, r: Registers) -> None:
-        p.kept.append(r[a] + number)
-        _put(r, c, p.kept[-1 - at % len(p.kept)] * 1)
+    def kept(self, p: Program, r: Registers) -> None:
+        p.kept.append(r[self.a] + self.number)
+        _put(r, self.c, p.kept[-1 - self.at % len(p.kept)] * 1)
 
-    steps: list[Step] = [
-        elements, elements, same, layers, layers, alias, copy, written, written, written_view, written_view, view_of_view,
-        gradient, subclass, branch, sizes, settings, no_grad, reduced, buffers, kept,
-    ]  # fmt: skip
-    step = choose.choice(steps)
-    text = (
-        f"{step.__name__} a={a} b={b} c={c} {kind=} {at=} {number=} {constant=} {other=} {axis=} {relation=} {layer=}"
-    )
-    return text, step
+
+#: The instructions, the commoner ones several times.
+STEPS = """elements elements same layered layered alias copy written written written_view written_view view_of_view gradient subclass
+    branch sizes settings no_grad reduced buffers kept""".split()
 
 
 class Program(nn.Module):
@@ -212,15 +252,14 @@ class Program(nn.Module):
         self.layers = nn.ModuleList(Layer(choose) for _ in range(3))
         self.register_buffer("state", torch.ones(WIDTH))
         self.kept: list[torch.Tensor] = []
-        steps = [_step(choose, 4) for _ in range(choose.randrange(4, 14))]
-        self.text = "\n".join(text for text, _ in steps)
-        self.steps = [step for _, step in steps]
+        self.steps = [Step.chosen(choose, 4) for _ in range(choose.randrange(4, 14))]
+        self.text = "\n".join(map(str, self.steps))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         self.kept = []
         registers = [x, x * 2, x + 1, x.tanh()]
         for step in self.steps:
-            step(self, registers)
+            getattr(step, step.name)(self, registers)
         return tuple(registers)
 
 
