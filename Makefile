@@ -6,6 +6,8 @@
 #   make zoo      whole models, in full      make types    static types
 #   make models   every architecture of transformers, timm and torchvision, small (the last part of make zoo);
 #                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
+#   make libraries  exports of libraries on PyPI (their tests, or calls), by torch.onnx's two exporters and by onnxplug; goes on where it
+#                 was (LIBRARIES_FLAGS="--only timm --again"); writes docs/libraries.md
 #   make chains   20,000 random chains of operators
 #   make opdb     torch's operator database, in all dtypes; writes docs/coverage.md
 #   make packages tests of packages for libraries that are not installed here, each in an environment of its own
@@ -14,6 +16,7 @@
 #   make index    docs/packages.md: which operators of which libraries the packages translate
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
+#   make targets  what providers of ONNX Runtime take of 50 models, and what the tables of targets say
 #   make clients    folders of --for transformers.js in Node, which npm packages in out/clients load
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
@@ -27,16 +30,23 @@ PIP_FLAGS ?=
 TORCH :=
 PYTEST_FLAGS ?=
 MODELS_FLAGS ?=
+LIBRARIES_FLAGS ?=
 
 # onnxplug's own packages beside the engine: installed with it. The others under contrib/ are examples and plugins for libraries.
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
-            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet
+            contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet
+LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
 # for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
 ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs
+# Without their CUDA kernels, and with triton, whose interpreter runs the others.
+ALONE_mamba := --no-build-isolation mamba_ssm==2.3.2.post1 causal_conv1d==1.7.0 einops==0.8.2 triton==3.9.0
+.venv-mamba/installed: export MAMBA_SKIP_CUDA_BUILD := TRUE
+.venv-mamba/installed: export MAMBA_FORCE_BUILD := TRUE
+.venv-mamba/installed: export CAUSAL_CONV1D_SKIP_CUDA_BUILD := TRUE
+.venv-mamba/installed: export CAUSAL_CONV1D_FORCE_BUILD := TRUE
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -53,7 +63,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers clients matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers targets clients matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models libraries chains opdb bench latency consumers clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -89,6 +100,10 @@ models: $(VENV)/installed
 	@echo "==> Every architecture of transformers, and timm's and torchvision's families (outcomes in out/models)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.models.report $(MODELS_FLAGS)
 
+libraries: $(VENV)/installed
+	@echo "==> Exports of libraries on PyPI, three ways (source distributions and outcomes in out/libraries; hours)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.libraries.report $(LIBRARIES_FLAGS)
+
 opdb: $(VENV)/installed
 	@echo "==> torch's operator database: about 20 minutes, two workers"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.opdb.report
@@ -123,6 +138,10 @@ consumers: $(VENV)/installed
 	@echo "==> Quantisers, optimizers and other tools, each beside torch.onnx's files (half an hour; packages go into out/consumers)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/consumers.py --write
 
+targets: $(VENV)/installed
+	@echo "==> Providers of ONNX Runtime, asked about 50 models (packages go into out/targets)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/targets.py
+
 # PYTHON and TORCH choose among the combinations where the command line has them; .venv is that of development.
 matrix:
 	@$(MAKE) --no-print-directory TORCH= PYTHON=$(DEFAULT_PYTHON) .venv/installed
@@ -150,7 +169,7 @@ format: $(VENV)/installed
 types: $(VENV)/installed
 	@echo "==> Types"
 	@MYPYPATH=src:$(subst $(SPACE),:,$(PACKAGES)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(PACKAGES),-p $(subst -,_,$(notdir $(p)))) \
-	  | sed -E 's#^src/onnxplug/(converters|rewrites|patches|plugins)/#\1/#; s#^src/onnxplug/#core/#'
+	  | sed -E 's#^src/onnxplug/(converters|rewrites|patches|plugins|cli)/#\1/#; s#^src/onnxplug/#core/#'
 
 # The theme announces its successor; nothing is to be done about it in a build.
 docs: $(VENV)/installed

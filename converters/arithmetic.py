@@ -21,7 +21,7 @@ _LAYER_NORM = torch.ops.aten.layer_norm.default
 
 
 def _scaled(g: GraphBuilder, x: Any, alpha: Any, dtype: ir.DataType) -> Any:
-    """``x * alpha``; ``x`` itself when alpha is one."""
+    """``x * alpha``; ``x`` itself when alpha is 1."""
     if not isinstance(alpha, Value) and alpha == 1:
         return x
     return compute(g, "Mul", dtype, x, alpha)
@@ -37,7 +37,7 @@ def add(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _before_norm(node: FxNode) -> bool:
-    """Whether a layer norm is taken of the sum of two tensors of one element type that ONNX Runtime fuses both for."""
+    """Whether the operand of a layer norm is the sum of two tensors of an element type for which ONNX Runtime fuses both nodes."""
     x, y, alpha = node.args
     if node.dtype not in (FLOAT, DOUBLE) or not (isinstance(x, Value) and isinstance(y, Value)):
         return False

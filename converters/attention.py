@@ -183,15 +183,15 @@ def _fused(
     """The results of an attention on a GPU: the output, and where it is read the logarithms of the sums, [..., L] in float.
 
     They are infinite for a row that sees no key. Half types are computed in float, as these kernels accumulate.
-    The others, states of random numbers and what varlen calls return, have no meaning in ONNX: whoever reads them is told so.
+    The other results (states of random numbers, results of varlen calls) have no meaning in ONNX: reading them is an error.
     """
     query, key, value = (g.cast(x, FLOAT) if x.dtype in HALVES else x for x in (query, key, value))
     if all(isinstance(g.dim(x, -3), int) for x in (query, key)):
         key, value = (_repeat_heads(g, query, x) for x in (key, value))
     if mask is not None and causal:
         dtype = dtype_of(query)
-        given = _bias(g, mask, dtype) if mask.dtype == BOOL else g.cast(mask, dtype)
-        mask, causal = g.op.Add(given, _bias(g, _causal(g, query, key), dtype)), False
+        bias = _bias(g, mask, dtype) if mask.dtype == BOOL else g.cast(mask, dtype)
+        mask, causal = g.op.Add(bias, _bias(g, _causal(g, query, key), dtype)), False
     output = g.cast(_attend(g, query, key, value, mask, dropout, causal, scale), node.dtype)
     rest: list[Value | None] = [None] * (len(node.outputs) - 1)
     if wanted(node, 1):
@@ -241,14 +241,14 @@ def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
 
 
 def _bias(g: GraphBuilder, seen: Value, dtype: ir.DataType) -> Value:
-    """The mask as a bias added to the scores: 0 for visible keys, −inf for hidden ones."""
+    """The mask as a bias added to the scores: 0 for visible keys, −inf for hidden keys."""
     return g.op.Where(seen, g.const(0.0, dtype), g.const(float("-inf"), dtype))
 
 
 def _bias_and_seen_rows(g: GraphBuilder, mask: Value, dtype: ir.DataType) -> tuple[Value, Value]:
     """The bias of the scores, and [..., L, 1]: 1 for rows that see some key, 0 for others.
 
-    Both depend on the mask alone, so layers with one mask share them. The bias of a row that sees no key has no −inf:
+    Both depend only on the mask, so layers with the same mask share them. The bias of a row that sees no key has no −inf:
     the row's weights are finite, and the factor of 0 removes them afterwards.
     """
     last = rank_of(mask) - 1
@@ -274,7 +274,7 @@ def _causal(g: GraphBuilder, query: Value, key: Value, later: Value | None = Non
 
 
 def _sharing_heads(g: GraphBuilder, x: Value, repeated: Value) -> tuple[Value, Value] | None:
-    """Queries or weights with the rows of heads that share one in one matrix, and the keys or values before each was repeated.
+    """Queries or weights with the rows of heads that share a key's head in one matrix, and the unrepeated keys or values.
 
     x [B, G H, L, E] as [B, H, G L, E], ``repeated`` [B, G H, S, E] as [B, H, S, E]: nothing is copied then, and each matrix of
     keys or values goes into one product. ``None`` where heads are not shared.

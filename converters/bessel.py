@@ -44,7 +44,7 @@ def bessel_j1(x: Real) -> Real:
     size = abs(x)
     p, q, angle = _phase(size, 1)
     far = p * angle.cos() - q * angle.sin()
-    # ONNX Runtime's Where keeps -0.0 in its last operand only: it adds a zero to the elements of the other one.
+    # ONNX Runtime's Where keeps -0.0 only in its last operand: it adds a zero to the elements of the other operand.
     return where(size > 5.0, where(x < 0.0, -far, far), _j1_near(x))
 
 

@@ -18,7 +18,7 @@ def to(g: GraphBuilder, node: FxNode) -> Value:
     """to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 
     ONNX has no devices and no memory formats, so these arguments are ignored. In a graph that torch decomposed, a Python number
-    may stand for a tensor.
+    may replace a tensor.
     """  # noqa: E501
     source = node.args[0]
     if isinstance(source, bool | int | float):

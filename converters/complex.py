@@ -1,6 +1,6 @@
-"""Elementwise arithmetic, functions and reductions of complex tensors, which are pairs of real ones (see onnxplug.build.complexes).
+"""Elementwise arithmetic, functions and reductions of complex tensors, pairs of real tensors (see onnxplug.build.complexes).
 
-Rules stand under the operator's name with the prefix ``complex:``.
+The names of the rules are the operators' names with the prefix ``complex:``.
 """
 
 from __future__ import annotations

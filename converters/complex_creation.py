@@ -38,7 +38,7 @@ def ones(g: GraphBuilder, node: FxNode) -> Complex:
 
 
 def _filled(g: GraphBuilder, node: FxNode, value: Any) -> Complex:
-    """A number, or a tensor of one, in every element of the result."""
+    """A number, or a tensor of one element, in every element of the result."""
     dtype = part_dtype(node)
     sizes: list[Any] = [g.size(d) for d in node.shape]
     if isinstance(value, Value | Complex):

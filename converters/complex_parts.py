@@ -1,4 +1,4 @@
-"""Complex tensors: operators that treat the real and the imaginary part alike, and those that join or separate them."""
+"""Complex tensors: operators that treat the real and the imaginary part alike, and operators that join or separate them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def partwise(g: GraphBuilder, node: FxNode) -> Any:
 
 
 def partwise_mixed(g: GraphBuilder, node: FxNode) -> Any:
-    """As :func:`partwise`, for operators that take several tensors of values, real ones among them."""
+    """As :func:`partwise`, for operators that take several tensors of values, of which some may be real."""
     dtype = part_dtype(node)
     args = [
         [as_complex(g, b, dtype) for b in a]

@@ -16,7 +16,7 @@ from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
-# -- what goes into graphs and comes out of them -----------------------------------------------------------------------
+# -- inputs and outputs of subgraphs -----------------------------------------------------------------------------------
 
 
 def _parts(g: GraphBuilder, items: Iterable[Any]) -> list[Value]:
@@ -41,11 +41,11 @@ def _whole(parts: Iterable[Value], like: Sequence[Any]) -> list[Any]:
     return [Complex(next(rest), next(rest)) if pair else next(rest) for pair in is_complex]
 
 
-def _formals(g: GraphBuilder, body: torch.fx.GraphModule, given: Sequence[Any], parts: Sequence[Value]) -> list[Any]:
+def _formals(g: GraphBuilder, body: torch.fx.GraphModule, operands: Sequence[Any], parts: Sequence[Value]) -> list[Any]:
     """Dtype and dimensions of a body's first inputs, as it was traced with them."""
     placeholders = [fx for fx in body.graph.nodes if fx.op == "placeholder"]
     dims: list[Any] = []
-    for item, fx in zip(given, placeholders, strict=False):
+    for item, fx in zip(operands, placeholders, strict=False):
         val = fx.meta.get("val")
         dimensions = g.interpreter.dims(val) if isinstance(val, torch.Tensor) else ()
         dims += [dimensions] * (2 if isinstance(item, Complex) else 1)
@@ -87,13 +87,13 @@ def hinted(g: GraphBuilder, node: FxNode) -> Any:
 
 
 def checkpointed(g: GraphBuilder, node: FxNode) -> Any:
-    """A region that is checkpointed, or placed on a mesh of devices, inlined: (graph, *inputs), and keywords that say how."""
+    """A region that is checkpointed, or placed on a mesh of devices, inlined: (graph, *inputs), and keywords of that mode."""
     inputs = node.args[1 : len(node.fx.args)]
     return g.interpreter.inline(node.args[0], inputs)
 
 
 def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
-    """``torch.cond``: an If; each branch reads what it needs from outside."""
+    """``torch.cond``: an If; each branch reads its operands from outside."""
     predicate, true_graph, false_graph, operands = node.args
     if not isinstance(predicate, Value):
         return g.interpreter.inline(true_graph if predicate else false_graph, operands)
@@ -124,8 +124,8 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
         return [holds(results), *_parts(g, results)]
 
     graph = g.subgraph(step, [(INT64, ()), (BOOL, ()), *_formals(g, body, carried, first)], name="loop")
-    found = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
-    return _whole(_several(found), carried)
+    looped = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
+    return _whole(_several(looped), carried)
 
 
 def scan(g: GraphBuilder, node: FxNode) -> list[Any]:

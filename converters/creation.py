@@ -61,7 +61,7 @@ def fill_like(value: int) -> Converter:
 def zeros_of_features(g: GraphBuilder, node: FxNode) -> Value:
     """_new_zeros_with_same_feature_meta(Tensor self, Tensor other, *, int self_num_batch_dims=0) -> Tensor
 
-    The first axes of self, as many as are said, then the axes of other: a tangent of zeros.
+    The first ``self_num_batch_dims`` axes of self, then the axes of other: a tangent of zeros.
     """
     batched, other, count = node.args
     return filled(g, 0, [*g.dims(batched)[:count], *g.dims(other)], node.dtype)

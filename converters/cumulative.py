@@ -36,7 +36,7 @@ def cumprod(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def cumulative_extremum(largest: bool, exact: bool = False) -> Converter:
-    """cummax, cummin: equal elements give the index of the last one; with ``exact`` NaN propagates from where it occurs."""
+    """cummax, cummin: equal elements give the index of the last; with ``exact`` NaN propagates from where it occurs."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         x, axis = node.args

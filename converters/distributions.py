@@ -1,6 +1,6 @@
-"""Samples of distributions that take rejection: gamma, Dirichlet, Poisson, binomial; what torch.distributions draws by.
+"""Samples by rejection, as torch.distributions draws them: gamma, Dirichlet, Poisson, binomial.
 
-All are computed in double. A Loop draws for every element until each one was accepted once.
+All are computed in double. A Loop draws for every element until each was accepted once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxplug.registry.rule import Rule
 _ROUNDS = 200
 #: From this mean on counts are drawn by rejection, below it by adding up probabilities.
 _LARGE = 10.0
-#: Counts at most where the mean is below that: the probability of a larger one is below 1e-28.
+#: The largest count where the mean is below that: the probability of a larger count is below 1e-28.
 _SMALL_COUNTS = 64
 
 
@@ -58,7 +58,7 @@ def _any(g: GraphBuilder, flags: Value) -> Value:
 def _gamma(g: GraphBuilder, shape: Value) -> Value:
     """Samples of the gamma distribution with scale 1 (Marsaglia and Tsang, 2000): d v³ with v = 1 + c x of a normal x.
 
-    Below shape 1 of the next one, times u^(1 / shape).
+    For a shape below 1, a sample for the shape plus 1 times u^(1 / shape).
     """
     one = _number(g, 1.0)
     below = g.op.Less(shape, one)
@@ -193,7 +193,7 @@ def _line(g: GraphBuilder, x: Value, slope: float, start: float) -> Value:
 def binomial(g: GraphBuilder, node: FxNode) -> Value:
     """binomial(Tensor count, Tensor prob, Generator? generator=None) -> Tensor
 
-    Of the rarer outcome; the more frequent one has the rest of the count.
+    Samples of the rarer outcome; the other outcome has the rest of the count.
     """
     n, p = (g.cast(x, DOUBLE) for x in node.args[:2])
     n, p = g.op.Add(n, g.op.Mul(p, _number(g, 0.0))), g.op.Add(p, g.op.Mul(n, _number(g, 0.0)))

@@ -51,7 +51,7 @@ def _truncated_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> 
 def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Value:
     """The quotient rounded down.
 
-    Integers: the truncated quotient, less one where the remainder is not zero and the signs differ. Floats as torch
+    Integers: the truncated quotient, less 1 where the remainder is not zero and the signs differ. Floats as torch
     defines it (c10::div_floor_floating): from the remainder, so that ``1 // 0.1`` is 9; infinities as in plain division.
     """
     if dtype.is_integer():
@@ -77,7 +77,7 @@ def _floor_quotient(g: GraphBuilder, x: Any, y: Any, dtype: ir.DataType) -> Valu
     rounded = g.op.Floor(exact)
     rounded = g.op.Where(g.op.Greater(g.op.Sub(exact, rounded), g.const(0.5, dtype)), g.op.Add(rounded, one), rounded)
     plain = g.op.Div(a, b)
-    # A zero quotient keeps the sign of the true one.
+    # A zero quotient keeps the sign of the exact quotient.
     rounded = g.op.Where(g.op.Equal(exact, zero), g.op.Mul(zero, plain), rounded)
     return g.op.Where(g.op.Equal(b, zero), plain, rounded)
 

@@ -114,7 +114,7 @@ def signbit(g: GraphBuilder, node: FxNode) -> Value:
 def frexp(g: GraphBuilder, node: FxNode) -> list[Value]:
     """frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)
 
-    The mantissa is in [0.5, 1). The exponent is computed from the logarithm, and corrected by one where that was
+    The mantissa is in [0.5, 1). The exponent is computed from the logarithm, and corrected by 1 where that was
     rounded; the division is by two powers of two, each of which is a normal number. For 0, ±inf and NaN the mantissa is
     the number itself and the exponent is 0.
     """
@@ -145,7 +145,7 @@ def frexp_of(g: GraphBuilder, x: Value) -> tuple[Value, Value]:
     return mantissa, exponent
 
 
-#: Bits of the mantissa with the leading one, and the exponent of the smallest normal number, in frexp's counting.
+#: Bits of the mantissa including the leading 1, and the exponent of the smallest normal number, in frexp's counting.
 _PRECISION = {
     FLOAT: (24, -125),
     DOUBLE: (53, -1021),
@@ -174,7 +174,7 @@ def nextafter(g: GraphBuilder, node: FxNode) -> Value:
     step = g.op.Mul(g.op.Pow(g.const(2.0, DOUBLE), exponent), g.const(2.0**-bits, DOUBLE))
     up = g.op.Greater(y, x)
     moved = g.op.Add(x, g.op.Mul(step, g.op.Where(up, one, g.op.Neg(one))))
-    # The neighbour of infinity is the largest number, that of zero the smallest one with y's sign.
+    # The neighbour of infinity is the largest number, the neighbour of zero the smallest number with y's sign.
     largest = g.const((2.0 - 2.0 ** (1 - bits)) * 2.0 ** (-least + 2), DOUBLE)
     moved = g.op.Where(g.op.IsInf(x), g.op.Mul(g.op.Sign(x), largest), moved)
     tiny = g.const(2.0**-bits * 2.0**least, DOUBLE)

@@ -1,7 +1,7 @@
 """Discrete Fourier transforms.
 
 torch's fft functions are based on three operators: complex to complex, real to half a spectrum, half a spectrum to
-real. Those of ``prims`` do not normalise. Each transforms one axis after the other.
+real. The operators of ``prims`` do not normalise. Each transforms one axis after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def transform(g: GraphBuilder, x: Value | Complex, axis: int, forward: bool) -> 
     real = x.real if isinstance(x, Complex) else x
     size = g.dim(real, axis)
     if not forward:
-        # The inverse transform is the forward one with real and imaginary parts swapped before and after.
+        # The inverse transform is the forward transform with real and imaginary parts swapped before and after.
         exchanged = Complex(x.imag, x.real) if isinstance(x, Complex) else Complex(_zero(g, x), x)
         result = transform(g, exchanged, axis, True)
         return Complex(result.imag, result.real)
@@ -53,7 +53,7 @@ def _zero(g: GraphBuilder, x: Value) -> Value:
 
 
 def _by_operator(g: GraphBuilder, x: Value | Complex, axis: int) -> Complex:
-    """ONNX's DFT, in double where the runtime's float one is inexact."""
+    """ONNX's DFT, in double where the runtime's float kernel is inexact."""
     last = g.const([-1])
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
     dtype = parts[0].dtype
@@ -87,8 +87,8 @@ def _fourier_matrix(g: GraphBuilder, size: int | Value) -> tuple[Value, Value]:
 def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value) -> Complex:
     """The discrete Fourier transform along an axis as a product with the matrix exp(-2 pi i j k / n)."""
     parts = [x.real, x.imag] if isinstance(x, Complex) else [x]
-    given = parts[0].dtype
-    assert given is not None
+    dtype = parts[0].dtype
+    assert dtype is not None
     # In double: float32 sums lose precision that a fast transform keeps.
     parts = [g.cast(part, DOUBLE) for part in parts]
     cosine, sine = _fourier_matrix(g, size)
@@ -97,7 +97,7 @@ def _by_matrix(g: GraphBuilder, x: Value | Complex, axis: int, size: int | Value
     if len(parts) > 1:
         real = g.op.Add(real, product_along(g, parts[1], axis, sine))
         imag = g.op.Add(imag, product_along(g, parts[1], axis, cosine))
-    return Complex(g.cast(real, given), g.cast(imag, given))
+    return Complex(g.cast(real, dtype), g.cast(imag, dtype))
 
 
 def _scaled(g: GraphBuilder, x: Any, sizes: Sequence[Any], normalization: int) -> Any:
@@ -199,18 +199,18 @@ def prims_c2r(g: GraphBuilder, node: FxNode) -> Value:
     return _complex_to_real(g, x, axes, 0, size)
 
 
-# -- torch.fft, sizes of the transform given or not ---------------------------------------------------------------------
+# -- torch.fft, with and without sizes of the transform -----------------------------------------------------------------
 
 
 def _fitted(g: GraphBuilder, x: Any, axis: int, size: Any) -> Any:
     """Truncated or padded with zeros at the end of an axis."""
     if isinstance(x, Complex):
         return Complex(_fitted(g, x.real, axis, size), _fitted(g, x.imag, axis, size))
-    have = g.dim(x, axis)
-    if isinstance(have, int) and isinstance(size, int):
-        if size == have:
+    present = g.dim(x, axis)
+    if isinstance(present, int) and isinstance(size, int):
+        if size == present:
             return x
-        if size < have:
+        if size < present:
             return slice_axis(g, x, axis, 0, size)
     shape: list[Any] = [*g.dims(x)]
     shape[axis] = size
@@ -219,21 +219,21 @@ def _fitted(g: GraphBuilder, x: Any, axis: int, size: Any) -> Any:
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """torch's enumeration: the whole factor belongs to the inverse transform, unless ``forward`` says otherwise."""
+    """torch's enumeration: the whole factor belongs to the inverse transform, or to the forward transform with ``forward``."""
     if norm == "ortho":
         return 1
     return 2 if (norm == "forward") is forward else 0
 
 
 def _axes_and_sizes(g: GraphBuilder, x: Any, sizes: Any, axes: Any) -> tuple[list[int], list[Any]]:
-    """Non-negative axes and the size of the transform along each; -1 stands for the axis's own size."""
+    """Non-negative axes and the size of the transform along each; -1 is the axis's own size."""
     part = x.real if isinstance(x, Complex) else x
     rank = rank_of(part)
     if axes is None:
         axes = range(rank) if sizes is None else range(rank - len(sizes), rank)
     over = [a % rank for a in axes]
-    given = [-1] * len(over) if sizes is None else list(sizes)
-    return over, [g.dim(part, a) if isinstance(s, int) and s == -1 else s for a, s in zip(over, given, strict=True)]
+    wanted = [-1] * len(over) if sizes is None else list(sizes)
+    return over, [g.dim(part, a) if isinstance(s, int) and s == -1 else s for a, s in zip(over, wanted, strict=True)]
 
 
 def _arguments(g: GraphBuilder, node: FxNode) -> tuple[Any, list[int], list[Any], bool, str | None]:
@@ -282,10 +282,10 @@ def half_spectrum_transform(forward: bool) -> Converter:
     """irfft and hfft: the real tensor of half a spectrum; hfft is the inverse transform of the conjugate."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x, axes, sizes, given, norm = _arguments(g, node)
+        x, axes, sizes, has_sizes, norm = _arguments(g, node)
         x = x if isinstance(x, Complex) else Complex(x, _zero(g, x))
         last = sizes[-1]
-        if not given:
+        if not has_sizes:
             # The default size is 2 (m - 1).
             last = 2 * (last - 1) if isinstance(last, int) else g.op.Mul(g.op.Sub(last, g.const(1)), g.const(2))
         half = last // 2 + 1 if isinstance(last, int) else g.op.Add(g.op.Div(last, g.const(2)), g.const(1))

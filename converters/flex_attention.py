@@ -20,25 +20,25 @@ def flex_attention(g: GraphBuilder, node: FxNode) -> list[Any]:
 
     query [B, Hq, L, E], key [B or 1, H, S, E], value [B or 1, H, S, Ev]; each key's head serves Hq / H of the query's. The results
     are [B, Hq, L, Ev] and, [B, Hq, L], logsumexp and maximum of the scores to the base 2. ``mod(score, b, h, q, kv)`` and
-    ``mask(b, h, q, kv)`` are functions of scalars, here over all positions at once. The blocks of a BlockMask say only where the
-    mask's function need not be asked. A row whose keys are all hidden is zero; scores are computed in float32 at least.
+    ``mask(b, h, q, kv)`` are functions of scalars, here over all positions at once. The blocks of a BlockMask only save calls of
+    the mask's function. A row whose keys are all hidden is zero; scores are computed in float32 at least.
     """
     positions: list[Any] = [*node.fx.args, *node.fx.kwargs.values()]
     values = list(node.args)
     score_graph, block_mask, scale = values[3], values[4], values[5]
     score_buffers, mask_buffers = values[7], values[8]
     mask_graph = block_mask[-1]
-    given: list[tuple[Any, Any]] = list(zip(positions[:3], values[:3], strict=True))
-    given += zip(positions[7], score_buffers, strict=True)
-    given += zip(positions[8], mask_buffers, strict=True)
+    operands: list[tuple[Any, Any]] = list(zip(positions[:3], values[:3], strict=True))
+    operands += zip(positions[7], score_buffers, strict=True)
+    operands += zip(positions[8], mask_buffers, strict=True)
     split = 3 + len(score_buffers)
-    traced = [(meta_of(fx), value) for fx, value in given]
+    traced = [(meta_of(fx), value) for fx, value in operands]
     plain = [fake for fake, _ in traced]
     places = [i for i, fake in enumerate(plain) if isinstance(fake, torch.Tensor | torch.SymInt)]
 
-    def attend(*found: Any) -> tuple[Any, ...]:
+    def attend(*inputs: Any) -> tuple[Any, ...]:
         items = list(plain)
-        for place, item in zip(places, found, strict=True):
+        for place, item in zip(places, inputs, strict=True):
             items[place] = item
         query, key, value = items[:3]
         modify = None if _returns_first(score_graph) else _over_positions(score_graph, 1, len(score_buffers))
@@ -56,7 +56,7 @@ def flex_attention(g: GraphBuilder, node: FxNode) -> list[Any]:
     except ValueError as error:
         raise Unsupported(f"flex_attention whose functions can't be traced for all sizes: {error}") from error
     results = g.interpreter.inline(module, [traced[place][1] for place in places])
-    # torch says float for the logsumexp and the maximum of doubles too.
+    # torch declares float for the logsumexp and the maximum of doubles too.
     return [
         result if spec is None or result.dtype == spec.dtype else g.cast(result, spec.dtype)
         for result, spec in zip(results, node.outputs, strict=True)
@@ -109,20 +109,20 @@ def _returns_first(graph: torch.fx.GraphModule) -> bool:
 
 
 def _is_all_true(graph: torch.fx.GraphModule) -> bool:
-    """Whether a graph returns True for everything, as the mask of a call without one."""
-    found = _returned(graph)
-    target = getattr(found, "target", None)
+    """Whether a graph returns True for everything, as torch's mask for a call without a mask."""
+    returned = _returned(graph)
+    target = getattr(returned, "target", None)
     if target is torch.ops.aten.new_ones.default:
         return True
     filled = {torch.ops.aten.full.default: 1, torch.ops.aten.new_full.default: 2}
-    return target in filled and found.args[filled[target]] is True
+    return target in filled and returned.args[filled[target]] is True
 
 
 def _returned(graph: torch.fx.GraphModule) -> Any:
-    found: Any = graph.graph.output_node().args[0]
-    while isinstance(found, Sequence) and len(found) == 1:
-        found = found[0]
-    return found
+    result: Any = graph.graph.output_node().args[0]
+    while isinstance(result, Sequence) and len(result) == 1:
+        result = result[0]
+    return result
 
 
 RULES: list[Rule] = [Rule("flex_attention", flex_attention)]

@@ -22,7 +22,7 @@ from onnxplug.registry.rule import Rule
 def fractional_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
 
-    A window with NaN gives the first one.
+    A window with NaN gives the first NaN.
     """
     return fractional_max_pool(g, node, spatial, exact=True)
 
@@ -30,7 +30,7 @@ def fractional_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> li
 def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool = False) -> list[Value]:
     """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
 
-    Graham (2014): with alpha = (n - k) / (o - 1) window i starts at floor((i + u) alpha) - floor(u alpha), the last one at
+    Graham (2014): with alpha = (n - k) / (o - 1) window i starts at floor((i + u) alpha) - floor(u alpha), the last window at
     n - k; u is the random sample of the axis, one for each image and channel.
     """
     x, kernel, out, samples = node.args

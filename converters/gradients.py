@@ -1,4 +1,4 @@
-"""Backward operators of training: those that torch has no decomposition for.
+"""Backward operators of training for which torch has no decomposition.
 
 A convolution's gradients are convolutions again. The others are decompositions in terms of PyTorch.
 """
@@ -172,8 +172,8 @@ def by_index_backward(g: GraphBuilder, node: FxNode) -> Value:
     spatial = 3 if "3d" in node.op_name else 2
     lead = g.dims(x)[:-spatial]
     start = g.reshape(filled(g, 0, g.dims(x), node.dtype), [*lead, -1])
-    given, places = (g.reshape(v, [*lead, -1]) for v in (grad, indices))
-    return g.reshape(scatter_elements(g, start, len(lead), places, given, "add"), g.dims(x))
+    values, places = (g.reshape(v, [*lead, -1]) for v in (grad, indices))
+    return g.reshape(scatter_elements(g, start, len(lead), places, values, "add"), g.dims(x))
 
 
 # -- interpolation ---------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ _KEYS_OF_FILTER = -0.5
 
 
 def _ratio(size: Any, out: Any, factor: float | None) -> torch.Tensor:
-    """The step between results on an axis, 0-dim float32 as PyTorch computes it: from the factor where there is one."""
+    """The step between results on an axis, 0-dim float32 as PyTorch computes it: from the factor if there is a factor."""
     if factor is not None and factor > 0:
         return torch.full((), 1.0 / factor, dtype=torch.float32)
     return torch.full((), size, dtype=torch.float32) / torch.full((), out, dtype=torch.float32)
@@ -233,10 +233,10 @@ def _cubic(distance: torch.Tensor, a: float) -> torch.Tensor:
 def _resize_backward(
     taps: Callable[..., _Taps], corners: bool, grad: torch.Tensor, output_size: Any, input_size: Any, *rest: Any
 ) -> torch.Tensor:
-    """An interpolation is linear, an axis after the other: what it reads from a place, its gradient adds there.
+    """An interpolation is linear, an axis after the other: its gradient adds to each place that it reads.
 
     Args:
-        taps: What each result on an axis is interpolated from.
+        taps: The places and weights from which each result on an axis is interpolated.
         corners: Whether the operator's next argument is ``align_corners``.
         grad: [N, C, *output_size].
         output_size, input_size: The sizes, batch and channels with the input's.

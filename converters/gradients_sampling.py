@@ -58,7 +58,7 @@ def grid_sampler_backward(
     """
     sizes, lead = x.shape[2:], x.shape[:2]
     taps = [_taps(grid[..., spatial - 1 - axis], sizes[axis], mode, padding, align_corners) for axis in range(spatial)]
-    values, given = x.reshape([*lead, -1]), grad.reshape([*lead, -1])
+    values, slope_of_result = x.reshape([*lead, -1]), grad.reshape([*lead, -1])
     image = torch.zeros_like(values)
     slopes = [torch.zeros_like(grid[..., 0]) for _ in range(spatial)]
     for chosen in itertools.product(*taps):
@@ -66,12 +66,12 @@ def grid_sampler_backward(
         for axis in range(1, spatial):
             inside = inside & chosen[axis].inside
             index = index * sizes[axis] + chosen[axis].place
-        places = torch.where(inside, index, 0).reshape([lead[0], 1, -1]).expand_as(given)
+        places = torch.where(inside, index, 0).reshape([lead[0], 1, -1]).expand_as(slope_of_result)
         if wanted[0]:
             weight = torch.where(inside, math.prod(tap.weight for tap in chosen), 0.0)
-            image = image.scatter_add(2, places, given * weight.reshape([lead[0], 1, -1]))
+            image = image.scatter_add(2, places, slope_of_result * weight.reshape([lead[0], 1, -1]))
         if mode != _NEAREST:
-            along = torch.where(inside, (values.gather(2, places) * given).sum(1).reshape(inside.shape), 0.0)
+            along = torch.where(inside, (values.gather(2, places) * slope_of_result).sum(1).reshape(inside.shape), 0.0)
             for axis in range(spatial):
                 rest = math.prod((tap.weight for i, tap in enumerate(chosen) if i != axis), start=chosen[axis].slope)
                 slopes[axis] = slopes[axis] + along * rest
@@ -104,7 +104,7 @@ def _tap(at: torch.Tensor, size: Any, weight: torch.Tensor, slope: torch.Tensor)
 
 
 def _bounded(at: torch.Tensor, size: Any, padding: int, align_corners: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Coordinates brought into the image as the padding says, and the derivative of that: 1, -1 or 0."""
+    """Coordinates brought into the image by the padding mode, and the derivative of that: 1, -1 or 0."""
     turn = torch.ones_like(at)
     if padding == _ZEROS:
         return at, turn

@@ -19,7 +19,7 @@ from onnxplug.registry.rule import Rule
 
 
 def _range_of(g: GraphBuilder, x: Value, low: Any, high: Any, widen: float) -> tuple[Value, Value]:
-    """The bounds of a histogram: those given, those of the data where both are equal; a single value gets room."""
+    """The bounds of a histogram: the given bounds, or the data's where both are equal; a single value gets room."""
     dtype = x.dtype
     assert dtype is not None
     if low != high:
@@ -73,8 +73,8 @@ def _histogram(g: GraphBuilder, node: FxNode, x: Value, edges: Value, weight: Va
 
 def histogram_count(g: GraphBuilder, node: FxNode) -> list[Value]:
     """histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"""  # noqa: E501
-    x, bins, given, weight, density = node.args
-    low, high = given if given is not None else (0.0, 0.0)
+    x, bins, bounds, weight, density = node.args
+    low, high = bounds if bounds is not None else (0.0, 0.0)
     edges = _even_edges(g, g.reshape(x, [-1]), bins, low, high)
     return [_histogram(g, node, x, edges, weight, density), edges]
 
@@ -100,24 +100,24 @@ def histogram_edges(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 def histogramdd_edges(g: GraphBuilder, node: FxNode) -> list[Value]:
     """_histogramdd_bin_edges(Tensor self, int[] bins, *, float[]? range=None, Tensor? weight=None, bool density=False) -> Tensor[]"""  # noqa: E501
-    x, bins, given = node.args[:3]
-    return _edges_of_columns(g, x, bins, given)
+    x, bins, bounds = node.args[:3]
+    return _edges_of_columns(g, x, bins, bounds)
 
 
-def _edges_of_columns(g: GraphBuilder, x: Value, bins: Any, given: Any) -> list[Value]:
+def _edges_of_columns(g: GraphBuilder, x: Value, bins: Any, bounds: Any) -> list[Value]:
     columns = g.reshape(x, [-1, len(bins)])
     edges = []
     for number, count in enumerate(bins):
         column = g.op.Gather(columns, g.const(number), axis=1)
-        low, high = given[2 * number : 2 * number + 2] if given else (0.0, 0.0)
+        low, high = bounds[2 * number : 2 * number + 2] if bounds else (0.0, 0.0)
         edges.append(_even_edges(g, column, count, low, high))
     return edges
 
 
 def histogramdd_counts(g: GraphBuilder, node: FxNode) -> Value:
     """_histogramdd_from_bin_cts(Tensor self, int[] bins, *, float[]? range=None, Tensor? weight=None, bool density=False) -> Tensor"""  # noqa: E501
-    x, bins, given, weight, density = node.args
-    return _histogramdd(g, x, _edges_of_columns(g, x, bins, given), weight, density)
+    x, bins, bounds, weight, density = node.args
+    return _histogramdd(g, x, _edges_of_columns(g, x, bins, bounds), weight, density)
 
 
 def histogramdd_tensors(g: GraphBuilder, node: FxNode) -> Value:
@@ -127,7 +127,7 @@ def histogramdd_tensors(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _histogramdd(g: GraphBuilder, x: Value, edges: list[Value], weight: Value | None, density: bool) -> Value:
-    """The bin of every point, counted in the flattened grid of bins; points outside fall into one more."""
+    """The bin of every point, counted in the flattened grid of bins; points outside fall into an extra bin."""
     dtype = x.dtype
     assert dtype is not None
     columns = g.reshape(x, [-1, len(edges)])

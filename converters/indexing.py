@@ -82,7 +82,7 @@ def _nonzero(g: GraphBuilder, x: Value) -> Value:
 def nonzero_static(g: GraphBuilder, node: FxNode) -> Value:
     """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor
 
-    ``size`` indices: further ones are dropped, missing ones are filled with ``fill_value``.
+    ``size`` indices: additional indices are dropped, missing indices are filled with ``fill_value``.
     """
     x, size, fill = node.args
     rank = rank_of(x)
@@ -120,8 +120,8 @@ def index(g: GraphBuilder, node: FxNode) -> Value:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor
 
     numpy's advanced indexing. One index tensor is a Gather; several broadcast against each other and become a GatherND of
-    the indexed axes, moved to the front; the result's new axes stand where the first index stood when the indices are
-    beside each other, else first.
+    the indexed axes, moved to the front; the result's new axes take the place of the first index if the indices are
+    adjacent, else they come first.
     """
     x, indices = node.args
     axes, tensors = index_tensors(g, x, indices)

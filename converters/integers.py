@@ -16,7 +16,7 @@ from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
-#: Powers of two that a signed 64-bit integer holds, and the wrapped one.
+#: Powers of two that a signed 64-bit integer holds, and the power that wraps.
 _POWERS = np.array([1 << i for i in range(63)] + [-(1 << 63)], dtype=np.int64)
 
 

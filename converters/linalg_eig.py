@@ -25,7 +25,7 @@ from onnxplug.registry.rule import Rule
 def linalg_eig(g: GraphBuilder, node: FxNode) -> list[Complex | None]:
     """linalg_eig(Tensor self) -> (Tensor eigenvalues, Tensor eigenvectors)
 
-    The vectors have length 1 and a real, positive largest element; LAPACK leaves the sign of those of real eigenvalues open.
+    The vectors have length 1 and a real, positive largest element; LAPACK leaves the sign of vectors of real eigenvalues open.
     Eigenvalues come in the order in which the QR steps leave them on the diagonal, mostly LAPACK's.
     """
     return list(_eig(g, node.args[0], vectors=wanted(node, 1)))
@@ -48,8 +48,8 @@ def _eig(g: GraphBuilder, a: Value | Complex, *, vectors: bool) -> tuple[Complex
     x = stored(g, grid, parts)
     rank = rank_of(x)
     scale, spoilt = scale_of(g, x), poison(g, x)
-    t, z, found = schur(g, grid, g.op.Div(x, scale), vectors=vectors)
-    spoilt = g.op.Where(unsqueeze(g, found, rank - 1), spoilt, g.const(math.nan, dtype_of(x)))
+    t, z, converged = schur(g, grid, g.op.Div(x, scale), vectors=vectors)
+    spoilt = g.op.Where(unsqueeze(g, converged, rank - 1), spoilt, g.const(math.nan, dtype_of(x)))
     if grid.parts == 1:
         values, turn, second = _block_values(g, grid, t)
     else:
@@ -64,14 +64,14 @@ def _eig(g: GraphBuilder, a: Value | Complex, *, vectors: bool) -> tuple[Complex
         triangular, basis = _turned(g, t, turn), Complex(g.op.MatMul(z, turn.real), g.op.MatMul(z, turn.imag))
     else:
         triangular, basis = Complex(*parts_of(g, grid, t)), Complex(*parts_of(g, grid, z))
-    made = bilinear(g, g.op.MatMul, basis, _triangular_vectors(g, grid, triangular, values))
-    made = Complex(*(restored(g, part, order, scales) for part in (made.real, made.imag)))
-    made = _normalised(g, made, real)
+    eigenvectors = bilinear(g, g.op.MatMul, basis, _triangular_vectors(g, grid, triangular, values))
+    eigenvectors = Complex(*(restored(g, part, order, scales) for part in (eigenvectors.real, eigenvectors.imag)))
+    eigenvectors = _normalised(g, eigenvectors, real)
     if real is not None:
-        before = Complex(*(moved(g, grid, part, -1) for part in (made.real, made.imag)))
+        before = Complex(*(moved(g, grid, part, -1) for part in (eigenvectors.real, eigenvectors.imag)))
         second = g.op.And(unsqueeze(g, second, rank - 2), g.op.Not(real))
-        made = _where(g, second, c_conj(g, before), made)
-    return result, Complex(g.op.Add(made.real, spoilt), g.op.Add(made.imag, spoilt))
+        eigenvectors = _where(g, second, c_conj(g, before), eigenvectors)
+    return result, Complex(g.op.Add(eigenvectors.real, spoilt), g.op.Add(eigenvectors.imag, spoilt))
 
 
 def _turned(g: GraphBuilder, t: Value, turn: Complex) -> Complex:
@@ -89,10 +89,10 @@ def _block_values(g: GraphBuilder, grid: Grid, t: Value) -> tuple[Complex, Compl
     d = moved(g, grid, a, 1)
     block = g.op.Not(g.op.Equal(c, zero))
     second = g.op.And(moved(g, grid, block, -1), g.op.Greater(grid.places, g.const(0)))
-    found = block_of_two(g, a, b, c, d)
-    # The block's eigenvalues less d; the first one and c are an eigenvector.
-    lead = Complex(g.op.Where(found.paired, found.mean, found.far), g.op.Where(found.paired, found.root, zero))
-    other = Complex(g.op.Where(found.paired, found.mean, found.near), g.op.Neg(lead.imag))
+    pairs = block_of_two(g, a, b, c, d)
+    # The block's eigenvalues less d; the first of them and c are an eigenvector.
+    lead = Complex(g.op.Where(pairs.paired, pairs.mean, pairs.far), g.op.Where(pairs.paired, pairs.root, zero))
+    other = Complex(g.op.Where(pairs.paired, pairs.mean, pairs.near), g.op.Neg(lead.imag))
     first = Complex(g.op.Add(d, lead.real), lead.imag)
     behind = Complex(*(moved(g, grid, v, -1) for v in (g.op.Add(d, other.real), other.imag)))
     values = _where(g, second, behind, _where(g, block, first, Complex(a, zero)))
@@ -100,7 +100,7 @@ def _block_values(g: GraphBuilder, grid: Grid, t: Value) -> tuple[Complex, Compl
 
 
 def _turn(g: GraphBuilder, grid: Grid, lead: Complex, low: Value, block: Value, second: Value) -> Complex:
-    """The unitary matrix with ``[[lead, -low], [low, conj(lead)]]``, divided by its length, in the place of each block."""
+    """The unitary matrix with ``[[lead, -low], [low, conj(lead)]]``, divided by its length, at each block."""
     dtype = dtype_of(low)
     zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
     top = g.op.Where(block, g.op.Max(g.op.Max(g.op.Abs(lead.real), lead.imag), g.op.Abs(low)), one)
@@ -153,7 +153,7 @@ def _triangular_vectors(g: GraphBuilder, grid: Grid, t: Complex, values: Complex
 
 
 def _normalised(g: GraphBuilder, x: Complex, real: Value | None) -> Complex:
-    """Columns of length 1 whose largest element is real and positive; those in a mask ``[*batch, 1, n]`` are real."""
+    """Columns of length 1 whose largest element is real and positive; columns in a mask ``[*batch, 1, n]`` are real."""
     axis = rank_of(x.real) - 2
     zero = g.const(0.0, dtype_of(x.real))
     at = g.op.ArgMax(g.op.Add(g.op.Mul(x.real, x.real), g.op.Mul(x.imag, x.imag)), axis=axis, keepdims=1)

@@ -1,7 +1,7 @@
 """LDL factorisations of symmetric and Hermitian indefinite matrices, and solutions by them, as LAPACK computes them.
 
-The steps are the same for real and for complex matrices: a *number* is a real tensor, or a complex one as its two parts. The
-mirror of a matrix is its transpose; of a Hermitian one, the conjugate of that.
+The steps are the same for real and for complex matrices: a *number* is a real tensor, or the two parts of a complex tensor. The
+mirror of a matrix is its transpose; of a Hermitian matrix, the conjugate of its transpose.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _take(g: GraphBuilder, x: Number, index: Value, axis: int) -> Number:
 def linalg_ldl_factor_ex(g: GraphBuilder, node: FxNode) -> list[Number]:
     """linalg_ldl_factor_ex(Tensor self, *, bool hermitian=False, bool check_errors=False) -> (Tensor LD, Tensor pivots, Tensor info)
 
-    Of the lower triangle, [*batch, n, n]. The pivots count from 1; two negative ones stand for a block of 2 × 2.
+    Of the lower triangle, [*batch, n, n]. The pivots count from 1; two negative pivots mark a block of 2 × 2.
     """  # noqa: E501
     a, hermitian = node.args[:2]
     lower = _each(lambda part: triangle(g, part, upper=False), a)
@@ -106,7 +106,7 @@ def linalg_ldl_factor_ex(g: GraphBuilder, node: FxNode) -> list[Number]:
 
 
 def _real_diagonal(g: GraphBuilder, a: Number, hermitian: bool) -> Number:
-    """A matrix; of a Hermitian one the diagonal is real, whatever was given or rounding left there."""
+    """A matrix; the diagonal of a Hermitian matrix is made real, whatever the input or rounding has there."""
     if not hermitian or not isinstance(a, Complex):
         return a
     diagonal = on_diagonal(g, g.dim(a.imag, -2), g.dim(a.imag, -1))
@@ -116,7 +116,7 @@ def _real_diagonal(g: GraphBuilder, a: Number, hermitian: bool) -> Number:
 def _step(
     g: GraphBuilder, rows: Value, k: Value, a: Number, pivots: Value, info: Value, inside: Value, hermitian: bool
 ) -> Sequence[Value]:
-    """One column, unless it is the second one of a block (``inside``, [*batch, 1])."""
+    """One column, unless it is the second column of a block (``inside``, [*batch, 1])."""
     rank = rank_of(pivots) + 1
     at = as_index(g, k)
     pivot, pair, failed = _pivot(g, rows, k, a)
@@ -254,7 +254,7 @@ def _forward(
 def _backward(
     g: GraphBuilder, rows: Value, packed: Number, pivots: Value, k: Value, x: Number, inside: Value, hermitian: bool
 ) -> Sequence[Value]:
-    """Row ``k`` of the mirror of L, and with a block of two the one before it."""
+    """Row ``k`` of the mirror of L, and with a block of two the row before it."""
     at = as_index(g, k)
     previous = g.op.Max(g.op.Sub(at, g.const(1)), g.const([0]))
     other, pair = _pivot_at(g, pivots, at, inside)

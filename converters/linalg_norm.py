@@ -26,7 +26,7 @@ from onnxplug.registry.rule import Rule
 def _extremum(g: GraphBuilder, end: str, x: Value, axis: int) -> Value:
     """The greatest or the least (Max, Min) of norms; the greatest of none is 0.
 
-    ONNX Runtime's ReduceMax and ReduceMin skip NaN. The sum of the norms, which are not negative, is NaN exactly if one
+    ONNX Runtime's ReduceMax and ReduceMin skip NaN. The sum of the norms, which are not negative, is NaN exactly if any
     of them is.
     """
     dtype = dtype_of(x)

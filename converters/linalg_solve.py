@@ -49,7 +49,7 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 
 
 def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: bool, adjoint: bool) -> Value:
-    """``X`` of ``A X = B`` for ``A[order] = L U``; of ``A^T X = B``, ``X A = B``, ``X A^T = B`` as the flags say."""
+    """``X`` of ``A X = B`` for ``A[order] = L U``; by the flags of ``A^T X = B``, ``X A = B``, ``X A^T = B``."""
     if not left:
         return transpose(g, _solved(g, packed, order, transpose(g, b), left=True, adjoint=not adjoint))
     sizes = [*common_batch(g, packed, b), *g.dims(b)[-2:]]

@@ -39,7 +39,7 @@ def linalg_svd(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _symmetric(g: GraphBuilder, a: Value, upper: bool) -> Value:
-    """The symmetric matrix of which one triangle is given."""
+    """The symmetric matrix with a given triangle."""
     strict = triangle(g, a, upper=upper, strict=True)
     return g.op.Add(triangle(g, a, upper=upper), transpose(g, strict))
 
@@ -47,8 +47,8 @@ def _symmetric(g: GraphBuilder, a: Value, upper: bool) -> Value:
 def linalg_eigh(g: GraphBuilder, node: FxNode) -> list[Value]:
     """_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor eigenvalues, Tensor eigenvectors)"""
     a, uplo, vectors = node.args
-    values, found = eigh(g, _symmetric(g, a, uplo.upper() == "U"))
-    return [values, found if vectors else _nothing(g, node.dtype)]
+    values, eigenvectors = eigh(g, _symmetric(g, a, uplo.upper() == "U"))
+    return [values, eigenvectors if vectors else _nothing(g, node.dtype)]
 
 
 def linalg_matrix_sqrth(g: GraphBuilder, node: FxNode) -> Value:
@@ -139,7 +139,7 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
     """linalg_matrix_exp(Tensor self) -> Tensor
 
     Scaling and squaring of the Taylor series, each matrix by its own power of two (Higham, Functions of Matrices, 10.3). In
-    double for every dtype: the errors of float are small beside the largest element alone, not beside smaller ones.
+    double for every dtype: the errors of float are small relative to the largest element, but not to smaller elements.
     """
     return g.cast(_exponential(g, g.cast(node.args[0], DOUBLE)), node.dtype)
 
@@ -147,13 +147,13 @@ def linalg_matrix_exp(g: GraphBuilder, node: FxNode) -> Value:
 def complex_matrix_exp(g: GraphBuilder, node: FxNode) -> Complex:
     """linalg_matrix_exp(Tensor self) -> Tensor
 
-    Of the real matrix that has ``[[a, -b], [b, a]]`` in the place of each ``a + bi``.
+    Of the real matrix with ``[[a, -b], [b, a]]`` instead of each ``a + bi``.
     """
     x = as_complex(g, node.args[0], DOUBLE)
     parts = [x.real, x.imag]
     grid = grid_of(g, parts)
-    found = parts_of(g, grid, _exponential(g, stored(g, grid, parts)))
-    return Complex(*(g.cast(part, part_dtype(node)) for part in found))
+    exponential = parts_of(g, grid, _exponential(g, stored(g, grid, parts)))
+    return Complex(*(g.cast(part, part_dtype(node)) for part in exponential))
 
 
 def _exponential(g: GraphBuilder, a: Value) -> Value:

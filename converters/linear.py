@@ -67,7 +67,7 @@ def linear_of_rows(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _of_rows_with_bias(node: FxNode) -> bool:
-    """Whether a product is of more than one axis of rows and its columns stay together: a product for each part is faster."""
+    """Whether a product has more than one axis of rows and its columns stay together: a product for each part is faster."""
     x, weight, bias = node.args
     sizes = weight.shape
     if bias is None or node.dtype != FLOAT or x.shape is None or len(x.shape) < 3 or sizes is None or len(sizes) != 2:
@@ -163,7 +163,7 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Value]) -> tuple[str, list[Value]]:
-    """The equation and operands without axes of size 1 beside a larger size of the same letter.
+    """The equation and operands without axes of size 1 whose letter has a larger size in another operand.
 
     ONNX's shape inference takes the size of the first operand that has the letter.
     """
@@ -174,7 +174,7 @@ def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Valu
     for term, shape in zip(terms, shapes, strict=True):
         for letter, size in zip(term, shape or (), strict=False):
             sizes.setdefault(letter, []).append(size)
-    broadcast = {letter for letter, found in sizes.items() if 1 in found and any(size != 1 for size in found)}
+    broadcast = {letter for letter, lengths in sizes.items() if 1 in lengths and any(size != 1 for size in lengths)}
     kept: list[str] = []
     results: list[Value] = []
     for term, x, shape in zip(terms, tensors, shapes, strict=True):
@@ -199,7 +199,7 @@ def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
         raise Unsupported(f"the einsum equation {equation!r} has too many axes for its letters")
     letters = "".join(unused[: max(counts)])
     if not arrow:
-        # The axes of the ellipses, then every letter that stands once.
+        # The axes of the ellipses, then every letter that occurs once.
         named = left.replace("...", "").replace(",", "")
         right = "..." + "".join(sorted(letter for letter in named if named.count(letter) == 1))
     terms = [term.replace("...", letters[len(letters) - n :]) for term, n in zip(terms, counts, strict=True)]
@@ -282,7 +282,7 @@ def trilinear(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
-    """Rows [S, K] in groups, each times a matrix of its own [G, K, N]; ``ends`` says where each group ends.
+    """Rows [S, K] in groups, each times a matrix of its own [G, K, N]; ``ends`` has the end of each group.
 
     A Loop over the groups; an empty group takes no time. Rows beyond the last group, which torch leaves uninitialised,
     are 0.
@@ -296,11 +296,11 @@ def grouped_product(g: GraphBuilder, a: Value, b: Value, ends: Value) -> Value:
     def step(index: Value, condition: Value, result: Value) -> list[Value]:
         start, end = (g.op.Gather(bounds, g.as_vector(i)) for i in (index, g.op.Add(index, g.const(1))))
 
-        def further() -> Value:
+        def with_group() -> Value:
             operands = g.op.Slice(a, start, end, [0]), g.op.Gather(b, index, axis=0)
             return g.op.Concat(result, product(g, *(g.cast(v, dtype) for v in operands)), axis=0)
 
-        branches = [g.subgraph(build, name="group") for build in (further, lambda: result)]
+        branches = [g.subgraph(build, name="group") for build in (with_group, lambda: result)]
         some = g.op.Squeeze(g.op.Greater(end, start), [0])
         return [condition, g.op.If(some, then_branch=branches[0], else_branch=branches[1])]
 

@@ -30,7 +30,7 @@ def _wide(dtype: ir.DataType) -> ir.DataType:
 def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1.0000000000000001e-05, bool cudnn_enable=True) -> Tensor"""  # noqa: E501
     x, shape, weight, bias, eps = node.args[:5]
-    # PyTorch takes parameters in float32 beside a tensor of 16-bit floats.
+    # PyTorch accepts parameters in float32 with a tensor of 16-bit floats.
     dtype = next((v.dtype for v in (weight, bias) if v is not None), node.dtype)
     if is_long(g, x, range(rank_of(x) - len(shape), rank_of(x))):
         return _normalized(g, x, len(shape), weight, bias, eps, node.dtype)[0]
@@ -219,7 +219,7 @@ def batch_norm(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _by_batch(g: GraphBuilder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:
-    """The tensor normalised by the batch's mean and (biased) variance of each channel; and those two."""
+    """The tensor normalised by the batch's mean and (biased) variance of each channel; and the mean and variance."""
     dtype = x.dtype
     assert dtype is not None
     inner = _wide(dtype)

@@ -34,8 +34,8 @@ def _emit(g: GraphBuilder, node: FxNode, dtypes: list[int]) -> list[Value]:
     attributes = _attributes(node)
     keys, values = node.arg("metadata_props_keys"), node.arg("metadata_props_values")
     with g.provenance.annotated(dict(zip(keys, values, strict=True))):
-        made = getattr(g.domain(domain, version), op_type)(*node.arg("inputs"), _outputs=len(dtypes), **attributes)
-    results = list(made) if isinstance(made, tuple) else [made]
+        emitted = getattr(g.domain(domain, version), op_type)(*node.arg("inputs"), _outputs=len(dtypes), **attributes)
+    results = list(emitted) if isinstance(emitted, tuple) else [emitted]
     for result, dtype in zip(results, dtypes, strict=True):
         if result.dtype is None:
             result.dtype = DataType(dtype)
@@ -47,11 +47,11 @@ def _check_version(g: GraphBuilder, op_type: str, version: int | None) -> None:
     if version is None or version == g.opset:
         return
     try:
-        asked = onnx.defs.get_schema(op_type, version, "").since_version
-        have = onnx.defs.get_schema(op_type, g.opset, "").since_version
+        requested = onnx.defs.get_schema(op_type, version, "").since_version
+        present = onnx.defs.get_schema(op_type, g.opset, "").since_version
     except onnx.defs.SchemaError:
-        return  # the builder reports what is wrong
-    if asked != have:
+        return  # the builder reports the error
+    if requested != present:
         raise Unsupported(
             f"{op_type} is asked for as of opset {version}, and opset {g.opset} has another version of it",
             hint=f"Export with opset_version={version}.",
@@ -82,13 +82,15 @@ def attention(g: GraphBuilder, node: FxNode) -> list[Value]:
     """Attention.opset23(Tensor Q, Tensor K, Tensor V, Tensor? attn_mask=None, Tensor? past_key=None, Tensor? past_value=None, *, bool is_causal=False, SymInt kv_num_heads=0, SymInt q_num_heads=0, SymInt qk_matmul_output_mode=0, float? scale=None, float softcap=0., SymInt? softmax_precision=None) -> (Tensor, Tensor, Tensor, Tensor)"""  # noqa: E501
     inputs = node.args[:6]
     names = "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision".split()
-    given = dict(zip(names, node.args[6:], strict=True))
-    given["is_causal"] = int(given["is_causal"])
-    if given["kv_num_heads"] == given["q_num_heads"] == 0:  # inputs with four axes already state the number of heads
-        del given["kv_num_heads"], given["q_num_heads"]
+    attributes = dict(zip(names, node.args[6:], strict=True))
+    attributes["is_causal"] = int(attributes["is_causal"])
+    if (
+        attributes["kv_num_heads"] == attributes["q_num_heads"] == 0
+    ):  # inputs with four axes already state the number of heads
+        del attributes["kv_num_heads"], attributes["q_num_heads"]
     # The key and value caches come in pairs; the product is a fourth result that costs its own copy.
     count = {0: 1, 1: 3, 2: 3}.get(_last_used(node), 4)
-    results = g.op.Attention(*inputs, _outputs=count, **given)
+    results = g.op.Attention(*inputs, _outputs=count, **attributes)
     return list(results) if count > 1 else [results]
 
 

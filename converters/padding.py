@@ -21,7 +21,7 @@ _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
 def pad_axes(g: GraphBuilder, x: Value, pads: Sequence[Any], mode: str, value: Any, dtype: ir.DataType) -> Value:
-    """``x`` padded; ``pads`` in the order of torch: (before, after) of the last axis, then of the one before …"""
+    """``x`` padded; ``pads`` in the order of torch: (before, after) of the last axis, then of the axis before …"""
     rank = rank_of(x)
     if mode == "circular":
         return _circular(g, x, pads)
@@ -112,7 +112,7 @@ def constant_pad(g: GraphBuilder, node: FxNode) -> Value:
 def pad_sequence(g: GraphBuilder, node: FxNode) -> Value:
     """pad_sequence(Tensor[] sequences, bool batch_first=False, float padding_value=0., str padding_side="right") -> Tensor
 
-    Any of the sequences may be the longest. torch's decomposition pads to the one that is the longest in the example.
+    Any of the sequences may be the longest. torch's decomposition pads to the sequence that is longest in the example.
     """
     sequences, batch_first, value, side = node.args
     lengths = [g.dim(x, 0) for x in sequences]

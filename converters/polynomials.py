@@ -14,7 +14,7 @@ from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 Step = Callable[[Real, Real, Real, Real], Real]
-"""The polynomial of degree k + 1 from x, k and those of degrees k and k - 1."""
+"""The polynomial of degree k + 1 from x, k and the polynomials of degrees k and k - 1."""
 #: Degrees above which torch's Hermite polynomials are NaN, by dtype.
 _HERMITE_LIMIT = {FLOAT: 128, DOUBLE: 512}
 _FLOAT_MAX = 3.4028235677973366e38

@@ -67,11 +67,11 @@ def _ceil_extra(
 
 
 def _max_pool(
-    g: GraphBuilder, node: FxNode, spatial: int, outputs: int, given: Value | None = None
+    g: GraphBuilder, node: FxNode, spatial: int, outputs: int, replacement: Value | None = None
 ) -> tuple[Any, Value, bool]:
-    """The pool of the node's tensor, or of another one given in its place."""
+    """The pool of the node's tensor, or of its replacement."""
     x, kernel, stride, padding, dilation, ceil = node.args
-    x = x if given is None else given
+    x = x if replacement is None else replacement
     kernel, stride, pads = _window(spatial, kernel, stride, padding)
     dilation = spread(dilation, spatial)
     x, single = _batched(g, x, spatial)
@@ -108,7 +108,7 @@ def _explicitly_padded(
     ends: Sequence[Any],
     outputs: int,
 ) -> Any:
-    """Max pool of a tensor padded by a Pad node; the indices are converted to those of the unpadded plane.
+    """Max pool of a tensor padded by a Pad node; the indices are converted to indices of the unpadded plane.
 
     For padding that is dynamic, which ONNX's attribute can't express, or as wide as the kernel.
     """
@@ -149,10 +149,10 @@ def max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     x = node.args[0]
     lowest = g.const(float("-inf"), node.dtype)
     flags = g.op.Where(g.op.IsNaN(x), 2.0, g.cast(g.op.Greater(x, lowest), FLOAT))
-    found, _, single = _max_pool(g, node, spatial, 1, flags)
-    found = squeeze(g, found, 0) if single else found
-    result = g.op.Where(g.op.Less(found, 0.5), lowest, max_pool(g, node, spatial))
-    return g.op.Where(g.op.Greater(found, 1.5), g.const(float("nan"), node.dtype), result)
+    largest, _, single = _max_pool(g, node, spatial, 1, flags)
+    largest = squeeze(g, largest, 0) if single else largest
+    result = g.op.Where(g.op.Less(largest, 0.5), lowest, max_pool(g, node, spatial))
+    return g.op.Where(g.op.Greater(largest, 1.5), g.const(float("nan"), node.dtype), result)
 
 
 def max_pool_with_indices(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
@@ -315,7 +315,7 @@ def adaptive_max_pool(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value
 def adaptive_max_pool_exact(g: GraphBuilder, node: FxNode, spatial: int) -> list[Value]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)
 
-    A window with NaN gives the first one.
+    A window with NaN gives the first NaN.
     """
     x, size = node.args
     out = g.concrete_shape(spread(size, spatial), "output size")

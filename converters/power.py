@@ -67,7 +67,7 @@ def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) ->
 
 
 def _power_by_bits(g: GraphBuilder, base: Value, exponents: np.ndarray, dtype: ir.DataType) -> Value:
-    """To the power of known exponents from 0 to 64: the product of those squarings whose bit an exponent has."""
+    """To the power of known exponents from 0 to 64: the product of the squarings whose bit an exponent has."""
     one = g.const(1)
     result: Value | None = None
     for bit in range(max(1, int(exponents.max()).bit_length())):

@@ -109,7 +109,7 @@ def extreme_value(largest: bool) -> Converter:
 
 
 def _delegate(overload: str) -> Converter:
-    """The converter of an aten overload whose leading arguments are the prim's; missing ones take their defaults."""
+    """The converter of an aten overload whose leading arguments are the prim's; missing arguments take their defaults."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Any:
         return g.convert(node.as_operator(overload))

@@ -4,7 +4,7 @@ Measured on ONNX Runtime 1.31, one thread, [2, 64, 256] to 768 and [2, 197, 192]
 one product whose columns are split afterwards costs 3 to 8 % more than one product for each part, for Split copies what
 the smaller products write in place.
 
-The rules of this family come before those of the operators that reshape a product or take a part of it. They decline if
+The rules of this family come before the rules of operators that reshape a product or take a part of it. They decline if
 the operand is no such product, or has other readers too.
 """
 
@@ -29,7 +29,7 @@ from onnxplug.interpret.node import FxNode, schema_parameters
 from onnxplug.registry.names import packet_of, qualified_name
 from onnxplug.registry.rule import Rule
 
-#: More products than this cost more time than they save, and so do narrower ones.
+#: More products than this cost more time than they save, and so do narrower products.
 _MOST_PARTS, _NARROWEST = 4, 32
 
 
@@ -44,7 +44,7 @@ def product_of_rows(g: GraphBuilder, node: FxNode) -> ir.Value:
     """view(Tensor(a) self, SymInt[] size) -> Tensor(a)
 
     ``Reshape(Gemm(Reshape(x), w, b))`` that only flattens the leading axes of ``x``: ``MatMul(x, w) + b``. The last axes of
-    ``x`` may be flattened too, as those of heads are.
+    ``x`` may be flattened too, as the operands of heads are.
     """
     gemm = made_by(node.args[0], "Gemm")
     assert gemm is not None
@@ -86,9 +86,9 @@ class _Layout:
 
     Attributes:
         x, weight, bias: ``MatMul(x, weight) + bias``.
-        steps: The product, the sum, what a Reshape and what a Transpose make of it, as far as there are such nodes.
+        steps: The product, the sum, and the results of a Reshape and a Transpose, as far as there are such nodes.
         leading: The number of axes before the columns.
-        sizes: The axes that the Reshape makes of the columns; one if there is no Reshape.
+        sizes: The axes that the Reshape makes of the columns; a single axis without a Reshape.
         perm: The order of the Transpose.
     """
 
@@ -103,7 +103,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What one node takes of a tensor.
+    """The part that a node reads of a tensor.
 
     Attributes:
         axis: The axis along which it takes.
@@ -117,13 +117,13 @@ class _Taken:
 
 
 def _of_product(node: FxNode) -> bool:
-    """Whether a node reads a product by what no node makes, between which may stand an Add, a Reshape and a Transpose."""
+    """Whether a node reads a product by a value that no node makes, directly or through an Add, a Reshape and a Transpose."""
     x = node.args[0]
     return isinstance(x, ir.Value) and _steps(x) is not None
 
 
 def _steps(end: ir.Value) -> list[ir.Value] | None:
-    """The values from one back to the product that it is made of."""
+    """The values on the way from a value back to its product."""
     steps = [end]
     for op_type in ("Transpose", "Reshape", "Add"):
         producer = made_by(steps[-1], op_type)
@@ -143,7 +143,7 @@ def _steps(end: ir.Value) -> list[ir.Value] | None:
 def parts_of_product(g: GraphBuilder, node: FxNode) -> list[ir.Value]:
     """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]
 
-    And whatever else gives several parts of a product (queries, keys and values): one product for each part.
+    And all operators that give several parts of a product (queries, keys and values): a product for each part.
     """
     if not _optimized(g, node):
         raise Decline("the plain form is asked for")
@@ -169,7 +169,7 @@ def parts_of_product(g: GraphBuilder, node: FxNode) -> list[ir.Value]:
 def part_of_product(g: GraphBuilder, node: FxNode) -> ir.Value:
     """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
 
-    And whatever else gives one part of a product of which other nodes take the others.
+    And all operators that give a part of a product, if other nodes read the other parts.
     """
     (part,) = parts_of_product(g, node)
     return part
@@ -204,60 +204,60 @@ def _layout(end: ir.Value) -> _Layout | None:
 
 
 def _readers(source: Any) -> dict[torch.fx.Node, _Taken] | None:
-    """What each reader of a node of the FX graph takes of it; ``None`` where one reads more than parts along an axis."""
-    found: dict[torch.fx.Node, _Taken] = {}
+    """The part that each reader of an FX node reads; ``None`` where a reader reads more than parts along an axis."""
+    parts: dict[torch.fx.Node, _Taken] = {}
     for reader in source.users:
         if isinstance(reader.meta.get("val"), int | torch.SymInt):
             continue  # of its shape
         taken = _taken(reader, source)
         if taken is None:
             return None
-        found[reader] = taken
-    return found
+        parts[reader] = taken
+    return parts
 
 
 def _taken(fx: torch.fx.Node, source: torch.fx.Node) -> _Taken | None:
-    """What one node takes of its first argument; ``None`` for any other operator, and for sizes known at run time alone."""
+    """The part that a node reads of its first argument; ``None`` for any other operator, and for sizes known only at run time."""
     kind = _KINDS.get(packet_of(qualified_name(fx.target)))
     if kind is None or not fx.args or fx.args[0] is not source or len(fx.all_input_nodes) != 1:
         return None
-    given = {p.name: p.default for p in schema_parameters(fx.target)}
-    given.update(zip(given, fx.args, strict=False))
-    given.update(fx.kwargs)
+    arguments = {p.name: p.default for p in schema_parameters(fx.target)}
+    arguments.update(zip(arguments, fx.args, strict=False))
+    arguments.update(fx.kwargs)
     shape = source.meta["val"].shape
-    axis = given["dim"] % len(shape)
+    axis = arguments["dim"] % len(shape)
     whole = shape[axis]
     if type(whole) is not int:
         return None
-    bounds = kind(given, whole, axis, fx.meta["val"])
+    bounds = kind(arguments, whole, axis, fx.meta["val"])
     return None if bounds is None else _Taken(axis, bounds, kind in (_each, _at))
 
 
 _Bounds = Sequence[tuple[int, int]] | None
 
 
-def _each(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+def _each(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
     return [(i, i + 1) for i in range(whole)]
 
 
-def _at(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
-    index = given["index"] % whole
+def _at(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+    index = arguments["index"] % whole
     return [(index, index + 1)]
 
 
-def _pieces(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+def _pieces(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
     sizes = [piece.shape[axis] for piece in results]
     return list(pairwise(accumulate(sizes, initial=0))) if all(type(size) is int for size in sizes) else None
 
 
-def _between(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
-    start, end, step = slice(given["start"], given["end"], given["step"]).indices(whole)
+def _between(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+    start, end, step = slice(arguments["start"], arguments["end"], arguments["step"]).indices(whole)
     return [(start, end)] if step == 1 else None
 
 
-def _from(given: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
-    start = given["start"] % whole if given["start"] else 0
-    return [(start, start + given["length"])]
+def _from(arguments: dict[str, Any], whole: int, axis: int, results: Any) -> _Bounds:
+    start = arguments["start"] % whole if arguments["start"] else 0
+    return [(start, start + arguments["length"])]
 
 
 _Kind = Callable[[dict[str, Any], int, int, Any], _Bounds]
@@ -318,7 +318,7 @@ def _columns(sizes: Sequence[int], axis: int, start: int, end: int) -> Callable[
     return take
 
 
-# -- what both need ----------------------------------------------------------------------------------------------------
+# -- common helpers ----------------------------------------------------------------------------------------------------
 
 
 def _optimized(g: GraphBuilder, node: FxNode) -> bool:

@@ -43,7 +43,7 @@ class Scheme(NamedTuple):
         zero_point: The same; where it is not an integer, it is added before rounding.
         low: The least integer.
         high: The greatest.
-        axis: The axis that has a scale for each place, ``None`` for one scale.
+        axis: The axis that has a scale for each place, ``None`` for a single scale.
     """
 
     scale: Any
@@ -262,7 +262,7 @@ def _range_with_zero(g: GraphBuilder, x: Value, axes: list[int] | None) -> tuple
 
 
 def _rounded(g: GraphBuilder, x: Value, like: Value) -> Value:
-    """``x`` in the precision of ``like``, for further computation in float."""
+    """``x`` in the precision of ``like``, for computation in float."""
     return g.cast(g.cast(x, like.dtype), x.dtype or FLOAT) if like.dtype in HALVES else x
 
 
@@ -304,7 +304,7 @@ def choose_qparams_per_token(g: GraphBuilder, node: FxNode) -> list[Value]:
 def choose_qparams_per_token_asymmetric(g: GraphBuilder, node: FxNode) -> list[Value]:
     """choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)
 
-    XNNPACK's choice between the two ends of the range: the one whose zero point has the smaller error.
+    XNNPACK's choice between the two ends of the range: the end whose zero point has the smaller error.
     """
     x = node.args[0]
     if x.dtype in HALVES:

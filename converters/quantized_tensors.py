@@ -1,7 +1,7 @@
 """Tensors of torch's quantised dtypes: made, moved about, and turned back into numbers.
 
-Rules for operators on them stand under the operator's name with the prefix ``quantized:``. Operators that move elements about
-go through the rules for ordinary tensors, on the integers; what has no rule here is an error.
+Rules for operators on them have the prefix ``quantized:`` before the operator's name. Operators that move elements about go
+through the rules for ordinary tensors, on the integers; an operator without a rule here is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTEGERS = {torch.quint8: ir.DataType.UINT8, torch.qint8: ir.DataType.INT8, tor
 
 
 def _parameters(g: GraphBuilder, node: FxNode) -> tuple[Value, Value, Value]:
-    """The tensor, the scale and the zero point, these of one element each.
+    """The tensor, and the scale and the zero point of one element each.
 
     Raises:
         Unsupported: torch does not quantise this dtype, or ONNX has none like the result's.
@@ -45,8 +45,8 @@ def _parameters(g: GraphBuilder, node: FxNode) -> tuple[Value, Value, Value]:
 def quantize_per_tensor(g: GraphBuilder, node: FxNode) -> Quantized:
     """quantize_per_tensor(Tensor self, float scale, int zero_point, ScalarType dtype) -> Tensor
 
-    Also the overload whose numbers are tensors. Numbers halfway between two integers go to the even one before the zero point is
-    added, in PyTorch 2.13 on x86 after it.
+    Also the overload whose numbers are tensors. Numbers halfway between two integers go to the even integer before the zero
+    point is added, in PyTorch 2.13 on x86 after it.
     """
     if node.args[3] == torch.qint32:
         return quantize_exactly(g, node)  # QuantizeLinear has no int32.
@@ -126,7 +126,7 @@ def moved(g: GraphBuilder, node: FxNode) -> Any:
 def joined(g: GraphBuilder, node: FxNode) -> Quantized:
     """cat(Tensor[] tensors, int dim=0) -> Tensor
 
-    ``cat`` and ``stack`` of quantised tensors that all have one scale and zero point.
+    ``cat`` and ``stack`` of quantised tensors with the same scale and zero point.
     """
     first, *others = node.args[0]
     for other in others:

@@ -67,7 +67,7 @@ def _integers(g: GraphBuilder, node: FxNode, shaped: Value, low: Any, high: Any)
 def _of_wide_range(g: GraphBuilder, shaped: Value, low: int, high: int) -> Value:
     """int64 from [low, high) for a range beyond a double's precision: a block of 2048 by a uniform double, and 11 random bits.
 
-    Numbers of the last block that lie beyond the range become its last one, with a probability below 2⁻⁴². Everything is counted
+    Numbers of the last block that lie beyond the range become its last number, with a probability below 2⁻⁴². Everything is counted
     from the middle of the range, so that no sum overflows.
     """
     blocks = -(-(high - low) // 2048)
@@ -235,7 +235,7 @@ def multinomial(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _with_replacement(g: GraphBuilder, x: Value, count: Any) -> Value:
-    """The category of which each uniform number falls into the share, found in the running sums, [..., count].
+    """The category into whose share each uniform number falls, by a search in the running sums, [..., count].
 
     A number never reaches the last sum, so that a category of probability 0 is never found.
     """
@@ -306,7 +306,7 @@ def feature_alpha_dropout(g: GraphBuilder, node: FxNode) -> Value:
 def _special_dropout(g: GraphBuilder, node: FxNode, *, channels: bool, alpha: bool) -> Value:
     """Dropout of single elements or of whole channels.
 
-    With ``alpha`` what is dropped takes SELU's lower limit; the result is scaled and shifted so that mean and variance
+    With ``alpha`` dropped elements take SELU's lower limit; the result is scaled and shifted so that mean and variance
     stay (Klambauer et al., 2017). Else it is 0.
     """
     x, p, train = node.args

@@ -30,7 +30,7 @@ class Mode(NamedTuple):
 
     Attributes:
         op_type: The ONNX operator of a whole layer.
-        gates: Which of torch's gates stands at each place of ONNX's: torch has LSTM's as i, f, g, o and GRU's as r, z, n.
+        gates: The index of torch's gate at each place of ONNX's order: torch has LSTM's as i, f, g, o and GRU's as r, z, n.
         states: How many states a step carries.
         step: The new states from the input's gates, the hidden state's gates, and the old states.
         activation: The activations attribute, when it isn't the default.
@@ -57,7 +57,7 @@ class Weights(NamedTuple):
 
 
 def _gates(g: GraphBuilder, x: Value, count: int) -> list[Value]:
-    """The gates, which stand side by side on the last axis."""
+    """The gates, which are adjacent on the last axis."""
     total = x.shape[-1] if x.shape is not None else None
     if not isinstance(total, int):
         raise Unsupported("a recurrent layer whose hidden size is dynamic")
@@ -213,9 +213,9 @@ def _stepwise_layer(
         w_hr = None if w.w_hr is None else g.op.Transpose(w.w_hr, perm=[1, 0])
 
         def body(*formals: Value, w: Weights = w, w_hh: Value = w_hh, w_hr: Value | None = w_hr) -> list[Value]:
-            old, given = formals[: mode.states], formals[mode.states]
+            old, element = formals[: mode.states], formals[mode.states]
             hidden = g.op.MatMul(old[0], w_hh)
-            new = mode.step(g, given, hidden if w.b_hh is None else g.op.Add(hidden, w.b_hh), old)
+            new = mode.step(g, element, hidden if w.b_hh is None else g.op.Add(hidden, w.b_hh), old)
             if w_hr is not None:
                 new[0] = g.op.MatMul(new[0], w_hr)
             if active is not None:
@@ -285,7 +285,7 @@ def _network(
         states: The initial states, each of (layers × directions, batch, size).
         params: The parameters in torch's order.
         options: The layers' options.
-        active: Which steps count (time, batch, 1), each sequence's first ones; all by default.
+        active: The mask of active steps (time, batch, 1), the first steps of each sequence; all by default.
     """
     directions = 2 if options.bidirectional else 1
     weights = _grouped(params, directions, options.layers, options.biases)
@@ -335,7 +335,7 @@ def _in_computed_dtype(
 
 
 def over_input(mode: Mode) -> Converter:
-    """lstm.input, gru.input, rnn_tanh.input, rnn_relu.input: a batch of sequences of one length."""
+    """"""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         batch_first = node.args[8]
@@ -372,7 +372,7 @@ def over_packed(mode: Mode) -> Converter:
 
 
 def padded(g: GraphBuilder, data: Value, sizes: Value, batch: int | Value) -> tuple[Value, Value]:
-    """Packed rows as (time, batch, features), and which of them are active (time, batch). Inactive ones hold row 0."""
+    """Packed rows as (time, batch, features), and the mask of active rows (time, batch). Inactive rows hold row 0."""
     places = g.op.Range(g.const(0), g.as_scalar(batch), g.const(1))
     active = g.op.Less(places, unsqueeze(g, sizes, 1))
     starts = g.op.CumSum(sizes, g.const(0), exclusive=1)

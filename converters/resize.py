@@ -103,7 +103,7 @@ def _maps_by_factor(axis: Axis) -> bool:
     """Whether the size follows from a factor, also where that is rounded to a float."""
     if axis.factor is None:
         return axis.ratio is not None
-    # A factor between 1 and 1.5 leaves some sizes as they are; torch copies those.
+    # A factor between 1 and 1.5 leaves some sizes as they are; torch copies tensors of these sizes.
     return axis.follows and float(np.float32(axis.factor)) == axis.factor and not 1.0 < axis.factor < 1.5
 
 

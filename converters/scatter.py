@@ -107,7 +107,7 @@ def index_reduce(g: GraphBuilder, node: FxNode) -> Value:
 def put(g: GraphBuilder, node: FxNode) -> Value:
     """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor
 
-    By place in the flattened tensor; a negative one counts from its end.
+    By place in the flattened tensor; a negative place counts from its end.
     """
     x, index, source, accumulate = node.args
     dtype = node.dtype
@@ -140,10 +140,10 @@ def index_put(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, indices, values, accumulate = node.args[:4]
     values = g.cast(values, node.dtype)
-    given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype == BOOL and not accumulate and _is_single(values):
+    present = [i for i in indices if i is not None]
+    if len(present) == 1 and present[0].dtype == BOOL and not accumulate and _is_single(values):
         position = next(p for p, i in enumerate(indices) if i is not None)
-        mask = given[0]
+        mask = present[0]
         trailing = rank_of(x) - position - rank_of(mask)
         if trailing:
             mask = unsqueeze(g, mask, *range(rank_of(mask), rank_of(mask) + trailing))
@@ -181,7 +181,7 @@ def _indexed_first(
     """
     others = [a for a in range(rank_of(x)) if a not in axes]
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
-    # In x[indices], the axes of adjacent indices stand where the first index stood; others come first.
+    # In x[indices], the new axes of adjacent indices take the place of the first index; otherwise they come first.
     before = axes[0] if adjacent and rank_of(values) > len(others) - axes[0] else 0
     shape = [
         *([g.vector([g.dim(x, a) for a in others[:before]])] if before else []),

@@ -62,7 +62,7 @@ def _among_few(g: GraphBuilder, a: Value, b: Value) -> Value:
 
 
 def _among_many(g: GraphBuilder, a: Value, b: Value) -> Value:
-    """Unique gives equal elements of both tensors one number; an element is found if its number occurs in ``b``."""
+    """Unique gives equal elements of both tensors the same number; an element is found if its number occurs in ``b``."""
     assert a.dtype is not None
     inner = computed_in(g, "Unique", a.dtype)
     flat = g.reshape(a, [-1])

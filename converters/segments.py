@@ -62,7 +62,7 @@ def _embedding_bag(
     """Sums, means or maxima (mode 0, 1, 2) of the rows of each bag.
 
     An empty bag is 0. Rows that the padding index names do not count. weight [rows, width], indices [items], offsets [bags],
-    or [bags + 1] with the last one. In eager PyTorch, items after that last offset belong to the last bag, except in
+    or [bags + 1] with the end. In eager PyTorch, items after that last offset belong to the last bag, except in
     its fast sums (no padding index, not double), which exclude them; a fast mean excludes them from the sum, but not
     from the count.
     """
@@ -98,7 +98,7 @@ def _embedding_bag(
 
 
 def _of_bags(g: GraphBuilder, values: Value, places: Value, bags: Value, reduction: str, dtype: ir.DataType) -> Value:
-    """The rows of each bag reduced; those of the bag after the last one are left out."""
+    """The rows of each bag reduced; rows after the last bag are left out."""
     reduced = scatter_rows(g, values, places, g.op.Add(bags, g.const(1)), reduction, dtype)
     return g.op.Slice(reduced, np.array([0]), np.array([-1]), np.array([0]))
 
@@ -117,7 +117,7 @@ def _for_backward(
 ) -> list[Value | None]:
     """The bag of each item, the bags' sizes (0 for sums), and the rows of the maxima (the sizes for sums and means).
 
-    What torch leaves empty is empty, and what nobody reads is left out.
+    Results that torch leaves empty are empty, and results that nobody reads are left out.
     """
     results: list[Value | None] = []
     for place, known in ((1, run), (2, sizes), (3, largest or sizes)):
@@ -138,18 +138,18 @@ def segment_reduce(g: GraphBuilder, node: FxNode) -> Value:
     The result of an empty segment is the initial value, or else the reduction's neutral value; NaN for a mean.
     """  # noqa: E501
     x, reduction, lengths, _, offsets, axis, _, initial = node.args
-    given = lengths if lengths is not None else offsets
-    if axis != 0 or given is None or rank_of(given) != 1:
+    segments = lengths if lengths is not None else offsets
+    if axis != 0 or segments is None or rank_of(segments) != 1:
         raise Unsupported("segment_reduce along another axis than the first, or of several rows of segments")
     dtype = wide(node.dtype)
-    x, given = g.cast(x, dtype), g.cast(given, INT64)
+    x, segments = g.cast(x, dtype), g.cast(segments, INT64)
     if lengths is not None:
-        ends = g.op.CumSum(given, g.const(0))
-        starts = g.op.Sub(ends, given)
+        ends = g.op.CumSum(segments, g.const(0))
+        starts = g.op.Sub(ends, segments)
     else:
-        starts = g.op.Slice(given, np.array([0]), np.array([-1]), np.array([0]))
-        ends = g.op.Slice(given, np.array([1]), np.array([_MOST]), np.array([0]))
-    # One more segment takes the rows after the last one.
+        starts = g.op.Slice(segments, np.array([0]), np.array([-1]), np.array([0]))
+        ends = g.op.Slice(segments, np.array([1]), np.array([_MOST]), np.array([0]))
+    # An extra segment takes the rows after the last segment.
     count = g.as_scalar(g.dim(starts, 0))
     bounds = g.op.Concat(starts, g.op.Slice(ends, np.array([-1]), np.array([_MOST]), np.array([0])), axis=0)
     segment = run_of_each(g, bounds, g.dim(x, 0))

@@ -66,7 +66,7 @@ def chunk(g: GraphBuilder, node: FxNode) -> list[Value]:
 
 
 def _pieces(g: GraphBuilder, node: FxNode, x: Value, axis: int, size: Any) -> list[Value]:
-    """Equal pieces, the last one smaller: sizes as torch computed them, or slices of a dynamic axis."""
+    """Equal pieces, the last piece smaller: sizes as torch computed them, or slices of a dynamic axis."""
     sizes = [spec.shape[axis] if spec is not None else None for spec in node.outputs]
     if all(isinstance(s, int) for s in sizes):
         return _split(g, x, axis, sizes)
@@ -127,9 +127,9 @@ def split_axis(axis: int, by_indices: bool) -> Converter:
     -> Tensor(a)[], and their siblings for other axes."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
-        x, given = node.args
+        x, pieces = node.args
         at = min(axis, rank_of(x) - 1)
-        return _between(g, x, given, at) if by_indices else _sections(g, node, x, at)
+        return _between(g, x, pieces, at) if by_indices else _sections(g, node, x, at)
 
     convert.__name__ = convert.__qualname__ = "split_axis"
     return convert

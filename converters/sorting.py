@@ -1,4 +1,4 @@
-"""Sorting and what follows from it: topk, medians, modes."""
+"""Sorting and operators based on it: topk, medians, modes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def median(ignore_nan: bool) -> Converter:
 def mode(g: GraphBuilder, node: FxNode) -> list[Value]:
     """mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 
-    The most frequent element, the smallest of equally frequent ones, and the index of its last occurrence: the longest run
+    The most frequent element, the smallest among equally frequent elements, and the index of its last occurrence: the longest run
     of equal elements in ascending order.
     """
     x, axis, keepdim = node.args

@@ -53,7 +53,7 @@ def log_ndtr(x: Real) -> Real:
     """
     t = x * -math.sqrt(0.5)
     left = (scaled_tail(t) * 0.5).log() - t * t
-    # Between -√2 and -1 the tail's formula is inexact, and the plain one loses no digits.
+    # Between -√2 and -1 the tail's formula is inexact, and the plain formula loses no digits.
     right = (erfc(-t) * -0.5).log1p()
     return where(t > 1.0, left, right)
 

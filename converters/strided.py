@@ -22,7 +22,7 @@ class _Memory(NamedTuple):
     """The memory that a tensor lies in, as far as the graph has it.
 
     Attributes:
-        x: The tensor whose elements fill it: what the operator's argument is a view of, or that argument.
+        x: The tensor whose elements fill it: the base of the operator's argument, or the argument itself.
         order: Its axes in the order of their strides.
         start: Where in the memory its first element lies.
         total: How many elements it has; ``None`` where that is dynamic.
@@ -53,10 +53,10 @@ def _memory(x: Value, val: Any) -> _Memory:
 
     Args:
         x: The tensor.
-        val: What torch knows of it.
+        val: Its fake tensor.
 
     Raises:
-        Unsupported: It does not fill the memory between its first and its last element, or begins where the sizes say.
+        Unsupported: It does not fill the memory between its first and its last element, or its offset depends on sizes.
     """
     strides, sizes = list(val.stride()), list(val.shape)
     order = sorted(range(len(sizes)), key=lambda a: (-_number(strides[a]), a))
@@ -91,13 +91,13 @@ def _source(g: GraphBuilder, node: FxNode, offset: Any) -> _Memory:
         )
     if source is fx:
         return _memory(x, node.meta(0))
-    given, found = g.interpreter.value_of(fx), g.interpreter.value_of(source)
-    if x is not given:  # a part of a complex tensor, or the integers of a quantised one
-        parts = [part for part in ("real", "imag", "integers") if getattr(given, part, None) is x]
+    value, memory = g.interpreter.value_of(fx), g.interpreter.value_of(source)
+    if x is not value:  # a part of a complex tensor, or the integers of a quantised tensor
+        parts = [part for part in ("real", "imag", "integers") if getattr(value, part, None) is x]
         if len(parts) != 1:
             raise Unsupported("as_strided of a view of a complex tensor whose parts are one")
-        found = getattr(found, parts[0])
-    return _memory(found, source.meta["val"])
+        memory = getattr(memory, parts[0])
+    return _memory(memory, source.meta["val"])
 
 
 def _number(size: Any) -> int:
@@ -165,7 +165,7 @@ def _within(
 def as_strided_scatter(g: GraphBuilder, node: FxNode) -> Value:
     """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor
 
-    PyTorch copies the whole memory that the tensor lies in: what is written beside the tensor's own elements is not seen.
+    PyTorch copies the whole memory that the tensor lies in: writes outside of the tensor's own elements are not seen.
     """
     x, source, sizes, strides, offset = node.args
     memory = _source(g, node, offset)

@@ -200,7 +200,7 @@ def sym_numel(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def of_memory(schema: str) -> Callable[[GraphBuilder, FxNode], Any]:
-    """The converter for a number that says how a tensor lies in memory: what torch's trace has for it."""
+    """The converter for a number about a tensor's layout in memory: its value in torch's trace."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Any:
         return g.size(g.interpreter.dim(node.fx.meta["val"]))

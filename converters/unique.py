@@ -44,7 +44,7 @@ def unique_dim(g: GraphBuilder, node: FxNode) -> list[Value]:
 def unique_consecutive(g: GraphBuilder, node: FxNode) -> list[Value]:
     """unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)
 
-    An element begins a run when it differs from the one before.
+    An element begins a run when it differs from the element before.
     """  # noqa: E501
     x, _, _, axis = node.args
     inner = computed_in(g, "Equal", node.dtype)

@@ -17,12 +17,12 @@ from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
 
-def known_sizes(node: FxNode, given: Sequence[Any]) -> list[Any]:
+def known_sizes(node: FxNode, requested: Sequence[Any]) -> list[Any]:
     """The sizes of a result: ints where torch or the program knows them, otherwise the program's values, or -1.
 
     The program may give an int where torch's shape has a long expression that it cannot simplify.
     """
-    return [d if isinstance(d, int) else s for d, s in zip(node.shape, given, strict=True)]
+    return [d if isinstance(d, int) else s for d, s in zip(node.shape, requested, strict=True)]
 
 
 def view(g: GraphBuilder, node: FxNode) -> Value:
@@ -86,8 +86,8 @@ def movedim(g: GraphBuilder, node: FxNode) -> Value:
 
 def expand(g: GraphBuilder, node: FxNode) -> Value:
     """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
-    x, given = node.args[:2]
-    return expand_to(g, x, node.shape, given)
+    x, sizes = node.args[:2]
+    return expand_to(g, x, node.shape, sizes)
 
 
 def expand_as(g: GraphBuilder, node: FxNode) -> Value:
@@ -103,16 +103,16 @@ def broadcast_tensors(g: GraphBuilder, node: FxNode) -> list[Value]:
     for x, spec in zip(tensors, node.outputs, strict=True):
         assert spec is not None
         rank = len(spec.shape)
-        given: list[Any] = list(spec.shape)
+        sizes: list[Any] = list(spec.shape)
         for axis in range(rank):
-            if isinstance(given[axis], int):
+            if isinstance(sizes[axis], int):
                 continue
             for other in tensors:
                 place = axis - (rank - rank_of(other))
-                if place >= 0 and other.shape[place] == given[axis]:
-                    given[axis] = g.dim(other, place)
+                if place >= 0 and other.shape[place] == sizes[axis]:
+                    sizes[axis] = g.dim(other, place)
                     break
-        results.append(expand_to(g, x, spec.shape, given))
+        results.append(expand_to(g, x, spec.shape, sizes))
     return results
 
 
@@ -150,8 +150,8 @@ def unflatten(g: GraphBuilder, node: FxNode) -> Value:
     """unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"""
     x, axis, sizes = node.args
     axis = normalize_axis(axis, rank_of(x))
-    given = [*g.dims(x)[:axis], *sizes, *g.dims(x)[axis + 1 :]]
-    return g.reshape(x, known_sizes(node, given))
+    requested = [*g.dims(x)[:axis], *sizes, *g.dims(x)[axis + 1 :]]
+    return g.reshape(x, known_sizes(node, requested))
 
 
 def diagonal(g: GraphBuilder, node: FxNode) -> Value:

@@ -141,7 +141,7 @@ def unpacked(packed: torch.Tensor) -> torch.Tensor:
         Unsupported: Packed again, they are something else.
     """
     rows, columns = packed.shape[0], 2 * packed.shape[1]
-    # Processors pack a few rows at a time, alike in each block; where they don't, the whole matrix is one block.
+    # Processors pack a few rows at a time, alike in each block; otherwise the whole matrix is one block.
     for block in (64, rows):
         if rows % block:
             continue
@@ -154,7 +154,7 @@ def unpacked(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _places(rows: int, columns: int) -> torch.Tensor:
-    """Which element of a matrix stands where in the packed one: its number is packed, four bits of it at a time."""
+    """The element of a matrix at each place of the packed matrix: element numbers are packed, four bits at a time."""
     number = torch.arange(rows * columns)
     place = torch.zeros_like(number)
     for shift in range(0, max(number.numel() - 1, 1).bit_length(), 4):
@@ -168,7 +168,7 @@ def _packed(levels: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(packed: torch.Tensor) -> torch.Tensor:
-    """Unpacks both nibbles of every byte, the low one first."""
+    """Unpacks both nibbles of every byte, the low nibble first."""
     return torch.stack([packed & 15, packed >> 4], -1).reshape(-1)
 
 

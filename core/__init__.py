@@ -19,7 +19,6 @@ _HOME = {
     "Rewrite": "rewrite.rewrite",
     "Metadata": "metadata",
     "Observer": "observers",
-    "fake_weights": "fake",
     "string_tensor": "strings",
     "string_array": "strings",
     "OnnxRegistry": "registry.registry",
@@ -74,6 +73,7 @@ __all__ = ["__version__", *sorted({*_HOME, *public_names()})]
 if TYPE_CHECKING:
     from onnxplug_tools.diagnosis.bisect import bisect as bisect
     from onnxplug_tools.diagnosis.diagnose import Diagnosis as Diagnosis, diagnose as diagnose
+    from onnxplug_tools.fake_weights import fake_weights as fake_weights
     from onnxplug_tools.outline.request import Functions as Functions
     from onnxplug_tools.pieces.pieces import OnnxPieces as OnnxPieces
     from onnxplug_torch_onnx.export import export as export
@@ -99,7 +99,6 @@ if TYPE_CHECKING:
         WeightsError as WeightsError,
     )
     from onnxplug.exporter import to_onnx as to_onnx
-    from onnxplug.fake import fake_weights as fake_weights
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
     from onnxplug.metadata import Metadata as Metadata
@@ -128,7 +127,7 @@ if TYPE_CHECKING:
     from onnxplug.strings import string_array as string_array, string_tensor as string_tensor
 
 
-#: Names of ``torch.onnx`` as it was in 2023, by what there is for them here.
+#: Names of ``torch.onnx`` as of 2023, with their replacements here.
 _FORMER = {
     "dynamo_export": "onnxplug.to_onnx",
     "ExportOptions": "the arguments of onnxplug.to_onnx",

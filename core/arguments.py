@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.errors import NameCountError, OnnxplugError, UsageError
 from onnxplug.host import PluginHost
 from onnxplug.kinds import check_lists
@@ -25,8 +24,6 @@ from onnxplug.warn import warn
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnxplug import Functions
-
 _MICROSOFT = ("com.microsoft", "com.microsoft.nchwc", "com.microsoft.experimental", "com.ms.internal.nhwc")
 
 
@@ -38,9 +35,9 @@ class UnusedRuleWarning(UserWarning):
 
 
 def positional_and_named(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any] | None]:
-    """The example inputs, a dict at the end of ``args`` taken for keyword inputs, as ``torch.onnx.export`` does.
+    """The example inputs; a dict at the end of ``args`` becomes keyword inputs, as in ``torch.onnx.export``.
 
-    It stays a positional input where the model's signature takes it as one and not as keywords. One tensor is a tuple of it.
+    It stays positional where the model's signature accepts it so and not as keywords. A single tensor becomes a tuple of it.
     """
     args = (args,) if isinstance(args, torch.Tensor) else args
     if kwargs:
@@ -78,10 +75,10 @@ def check_inputs(inputs: tuple[Any, Any]) -> None:
     """Checks the example inputs.
 
     Args:
-        inputs: The positional and the keyword ones.
+        inputs: The positional and the keyword inputs.
 
     Raises:
-        UsageError: A tensor is sparse, which no ONNX model takes, or they are nested without end.
+        UsageError: A tensor is sparse, which ONNX models can't take, or the nesting is endless.
     """
     for leaf in _leaves(inputs):
         if isinstance(leaf, torch.Tensor) and leaf.layout in _SPARSE:
@@ -101,11 +98,11 @@ def check_names(
     """Checks the names of graph inputs and outputs as far as they can be without the graph.
 
     Args:
-        input_names, output_names: As the user gave them.
+        input_names, output_names: The user's arguments.
         inputs: The positional and the keyword inputs; ``None`` when they are not known.
 
     Raises:
-        UsageError: A name is malformed, stands twice, or there are more names than inputs.
+        UsageError: A name is malformed or appears twice, or there are more names than inputs.
     """
     for argument, names in (("input_names", input_names), ("output_names", output_names)):
         if names is None:
@@ -125,50 +122,14 @@ def check_names(
     if inputs is not None and input_names is not None:
         values = _leaves(inputs)
         leaves = [leaf for leaf in values if isinstance(leaf, torch.Tensor | int | float)]
-        # A plugin may say, later, what another object is made of.
+        # A plugin may define the structure of other objects later.
         whole = all(isinstance(value, torch.Tensor | int | float | complex | str | None) for value in values)
         if whole and len(input_names) > len(leaves):
             text = f"input_names has {len(input_names)} names for {len(leaves)} inputs"
             raise NameCountError.of(text, "input_names", len(leaves))
 
 
-# -- what runs and where it goes ---------------------------------------------------------------------------------------
-
-
-def functions_asked(functions: Any, model: Any) -> Functions | None:
-    """What ``functions=`` asks for; ``None`` for nothing.
-
-    Raises:
-        UsageError: It is malformed, or names a class of which the model has no module.
-        MissingPackageError: The package that makes functions is not installed.
-    """
-    if functions is None or functions is False:
-        return None
-    wanted: Functions = load("Functions", "functions=").asked(functions)
-    if classes := _classes_of(model):
-        wanted.check(classes)
-    return wanted
-
-
-def _classes_of(model: Any) -> set[str]:
-    """The classes of a model's modules; none where only what is captured tells them: a program, a script, a graph."""
-    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
-        return set()
-    classes = {type(module) for module in model.modules()}
-    return {f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
-
-
-def module_calls(wanted: Functions, program: torch.export.ExportedProgram, model: Any) -> ModuleCalls:
-    """The calls of modules in a captured program.
-
-    Raises:
-        UsageError: It has none of a class that is asked for, nor has the model.
-    """
-    calls = ModuleCalls()
-    for node in program.graph.nodes:
-        calls.of(node.meta.get("nn_module_stack"))
-    wanted.check(calls.class_names() | _classes_of(model))
-    return calls
+# -- functions, destination and runtime --------------------------------------------------------------------------------
 
 
 def check_destination(f: Any) -> None:
@@ -188,7 +149,7 @@ def check_destination(f: Any) -> None:
 
 
 def check_verifiable(opset: int) -> None:
-    """Checks that ONNX Runtime is there and loads models of an opset.
+    """Checks that ONNX Runtime is installed and loads models of an opset.
 
     Raises:
         OnnxplugError: It is not installed, or too old.
@@ -209,7 +170,7 @@ def check_verifiable(opset: int) -> None:
 
 
 def rules_of_call(rules: Iterable[Any], table: Mapping[Any, Any] | None) -> list[Rule]:
-    """The rules that a call gives, those of its ``custom_translation_table`` included.
+    """The rules of a call, including those of its ``custom_translation_table``.
 
     Raises:
         UsageError: An item is not a rule, or names an operator that torch does not know in a namespace that it knows.
@@ -231,7 +192,7 @@ def check_operators(rules: Sequence[Rule], *, late: bool) -> None:
 
     Args:
         rules: The rules.
-        late: After capture. Before it, operators of a namespace that torch does not know are let pass: the model may import
+        late: After capture. Before it, operators of a namespace that torch does not know are accepted: the model may import
             the library that registers them.
 
     Raises:
@@ -252,16 +213,16 @@ def check_operators(rules: Sequence[Rule], *, late: bool) -> None:
             )
 
 
-def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
-    """Warns of rules of the call that no node asked for.
+def warn_of_unused_rules(registry: Any, operators: Iterable[str]) -> None:
+    """Warns of rules of the call that no node needed.
 
     Args:
         registry: The registry of the export.
-        asked: The operators for which rules were looked up.
+        operators: The operators for which rules were looked up.
     """
     if not registry.call_rules:
         return
-    names = {without_prefix(name) for name in asked}
+    names = {without_prefix(name) for name in operators}
     packets = {name.partition(".")[0] if "::" in name else name for name in names}
     unused = [
         rule
@@ -282,7 +243,7 @@ def warn_of_unused_rules(registry: Any, asked: Iterable[str]) -> None:
 
 
 def _is_registered_symbolic(rule: Rule) -> bool:
-    """Whether it comes from ``compat.registered_symbolics``: all that were registered with torch, used or not."""
+    """Whether it comes from ``compat.registered_symbolics``: all functions registered with torch, used or not."""
     return getattr(rule.convert, "onnxplug_registered", False)
 
 
@@ -296,15 +257,15 @@ def unknown_domains(
     runtime: Iterable[Any],
     own: Iterable[str] = (),
 ) -> list[str]:
-    """The domains asked for that nothing declares; rules from outside onnxplug may still emit them.
+    """The requested domains that nothing declares; rules from outside onnxplug may still emit them.
 
     Args:
-        opsets: The versions asked for, by domain.
-        registry, host, runtime: What declares domains.
+        opsets: The requested versions, by domain.
+        registry, host, runtime: Sources of declared domains.
         own: Domains that the call itself names.
 
     Raises:
-        UsageError: There is one, and no rule from outside onnxplug.
+        UsageError: There is such a domain, and no rule from outside onnxplug.
     """
     import onnx.defs
 
@@ -320,7 +281,7 @@ def unknown_domains(
 
 
 def check_domains_used(model: ir.Model, unknown: Sequence[str]) -> None:
-    """Checks that the domains that nothing declares are those of some node.
+    """Checks that undeclared domains have a node.
 
     Raises:
         UsageError: The model has no operator of such a domain.
@@ -334,7 +295,7 @@ def check_domains_used(model: ir.Model, unknown: Sequence[str]) -> None:
 
 
 def unknown_domain(name: str, known: Iterable[str]) -> UsageError:
-    """The error for a domain of ``opset_version`` that nobody knows."""
+    """The error for an unknown domain of ``opset_version``."""
     near = difflib.get_close_matches(name, [n for n in known if n], 1)
     meant = f"Did you mean {near[0]!r}? " if near else ""
     return UsageError(

@@ -1,4 +1,4 @@
-"""Every error that onnxplug raises on purpose.
+"""The errors that onnxplug raises on purpose.
 
 All derive from :class:`OnnxplugError`, which carries a message (what is wrong, and where) and an optional hint (what to
 do about it). The command line prints both and hides the traceback.
@@ -21,12 +21,12 @@ class OnnxplugError(Exception):
         hint: What the user can do about it.
 
     Attributes:
-        located: Whether the message says already which operator, at which of the user's lines, it is about.
-        export: What was captured, how it was to be converted and the plugins that run it, where the conversion failed: what
-            ``onnxplug.bisect`` reduces.
-        profile: Where the time went until it was raised (``onnxplug_tools.profiling.profile.Profile``), where asked for.
-        report: What is known of the export until then (``onnxplug_tools.report.report.ExportReport``), where asked for.
-        place: The user's ``file:line`` that it is about; ``None`` where it is about none, or that is not known.
+        located: Whether the message has the operator and the user's line already.
+        export: The capture, the options of the conversion and the plugins, where a conversion failed; ``onnxplug.bisect``
+            reduces it.
+        profile: The times until it was raised (``onnxplug_tools.profiling.profile.Profile``), if requested.
+        report: The report of the export until then (``onnxplug_tools.report.report.ExportReport``), if requested.
+        place: The user's ``file:line``; ``None`` where there is none, or it is not known.
     """
 
     message: str = ""
@@ -43,7 +43,7 @@ class OnnxplugError(Exception):
         self.hint = hint
 
     def add_place(self, place: str) -> None:
-        """Puts before the message where it happened. The error stays the object that it is, of a plugin's own class too.
+        """Puts the place before the message. The error stays the same object, also of a plugin's own class.
 
         Args:
             place: Operator, the user's line, the rule and its package, in words.
@@ -53,7 +53,7 @@ class OnnxplugError(Exception):
             self.message = f"{place}: {self.message}"
             if place not in str(self):  # a class that overrides the text
                 self.add_note(place)
-        else:  # a class that does not call our constructor
+        else:  # a class that does not call this constructor
             self.message = f"{place}: {', '.join(map(str, self.args)) or type(self).__name__}"
 
     def __str__(self) -> str:
@@ -61,19 +61,19 @@ class OnnxplugError(Exception):
 
 
 class UsageError(OnnxplugError, ValueError):
-    """An argument is malformed: an unknown name, a shape that does not fit, a value out of range.
+    """An argument is malformed: an unknown name, a wrong shape, a value out of range.
 
     Remedy: The message names the argument and what it may be. The command line exits with 2 for it.
     """
 
 
 class WeightsError(UsageError):
-    """Weights are missing or don't fit the model, or the file that holds them can't be read.
+    """Weights are missing or don't fit the model, or their file can't be read.
 
     Remedy: ``program.apply_weights`` with the tensors that the message names.
 
     Attributes:
-        names: The weights that it is about, by their names in PyTorch.
+        names: The weights in question, by their names in PyTorch.
     """
 
     def __init__(self, message: str, *, names: Sequence[str] = (), hint: str | None = None) -> None:
@@ -82,7 +82,7 @@ class WeightsError(UsageError):
 
 
 class NameCountError(UsageError):
-    """More names are given than there are inputs or outputs, or too few.
+    """There are more names than inputs or outputs, or too few.
 
     Remedy: Give a name for each value that the message lists, or one for each argument or result: its parts are called after it.
     Outputs that are not nested in each other may have fewer: the rest keep theirs.
@@ -90,8 +90,8 @@ class NameCountError(UsageError):
     Attributes:
         argument: ``"input_names"`` or ``"output_names"``.
         count: How many values there are.
-        called: What they are called where no names are given.
-        nested: Whether some are parts of one argument or result.
+        called: Their names where the user gives none.
+        nested: Whether some are parts of the same argument or result.
     """
 
     argument: str = ""
@@ -117,15 +117,15 @@ class NameCountError(UsageError):
 
 
 class CaptureError(OnnxplugError):
-    """``torch.export`` could not capture the model, a dimension that was asked to be dynamic came out static, or PyTorch itself
-    refuses the dtypes of a call, of which tracing says nothing.
+    """``torch.export`` could not capture the model, a dimension that should be dynamic came out static, or PyTorch itself refuses
+    the dtypes of a call, which tracing does not notice.
 
     Remedy: ``onnxplug.diagnose`` finds the submodule and the lines; the page on what torch.export refuses has the ways round them.
     A dimension that the model's code fixes is left static, or the line that fixes it is changed.
 
     Attributes:
         submodule: The path of the submodule where capture stopped, empty for the model itself; ``None`` where it is not known.
-        tries: What each attempt at capture said, in a line each.
+        tries: The error of each attempt at capture, in a line each.
     """
 
     submodule: str | None = None
@@ -141,9 +141,9 @@ class ConversionError(OnnxplugError):
 
 
 class OutputMismatchError(ConversionError):
-    """A converter returned values whose count, dtype, rank or dimensions differ from what torch computed.
+    """A converter returned values whose count, dtype, rank or dimensions differ from torch's.
 
-    A dynamic dimension must be dynamic, and the same one.
+    A dynamic dimension must be dynamic, and the same size.
 
     Remedy: It is a fault of the rule that the message names: report it to its package, and prefer another rule until then.
     """
@@ -165,35 +165,35 @@ class MissingRuleError(ConversionError):
 
 
 class RuleConflictError(ConversionError):
-    """Rules of two distributions claim the same operator, and nothing says which of them wins.
+    """Rules of two distributions claim the same operator, and nothing decides between them.
 
     Remedy: ``prefer={"mylib::nms": "distribution"}``, or ``--prefer``.
     """
 
 
 class PluginError(OnnxplugError):
-    """A plugin could not be imported, is malformed, or is required and not there.
+    """A plugin could not be imported, is malformed, or is required and not installed.
 
     Remedy: ``onnxplug plugins list`` shows the plugin's error, and ``--debug`` its traceback; ``--no-plugin NAME`` leaves it out.
     """
 
 
 class UnknownPluginError(PluginError, UsageError):
-    """A plugin that is asked for or left out by its name is not installed, or the name is malformed.
+    """A plugin that is requested or left out by its name is not installed, or the name is malformed.
 
     Remedy: ``onnxplug plugins list`` shows the names.
     """
 
 
 class OpsetError(OnnxplugError):
-    """The opset asked for is unknown, unsupported, or contradicted by a node of the graph.
+    """The requested opset is unknown, unsupported, or contradicted by a node of the graph.
 
     Remedy: Ask for the opset that the message names; a rule that emits one domain in two versions is a fault of its package.
     """
 
 
 class MissingPackageError(OnnxplugError, ImportError):
-    """A feature is of a package that is not installed.
+    """A feature needs a package that is not installed.
 
     Remedy: ``pip install`` of the package that the message names, or of ``"onnxplug[all]"``.
     """
@@ -206,8 +206,8 @@ class VerificationError(OnnxplugError):
     ONNX Runtime or rounding is to blame.
 
     Attributes:
-        verdict: Who is wrong (``onnxplug_tools.diagnosis.verdict.Verdict``), where that was asked for.
-        inputs: The flattened inputs on which it was found, by ``verify``.
+        verdict: The verdict on who is wrong (``onnxplug_tools.diagnosis.verdict.Verdict``), if requested.
+        inputs: The flattened inputs of the failed comparison, by ``verify``.
     """
 
     verdict: Any = None
@@ -222,14 +222,14 @@ class EvaluationError(OnnxplugError):
 
 
 class SaveError(OnnxplugError):
-    """The model could not be written; what stood at the destination before is untouched.
+    """The model could not be written; the old file at the destination is untouched.
 
     Remedy: The message has the cause, such as no space or no permission; save again when it is gone.
     """
 
 
 class Decline(Exception):
-    """Raised inside a converter to discard what it emitted and try the next rule."""
+    """Raised inside a converter to discard its emitted nodes and try the next rule."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 class ToOnnx(Protocol[P]):
     """The type of :func:`to_onnx`."""
 
-    @overload  # a call with pieces= is one of this kind
+    @overload  # a call with pieces= fits this overload too
     def __call__(  # type: ignore[overload-overlap]
         self,
         model: Any,
@@ -66,15 +66,15 @@ def to_onnx(
         OnnxplugError: ``verify=True``, and ONNX Runtime is missing or too old for the opset.
         CaptureError: torch.export can't capture the model, or a dynamic dimension came out static.
         MissingRuleError: Operators have no rule; all are listed.
-        ConversionError: A converter failed, or returned something else than torch computes.
+        ConversionError: A converter failed, or its results differ from torch's.
         VerificationError: ``verify=True`` and the results differ, or the model does not run.
         SaveError: ``f`` can't be written.
     """
     checked = ExportOptions.of(options)
     if checked.pieces is not None:
         return _pieces(model, args, f, checked)
-    given = {"model": model, "args": args, "f": f, **options}
-    with pipeline.export(checked, (given, to_onnx)) as call:
+    arguments = {"model": model, "args": args, "f": f, **options}
+    with pipeline.export(checked, (arguments, to_onnx)) as call:
         program = call.result = pipeline.run(model, args, f, checked)
     return program
 
@@ -83,7 +83,7 @@ def _pieces(model: Any, args: Any, folder: Any, options: ExportOptions) -> OnnxP
     """Exports submodules of a model."""
     args, kwargs = arguments.positional_and_named(model, args, options.kwargs)
     options = dataclasses.replace(options, kwargs=kwargs)
-    # Each piece tells of its own stages.
+    # Each piece reports its own stages.
     with pipeline.export(dataclasses.replace(options, progress=None)) as call:
         chain: OnnxPieces = load("pieces=")(model, args, folder, options, to_onnx)
         call.result = chain

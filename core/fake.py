@@ -1,11 +1,7 @@
-"""Weights without numbers: tensors on the device ``meta``, and fake ones."""
+"""Tensors without numbers: those on the device ``meta``, and fake ones."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,37 +12,3 @@ from onnxplug.torch_private import FakeTensor
 def is_fake(tensor: Any) -> bool:
     """Whether a tensor has a shape and a dtype, and no numbers."""
     return isinstance(tensor, FakeTensor) or (isinstance(tensor, torch.Tensor) and tensor.is_meta)
-
-
-@contextlib.contextmanager
-def fake_weights() -> Iterator[None]:
-    """Modules that are made while it holds get parameters on the device ``meta``, and real buffers.
-
-    A parameter is moved as soon as a module has it, so that no more than one is in memory, and initialising it costs nothing. What
-    a module computes and keeps as a buffer has its numbers, unlike under ``torch.device("meta")``: no checkpoint has them
-    where the buffer isn't persistent. Modules that are made in other threads are left alone.
-
-        with onnxplug.fake_weights():
-            model = Model(config)
-    """
-    register, thread = torch.nn.Module.register_parameter, threading.get_ident()
-    moved: dict[int, tuple[weakref.ref[Any], torch.nn.Parameter]] = {}
-
-    def register_parameter(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-        register(self, name, param)
-        if param is None or threading.get_ident() != thread:
-            return
-        if is_fake(param) or torch.nn.parameter.is_lazy(param):
-            return
-        known = moved.get(id(param))
-        if known is None or known[0]() is not param:  # a parameter of two modules stays one
-            on_meta = torch.nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-            vars(on_meta).update(vars(param))
-            known = moved[id(param)] = (weakref.ref(param), on_meta)
-        self._parameters[name] = known[1]
-
-    torch.nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]

@@ -10,23 +10,23 @@ from onnxplug.plugin_api import Domain, Evaluator, Patch
 
 
 class RuntimeHost(Protocol):
-    """The plugin host as far as running a model needs it."""
+    """The part of the plugin host that running a model needs."""
 
     def runtimes(self) -> Sequence[Any]:
-        """What each plugin supplies to run its operators (``onnxplug.run.plugin_runtime.PluginRuntime``)."""
+        """The libraries and kernels of each plugin (``onnxplug.run.plugin_runtime.PluginRuntime``)."""
 
     def evaluators(self) -> Sequence[Evaluator]:
-        """What runs models node by node."""
+        """The evaluators that run models node by node."""
 
     def explain_domain(self, domain: str) -> str:
-        """Which plugin could run the operators of a domain, and why none does."""
+        """The plugin that could run the operators of a domain, and why none does."""
 
 
 class PluginHost(RuntimeHost, Protocol):
-    """The plugin host as far as an export needs it."""
+    """The part of the plugin host that an export needs."""
 
     def stamps(self) -> tuple[str, ...] | None:
-        """What tells this state of the plugins' code from every other; ``None`` when that of one is not known."""
+        """The stamps of the plugins' code, which differ between any two states; ``None`` when a plugin's stamp is not known."""
 
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know."""
@@ -35,16 +35,16 @@ class PluginHost(RuntimeHost, Protocol):
         """The domains that plugins declare."""
 
     def rewrites(self) -> Sequence[Any]:
-        """Rewrites, the builtin ones first."""
+        """Rewrites, the builtin rewrites first."""
 
     def module_maker(self, model: Any) -> Callable[[Any], Any] | None:
-        """What makes a Module of a model, where a plugin's source accepts the model."""
+        """The function that makes a Module of a model, where a plugin's source accepts the model."""
 
     def patches(self) -> Sequence[Patch]:
-        """What holds during capture."""
+        """The patches that hold during capture."""
 
     def decompositions(self) -> Mapping[str, Callable[..., Any] | None]:
-        """Decompositions by qualified name; ``None`` forbids one."""
+        """Decompositions by qualified name; ``None`` forbids decomposing."""
 
     def kernels(self, runtime: str | None) -> Mapping[str, str] | None:
         """The kernels of a runtime, where a plugin knows them."""
@@ -56,4 +56,4 @@ class PluginHost(RuntimeHost, Protocol):
         """The first plugin's converter for an operator that no rule translates."""
 
     def explain_missing(self, namespace: str) -> str | None:
-        """Why a namespace has no rules, or nothing serves a library of that import name."""
+        """The reason why a namespace has no rules, or nothing serves a library of that import name."""

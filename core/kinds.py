@@ -1,4 +1,4 @@
-"""What kind of value an argument takes: the checks that come before all others, and that need nothing imported."""
+"""Checks of the kind of an argument's value: they come before all others and need no imports."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def check_kind(name: str, value: Any, kind: Any, text: str) -> None:
 
     Args:
         name: The argument.
-        value: What was given.
+        value: The argument's value.
         kind: A class, or several.
-        text: What it takes, in words.
+        text: The accepted values, in words.
 
     Raises:
         UsageError: It is of another kind.
@@ -29,7 +29,7 @@ def check_kind(name: str, value: Any, kind: Any, text: str) -> None:
 
 
 def check_flags(**flags: Any) -> None:
-    """Checks arguments that are ``True`` or ``False``: of any other value Python would take the truth.
+    """Checks arguments that are ``True`` or ``False``: Python would silently use the truth of any other value.
 
     Raises:
         UsageError: One is neither.
@@ -54,7 +54,7 @@ def check_lists(**lists: Any) -> None:
     """Checks arguments that are lists, or other collections that are no text.
 
     Raises:
-        UsageError: One is none.
+        UsageError: One is not.
     """
     for name, value in lists.items():
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
@@ -72,10 +72,10 @@ def check_path(name: str, value: Any) -> None:
 
 
 def check_seeds(seeds: Any) -> None:
-    """Checks seeds of what is drawn at random.
+    """Checks seeds of random numbers.
 
     Raises:
-        UsageError: They are no list of integers.
+        UsageError: They are not a list of integers.
     """
     check_lists(seeds=seeds)
     for seed in seeds:

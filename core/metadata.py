@@ -1,4 +1,4 @@
-"""How much a model says of where it comes from: ``metadata=`` of an export."""
+"""How much metadata a model has about its origin: ``metadata=`` of an export."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from onnxplug.errors import UsageError
 
 LEVELS = ("none", "short", "full")
 DEFAULT_LEVEL = "short"
-#: What an export writes that isn't told.
+#: The level of an export without the option.
 VARIABLE = "ONNXPLUG_METADATA"
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """How much a model says of where it comes from.
+    """
 
     Attributes:
-        level: ``"none"``: nothing. ``"short"``: each node's modules, operator and source line, and what was rewritten into it.
+        level: ``"none"``: nothing. ``"short"``: each node's modules, operator and source line, and the rewrites that led to it.
             ``"full"``: also everything that ``torch.onnx.export`` writes, the rules, and the captured program.
         absolute_paths: Name source files by their whole paths; otherwise they are named relative to their project or to the
             folder that packages are installed in.
@@ -49,12 +49,12 @@ class Metadata:
 
     @property
     def nodes(self) -> bool | None:
-        """Whether nodes say everything; ``None`` where they say nothing."""
+        """Whether nodes have full metadata; ``None`` where they have none."""
         return None if self.is_none else self.is_full
 
     @classmethod
-    def asked(cls, metadata: Any) -> Metadata:
-        """What the argument ``metadata`` of an export means; ``None`` is what the environment variable says, else the default.
+    def of_option(cls, metadata: Any) -> Metadata:
+        """The metadata of an export's argument ``metadata``; ``None`` is the environment variable's level, else the default.
 
         Raises:
             UsageError: There is no such level.
@@ -63,10 +63,10 @@ class Metadata:
             return metadata
         if metadata is not None:
             return cls(metadata)
-        said = os.environ.get(VARIABLE) or DEFAULT_LEVEL
-        if said not in LEVELS:
-            raise _unknown(f"the environment variable {VARIABLE}", said)
-        return cls(said)
+        level = os.environ.get(VARIABLE) or DEFAULT_LEVEL
+        if level not in LEVELS:
+            raise _unknown(f"the environment variable {VARIABLE}", level)
+        return cls(level)
 
 
 def _unknown(where: str, level: Any) -> UsageError:

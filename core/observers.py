@@ -1,8 +1,8 @@
-"""What an export tells while it runs, and to whom: stages with their results, and, for those who want details, nodes and rules.
+"""Observers of an export, and its events: stages with their results and, if an observer wants details, nodes and rules.
 
-An :class:`Observer` is given to a call (``to_onnx(observers=[...])``), supplied by a plugin (``onnxplug_observers``), or made of an
-option (``report``, ``profile``, ``progress``). Code that is observed says what it does by :func:`stage`, :func:`span` and
-:func:`step`; what happens for each node asks :attr:`Events.details` once, and tells nothing where that is ``None``.
+An :class:`Observer` is an argument of a call (``to_onnx(observers=[...])``), supplied by a plugin (``onnxplug_observers``), or made
+from an option (``report``, ``profile``, ``progress``). Observed code emits events by :func:`stage`, :func:`span` and :func:`step`;
+code that runs for each node reads :attr:`Events.details` once, and emits nothing where that is ``None``.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 #: The kinds of spans: a stage of an export or a part of one, the trace of a module of the model, the conversion of an FX node,
 #: the call of a rule, the decomposition of an operator.
 KINDS = ("stage", "module", "node", "rule", "decomposition")
-#: The stages that an export consists of, in their order; the last two where they are asked for.
+#: The stages of an export, in their order; the last two are optional.
 STAGES = ("capture", "conversion", "verification", "saving")
 #: The spans of whole exports.
 ROOTS = ("export", "torch.onnx.export")
 
 
 class Span:
-    """Something that is done, from a beginning to an end.
+    """An action with a beginning and an end.
 
-    ``subject``, ``result`` and ``error`` are there until everyone is told of the end, so that who keeps spans keeps no models.
+    ``subject``, ``result`` and ``error`` are removed once all observers have received the end: who keeps spans keeps no models.
 
     Attributes:
-        name: What is done.
+        name: The action.
         kind: One of :data:`KINDS`.
-        parent: The span within which it is done; ``None`` for one that is in no other.
-        subject: What it is done with: of an export the arguments and the function that was called, of ``capture`` the plan, of
-            ``verification`` and ``saving`` the program, of a rule the call and a function that says why it was chosen.
-        result: What a stage made, once it has ended: of ``capture`` the capture, of ``conversion`` and of an export the program, of
-            ``verification`` the report.
-        error: What ended it.
-        start, end: Nanoseconds of ``time.perf_counter_ns``; the end is that of now while it lasts.
+        parent: The span around it; ``None`` for an outermost span.
+        subject: Its object: for an export the arguments and the called function, for ``capture`` the plan, for
+            ``verification`` and ``saving`` the program, for a rule the call and a function that explains the choice.
+        result: The result of a stage, once it has ended: for ``capture`` the capture, for ``conversion`` and an export the
+            program, for ``verification`` the report.
+        error: The error that ended it.
+        start, end: Nanoseconds of ``time.perf_counter_ns``; the end is the present time while it lasts.
         within: Nanoseconds that the spans directly within it took.
-        about: What else is known of it, by name; what stands in JSON.
-        totals: What was done in it that is too short for spans of its own, by kind and name; of stages alone.
+        about: More facts about it, by name; they can be written as JSON.
+        totals: Counts and times of actions in it that are too short for spans, by kind and name; only for stages.
     """
 
     __slots__ = (
@@ -108,14 +108,14 @@ class Span:
 
     @property
     def root(self) -> Span | None:
-        """The export that it is part of, the innermost; itself where it is an export."""
+        """The innermost export around it; itself where it is an export."""
         span: Span | None = self
         while span is not None and span.name not in ROOTS:
             span = span.parent
         return span
 
     def is_within(self, other: Span) -> bool:
-        """Whether it is another span, or lies within it."""
+        """Whether it is a given span, or lies within it."""
         span: Span | None = self
         while span is not None:
             if span is other:
@@ -125,12 +125,12 @@ class Span:
 
 
 class Total:
-    """How often something short was done, and how long all of it took.
+    """The count and total time of a short action.
 
     Attributes:
-        calls: How often.
-        hits: How often with a result, where that may be.
-        nanoseconds: How long.
+        calls: The count.
+        hits: The count of actions with a result, where they may have none.
+        nanoseconds: The total time.
     """
 
     __slots__ = ("calls", "hits", "nanoseconds")
@@ -139,21 +139,21 @@ class Total:
         self.calls = self.hits = self.nanoseconds = 0
 
     def add(self, other: Total) -> None:
-        """Adds another one's numbers."""
+        """Adds the numbers of another."""
         self.calls += other.calls
         self.hits += other.hits
         self.nanoseconds += other.nanoseconds
 
 
 class Observer:
-    """Is told what an export does; every method may be left out.
+    """Receives the events of an export; every method may be left out.
 
     Attributes:
-        details: Whether it is told of nodes, rules, decompositions and rewrites too, and whether stages count what is too short
-            for spans (:attr:`Span.totals`). That costs time for each node.
-        describes: Whether the nodes of the program say everything of where they come from when the stage ``conversion`` ends,
-            whatever the metadata of the export are to be.
-        stays: Whether it is told of what is done with the program after the export: saving and verification.
+        details: Whether it receives nodes, rules, decompositions and rewrites too, and whether stages count actions that are
+            too short for spans (:attr:`Span.totals`). That costs time for each node.
+        describes: Whether it needs the full metadata of the program's nodes when the stage ``conversion`` ends, whatever
+            the export's option ``metadata`` is.
+        stays: Whether it also receives the events of the program after the export: saving and verification.
     """
 
     details: bool = False
@@ -161,23 +161,23 @@ class Observer:
     stays: bool = True
 
     def begin(self, span: Span) -> None:
-        """Something begins."""
+        """A span begins."""
 
     def end(self, span: Span) -> None:
-        """Something has ended: with a result, or with an error."""
+        """A span has ended: with a result, or with an error."""
 
     def fired(self, rewrite: str, node: str) -> None:
         """A rewrite has replaced a node."""
 
     def step(self, text: str, done: int | None, total: int | None) -> None:
-        """What the stage that is at work does now, in words, and how far it is, where that is known."""
+        """The present step of the running stage, in words, and its progress, where it is known."""
 
     def finish(self, error: BaseException | None) -> None:
-        """The call that it was given to has ended, with an error or without. An error that it raises itself is the call's."""
+        """The observed call has ended, with or without an error. An error that this method raises is the call's."""
 
 
 class _Log(Observer):
-    """Writes stages, and what they say in detail, to the loggers (:mod:`onnxplug.logs`)."""
+    """Writes stages and details to the loggers (:mod:`onnxplug.logs`)."""
 
     _CONVERT, _REWRITE = logs.logger("convert"), logs.logger("rewrite")
 
@@ -212,15 +212,15 @@ Kind = TypeVar("Kind", bound=Observer)
 
 
 class Events:
-    """Tells observers what is done in a thread.
+    """Sends the events of a thread to observers.
 
     Args:
-        observers: Who is told.
-        outer: The events within which these are; their observers are told too.
+        observers: The observers.
+        outer: The events around these; their observers receive these too.
 
     Attributes:
-        observers: Everyone who is told; the first is the log.
-        own: Those of them that :func:`observed` ends.
+        observers: All observers; the first is the log.
+        own: The observers among them that :func:`observed` ends.
     """
 
     def __init__(self, observers: Sequence[Observer] = (), outer: Events | None = None) -> None:
@@ -231,12 +231,12 @@ class Events:
 
     @property
     def details(self) -> Self | None:
-        """These events, where someone wants details."""
+        """These events, if any observer wants details."""
         return self if any(observer.details for observer in self.observers) else None
 
     @property
     def describes(self) -> bool:
-        """Whether someone reads where the nodes come from."""
+        """Whether any observer reads the origins of nodes."""
         return any(observer.describes for observer in self.observers)
 
     def find(self, kind: type[Kind]) -> Kind | None:
@@ -244,7 +244,7 @@ class Events:
         return next((o for o in reversed(self.observers) if isinstance(o, kind)), None)
 
     def add(self, observers: Sequence[Observer]) -> None:
-        """Takes in more observers, to which what is open begins now."""
+        """Adds observers, for which the open spans begin now."""
         for observer in observers:
             self.own.append(observer)
             self.observers.append(observer)
@@ -252,7 +252,7 @@ class Events:
                 observer.begin(span)
 
     def begin(self, name: str, kind: str = "stage", *, subject: Any = None, log: Any = None, **about: Any) -> Span:
-        """Begins a span within the one that is open."""
+        """Begins a span within the open span."""
         span = Span(name, kind, self._open[-1] if self._open else None, about, subject=subject, log=log)
         self._open.append(span)
         for observer in self.observers:
@@ -261,7 +261,7 @@ class Events:
         return span
 
     def end(self, span: Span, error: BaseException | None = None) -> None:
-        """Ends a span, and those within it that an error has left open."""
+        """Ends a span, and the spans within it that an error has left open."""
         if error is not None:
             span.error = error
             span.about.setdefault("error", type(error).__name__)
@@ -287,10 +287,10 @@ class Events:
         self.end(span)
 
     def count(self, kind: str, name: str, started: int | None = None, *, hit: bool = False) -> None:
-        """Counts something short in the innermost stage that is open.
+        """Counts a short action in the innermost open stage.
 
         Args:
-            kind, name: What is counted.
+            kind, name: The action.
             started: When it began, in nanoseconds of ``time.perf_counter_ns``, where its time counts.
             hit: Whether it had a result.
         """
@@ -309,7 +309,7 @@ class Events:
                 observer.fired(rewrite, node)
 
     def step(self, text: str, done: int | None = None, total: int | None = None) -> None:
-        """Tells what the stage that is at work does now."""
+        """Sends the present step of the running stage."""
         for observer in self.observers:
             observer.step(text, done, total)
 
@@ -318,18 +318,18 @@ _current: ContextVar[Events | None] = ContextVar("onnxplug_events", default=None
 
 
 def events() -> Events:
-    """The events of this thread; the log alone is told where nobody observes."""
-    found = _current.get()
-    return found if found is not None else Events()
+    """The events of this thread; without observers only the log receives them."""
+    current = _current.get()
+    return current if current is not None else Events()
 
 
 @contextlib.contextmanager
 def observed(*observers: Observer, ends: bool = True) -> Iterator[Events]:
-    """While the context lasts, observers are told of what is done in this thread, and those around it too.
+    """While the context lasts, observers receive the events of this thread, and so do the observers around it.
 
     Args:
-        observers: Who is told.
-        ends: Whether their methods ``finish`` are called at the end, the last one's first.
+        observers: The observers.
+        ends: Whether their methods ``finish`` are called at the end, the last observer's first.
     """
     inner = Events(observers, _current.get())
     token = _current.set(inner)
@@ -351,26 +351,26 @@ def stage(
     """A stage, or a part of one, that lasts as long as the context.
 
     Args:
-        name: What it is called.
-        log: The logger (:data:`onnxplug.logs.LOGGERS`) that says at its end how long it took.
-        subject: What it is done with.
-        about: What is known of it, to be added to.
+        name: Its name.
+        log: The logger (:data:`onnxplug.logs.LOGGERS`) that writes its time at its end.
+        subject: Its object.
+        about: Facts about it, which may be added to.
     """
     return events().span(name, subject=subject, log=logs.logger(log) if log is not None else None, **about)
 
 
 def span(name: str, kind: str = "stage", **about: Any) -> contextlib.AbstractContextManager[Span]:
-    """Something that is done a few times in an export, not for each node."""
+    """An action that occurs a few times in an export, not for each node."""
     return events().span(name, kind, **about)
 
 
 def step(text: str, done: int | None = None, total: int | None = None) -> None:
-    """Says what the stage that is at work does now. For what takes long by itself.
+    """Sends the present step of the running stage; for steps that take long.
 
     Args:
         text: In words.
         done, total: How far the stage is, where that is known.
     """
-    found = _current.get()
-    if found is not None:
-        found.step(text, done, total)
+    current = _current.get()
+    if current is not None:
+        current.step(text, done, total)

@@ -1,4 +1,4 @@
-"""The opsets that onnxplug emits, and the default one."""
+"""The opsets that onnxplug emits, and the default opset."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from onnxplug.errors import OpsetError
 from onnxplug.warn import warn
 
 MIN_OPSET = 13
-#: The newest that onnxruntime 1.20 loads without a warning about an unreleased opset, and whose operators it and
+#: The newest opset that onnxruntime 1.20 loads without a warning about an unreleased opset, and whose operators it and
 #: every later version run.
 DEFAULT_OPSET = 21
 
-#: The newest that the tests cover (torch's operator database); a newer one is translated with a warning.
+#: The newest opset that the tests cover (torch's operator database); a newer opset is translated with a warning.
 TESTED_OPSET = 26
 
 
@@ -24,10 +24,10 @@ def max_opset() -> int:
 
 
 def resolve_opsets(opset_version: int | Mapping[str, int] | None) -> dict[str, int]:
-    """The target version of each domain, ``""`` for ai.onnx, from what the user asked for.
+    """The target version of each domain, ``""`` for ai.onnx, from the user's ``opset_version``.
 
     Raises:
-        OpsetError: The opset is outside what onnxplug translates, or isn't a number.
+        OpsetError: The opset is outside of onnxplug's range, or isn't a number.
     """
     if opset_version is None:
         opsets: dict[str, int] = {"": DEFAULT_OPSET}

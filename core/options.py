@@ -1,7 +1,7 @@
 """ExportOptions: every option of an export, once: its default, its type, its help, and its flag on the command line.
 
-The signature and the docstring of :func:`onnxplug.to_onnx`, the options of :func:`onnxplug.as_torch_onnx` and those of
-``onnxplug export`` are made of them. Nothing here imports torch.
+The signature and the docstring of :func:`onnxplug.to_onnx`, the options of :func:`onnxplug.as_torch_onnx` and the flags of
+``onnxplug export`` are made from them. Nothing here imports torch.
 """
 
 # ruff: noqa: RUF009
@@ -16,7 +16,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from onnxplug.registry.registry import OnnxRegistry
     from onnxplug.registry.rule import Rule
 
-    #: A registry, and the plugin manager that it comes from.
+    #: A registry, and its plugin manager.
     Selected = tuple[OnnxRegistry, PluginHost]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 #: The headings of options in ``--help``.
 NAMES, WEIGHTS, GRAPH = "Inputs and outputs", "Weights", "The ONNX graph"
@@ -47,9 +44,9 @@ class Flag:
 
     Attributes:
         names: As ``typer`` takes them: ``"--exact"``, ``"--optimize/--no-optimize"``.
-        help: What ``--help`` says.
-        metavar: What ``--help`` shows for its value; nothing by default, as for a flag without one.
-        group: The heading in ``--help`` under which it stands.
+        help: Its text in ``--help``.
+        metavar: The placeholder for its value in ``--help``; empty by default, as for a flag without a value.
+        group: Its heading in ``--help``.
     """
 
     names: str
@@ -60,12 +57,12 @@ class Flag:
 
 @dataclass(frozen=True)
 class Option:
-    """What a field of :class:`ExportOptions` is, beyond its name, type and default.
+    """The description of a field of :class:`ExportOptions`, beyond its name, type and default.
 
     Attributes:
         help: A paragraph of ``to_onnx``'s docstring.
         flag: Its flag on the command line.
-        choices: The values that it takes, each with its meaning; empty where the type says which.
+        choices: The values that it takes, each with its meaning; empty where the type tells them.
         takes: The classes of its values and their names in words, where they are checked here and the annotation is no flag
             or dict.
     """
@@ -76,8 +73,8 @@ class Option:
     takes: tuple[tuple[type, ...], str] | None = None
 
 
-def _option(default: Any, help: str, flag: Flag | None = None, **further: Any) -> Any:
-    return field(default=default, metadata={"option": Option(help, flag, **further)})
+def _option(default: Any, help: str, flag: Flag | None = None, **texts: Any) -> Any:
+    return field(default=default, metadata={"option": Option(help, flag, **texts)})
 
 
 _CAPTURES = {"calls": "one of equal operator calls is traced", "whole": "each is"}
@@ -94,36 +91,36 @@ class _OptionsOfTorch:
     kwargs: Mapping[str, Any] | None = _option(None, "Example keyword inputs.")
     examples: Sequence[Any] | None = _option(
         None,
-        "Inputs of several calls, each as ``args`` takes them or a dict of keyword inputs: sizes and ints that differ among them "
-        "are dynamic, all others static, and verification runs on them too. ``args`` and ``kwargs`` count as the first one where "
-        "they are given.",
+        "Inputs of several calls, each in the form of ``args`` or a dict of keyword inputs: sizes and ints that differ among the "
+        "calls are dynamic, all others static, and verification runs on these inputs too. ``args`` and ``kwargs``, if present, are "
+        "the first call.",
     )
     dynamic_shapes: Any = _option(
         None,
         "Dynamic dimensions, in every form that ``torch.export.export`` takes; a dimension may also be named by a string "
-        '(``{"x": {0: "batch"}}``), and an int that is to stay an input too (``{"start": "past"}``). The keys are names of the '
-        "model's arguments, or those of ``input_names``.",
+        '(``{"x": {0: "batch"}}``), and so may an int that should stay an input (``{"start": "past"}``). The keys are names of the '
+        "model's arguments, or names of ``input_names``.",
     )
     input_names: Sequence[str] | None = _option(
         None,
-        "Names of the graph's inputs, in order: one for each, or one for each argument, whose parts are called ``past_0_key`` "
+        "Names of the graph's inputs, in order: a name for each input, or for each argument, whose parts become ``past_0_key`` "
         "and so on. Fewer are an error.",
         Flag("--input-names", "Names of the inputs, separated by commas", metavar="NAMES", group=NAMES),
     )
     output_names: Sequence[str] | None = _option(
         None,
-        "Names of the graph's outputs, in order: one for each, or one for each result. Fewer are an error, but for results that "
-        "are no nested ones.",
+        "Names of the graph's outputs, in order: a name for each output, or for each result. Fewer are an error if results are "
+        "nested.",
         Flag("--output-names", "Names of the outputs, separated by commas", metavar="NAMES", group=NAMES),
     )
     opset_version: int | Mapping[str, int] | None = _option(
         None,
-        'Version of ai.onnx, or of several domains (``{"": 21, "com.microsoft": 1}``). The opset asked for is the opset emitted.',
+        'Version of ai.onnx, or of several domains (``{"": 21, "com.microsoft": 1}``). It is emitted exactly.',
         Flag("--opset", "21, or 21,com.microsoft=1", metavar="N", group=GRAPH),
     )
     custom_translation_table: Mapping[Any, Any] | None = _option(
         None,
-        "Operator to function (or several, tried in order), as ``torch.onnx.export`` takes it: onnxscript functions, plain ones "
+        "Operator to function (or several, tried in order), as for ``torch.onnx.export``: onnxscript functions, plain functions "
         "over an onnxscript opset, or converters ``(g, node)``. Each becomes a rule.",
     )
     optimize: bool = _option(
@@ -139,9 +136,9 @@ class CommonOptions:
 
     present_names: bool = _option(
         False,
-        "Call an output that is the new value of an input after it: that of ``past_key_values.0.key`` is ``present.0.key``, that "
-        "of ``state`` is ``present_state``. It is one that the model returns under the input's name, or an input that the model "
-        "writes.",
+        "Name an output that is the new value of an input after the input: ``present.0.key`` for ``past_key_values.0.key``, "
+        "``present_state`` for ``state``. Such outputs are results that the model returns under the input's name, and inputs that "
+        "the model writes.",
         Flag(
             "--present-names",
             "Call the new value of the input past_key_values… present…, of state present_state",
@@ -149,23 +146,23 @@ class CommonOptions:
         ),
     )
     rules: Iterable[Rule] = _option(
-        (), "Rules of this export alone; they go before every plugin's and the builtin ones."
+        (), "Rules of this export alone; they go before plugins' rules and the builtin rules."
     )
     runtime: Iterable[Any] = _option(
         (),
         "``OrtLibrary`` and ``ReferenceOp`` objects that run this export's custom operators; they go before the plugins'.",
     )
     plugins: Sequence[str] | None = _option(
-        None, "Names of the plugins to use; ``None`` means all that are installed, ``[]`` the builtin rules alone."
+        None, "Names of the plugins to use; ``None`` means all installed plugins, ``[]`` only the builtin rules."
     )
     prefer: Mapping[str, str] | None = _option(
         None, "Qualified operator name to the distribution whose rule wins where two claim it."
     )
     target: str | None = _option(
         DEFAULT_RUNTIME,
-        'The runtime that the model is made for: ``"onnxruntime"``, or one part of it, ``"onnxruntime:cpu"`` (what its CPU kernels '
-        "lack for a dtype is computed in float32), or a name that a plugin knows. ``None`` gives portable ONNX, without the forms "
-        "that are there for one runtime's kernels alone.",
+        'The runtime that the model is made for: ``"onnxruntime"``, or a part of it, ``"onnxruntime:cpu"`` (operators without a '
+        "CPU kernel for a dtype are computed in float32), or a name that a plugin knows. ``None`` gives portable ONNX, without "
+        "forms that serve the kernels of a single runtime.",
         Flag(
             "--target",
             "Runtime that runs the model: onnxruntime, onnxruntime:cpu, …; none: portable ONNX",
@@ -176,31 +173,31 @@ class CommonOptions:
     exact: bool = _option(
         False,
         "NaN, infinities, ties and integers beyond 2**53 as in PyTorch also where that takes more than the plain ONNX operator; "
-        "docs/numerics.md lists what differs without it, and both costs.",
+        "docs/numerics.md lists the differences without it, and the costs.",
         Flag(
             "--exact", "NaN, infinities, ties and huge integers as in PyTorch, whatever it costs in time", group=GRAPH
         ),
     )
     functions: Functions | Iterable[type[Any] | str] | bool | None = _option(
         None,
-        "``True``: modules that the model repeats become ONNX functions, called with their weights; classes of modules, or their "
-        "names: these do. ``Functions(classes, domain)`` also says in which domain.",
+        "``True``: modules that the model repeats become ONNX functions, called with their weights. Classes of modules, or their "
+        "names: modules of these classes do. ``Functions(classes, domain)`` also sets the domain.",
         Flag("--functions", "Modules that the model repeats become ONNX functions", group=GRAPH),
     )
     verify: bool = _option(
         False,
-        "Compare the result with eager PyTorch, on these inputs and on others.",
+        "Compare the result with eager PyTorch, on these inputs and on generated inputs.",
         Flag("--verify", "Compare with PyTorch at several sizes", group=CHECKS),
     )
     strict: bool | None = _option(
         None,
-        "``torch.export``'s mode; ``None`` tries the non-strict one first.",
+        "``torch.export``'s mode; ``None`` tries the non-strict mode first.",
         Flag("--strict/--no-strict", "torch.export's mode", group=CAPTURE),
     )
     capture: str = _option(
         "calls",
-        '``"calls"`` traces one of the operator calls that are equal in kind, and repeats its nodes for the others; ``"whole"`` '
-        "traces each. The program is the same.",
+        '``"calls"`` traces the first of the operator calls that are equal in kind, and repeats its nodes for the others; '
+        '``"whole"`` traces each call. The program is the same.',
         Flag(
             "--capture", "calls: one of equal operator calls is traced; whole: each is", metavar="MODE", group=CAPTURE
         ),
@@ -220,8 +217,8 @@ class CommonOptions:
     )
     checks: bool = _option(
         False,
-        "Put what is known of the sizes into the graph too: ranges, equal names, expressions, and the conditions on sizes that the "
-        "model's code branches on. The model fails at run time where one does not hold, and the message says which.",
+        "Put the known facts about sizes into the graph too: ranges, equal names, expressions, and the conditions on sizes that "
+        "the model's code branches on. The model fails at run time where a fact does not hold, and the message names it.",
         Flag(
             "--checks", "The model fails where sizes are not what the export knows of them, and says why", group=GRAPH
         ),
@@ -229,7 +226,7 @@ class CommonOptions:
     decompositions: Mapping[Any, Callable[..., Any]] | str | None = _option(
         None,
         "Operators that torch decomposes in the captured program before it is converted: a table from overloads to functions, as "
-        '``ExportedProgram.run_decompositions`` takes it, or ``"core"`` for torch\'s own table of everything outside of Core ATen. '
+        'for ``ExportedProgram.run_decompositions``, or ``"core"`` for torch\'s own table of all operators outside of Core ATen. '
         "``None`` decomposes the program only where nothing else translates it.",
         Flag(
             "--decompositions",
@@ -242,7 +239,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(CommonOptions, _OptionsOfTorch):
-    """The keyword arguments of :func:`onnxplug.to_onnx`, whose docstring says what each means.
+    """The keyword arguments of :func:`onnxplug.to_onnx`, whose docstring explains each.
 
     Raises:
         UsageError: A value is of another kind than the option takes.
@@ -250,8 +247,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
 
     report: bool | str | os.PathLike[str] = _option(
         False,
-        "Collect what was done: ``program.report``, or ``error.report`` of an export that fails. The path of a folder: it is "
-        "written there too, as Markdown, HTML, SARIF and JSON; docs/reports.md says what it has.",
+        "Make a report: ``program.report``, or ``error.report`` of an export that fails. With the path of a folder it is also "
+        "written there, as Markdown, HTML, SARIF and JSON; docs/reports.md describes it.",
         Flag(
             "--report",
             "Write a report to DIR, of a failed export too: report.html, report.md, report.sarif, report.json",
@@ -262,8 +259,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     profile: bool | str | os.PathLike[str] = _option(
         False,
-        "Record where the time goes: ``program.profile``, or ``error.profile`` of an export that fails. The name of a file: it is "
-        "written there too, for Perfetto and speedscope; docs/profiling.md says how to read it.",
+        "Record the times: ``program.profile``, or ``error.profile`` of an export that fails. With the name of a file the profile "
+        "is also written there, for Perfetto and speedscope; docs/profiling.md explains it.",
         Flag(
             "--profile",
             "Print where the time goes; to FILE.json also write it, for Perfetto and speedscope",
@@ -273,9 +270,9 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     metadata: str | Metadata | None = _option(
         None,
-        'What the model says of where it comes from: ``"none"``, ``"short"`` (modules, operators and source lines), or ``"full"`` '
-        '(all that ``torch.onnx.export`` writes, and the rules); ``Metadata("full", absolute_paths=True)`` names files by their '
-        'whole paths. ``None``: what the environment variable ``ONNXPLUG_METADATA`` says, else ``"short"``.',
+        'Metadata about the origin of nodes: ``"none"``, ``"short"`` (modules, operators and source lines), or ``"full"`` (all '
+        'that ``torch.onnx.export`` writes, and the rules); ``Metadata("full", absolute_paths=True)`` names files by their whole '
+        'paths. ``None``: the environment variable ``ONNXPLUG_METADATA``, else ``"short"``.',
         Flag(
             "--metadata",
             "What the model says of where it comes from: none; short: modules, operators, source lines; full: all that "
@@ -286,7 +283,7 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     external_data: bool | None = _option(
         None,
-        "Save weights beside the model; ``None`` decides by size.",
+        "Save the weights in a separate file; ``None`` decides by size.",
         Flag(
             "--external-data/--single-file",
             "Store the weights in a file beside the model; by default only large ones",
@@ -295,8 +292,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     dtype: str | None = _option(
         None,
-        '``"float16"`` or ``"bfloat16"``: weights and values become of this type. What overflows on the example inputs, needs its '
-        "digits, or can't be of this type stays in float32; ``program.precision`` has each node with the reason.",
+        '``"float16"`` or ``"bfloat16"``: weights and values become of this type. Nodes that overflow on the example inputs, need '
+        "more digits, or can't be of this type stay in float32; ``program.precision`` has each of them with the reason.",
         Flag("--dtype", "float16 or bfloat16: weights and values become of this type", metavar="TYPE", group=WEIGHTS),
     )
     keep_io: bool = _option(
@@ -306,8 +303,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     quantize: str | None = _option(
         None,
-        '``"dynamic"``: weights and activations of 8 bits, whose scales are computed when the model runs; ``"qdq"``: those of '
-        '``calibrate``\'s data; ``"int4"``: weights of 4 bits. Settings follow a colon: ``"qdq:method=percentile"``, '
+        '``"dynamic"``: weights and activations of 8 bits, whose scales are computed when the model runs; ``"qdq"``: with scales '
+        'from ``calibrate``\'s data; ``"int4"``: weights of 4 bits. Settings follow a colon: ``"qdq:method=percentile"``, '
         '``"int4:block_size=64,symmetric=no"``; docs/precision.md lists them.',
         Flag(
             "--quantize",
@@ -318,8 +315,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     calibrate: Sequence[Any] | str | os.PathLike[str] | None = _option(
         None,
-        "Inputs of several calls, as ``examples`` takes them, or a ``.npz`` file, or a folder of such: the data of "
-        '``quantize="qdq"``, and further inputs for ``dtype``.',
+        "Inputs of several calls, in the form of ``examples``, or a ``.npz`` file, or a folder of such files: the data of "
+        '``quantize="qdq"``, and additional inputs for ``dtype``.',
         Flag(
             "--calibrate",
             "A .npz file with inputs by name, or a folder of such, for --quantize qdq and --dtype",
@@ -329,8 +326,8 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     pieces: Sequence[str] | None = _option(
         None,
-        "Paths of submodules: each becomes a model of its own, with the inputs that it gets when the model runs; ``f`` is then a "
-        "folder, which also gets the program that chains them.",
+        "Paths of submodules: each becomes a separate model, with its inputs from a run of the model; ``f`` is then a folder, "
+        "which also gets the program that chains them.",
         Flag(
             "--pieces",
             "Submodules, separated by commas: each becomes a model in the folder that --output names",
@@ -340,17 +337,17 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
     )
     progress: Callable[[str], Any] | bool | None = _option(
         None,
-        "``True`` shows the stage at work and its seconds on standard error, if that is a terminal. A function is called with the "
+        "``True`` shows the running stage and its seconds on standard error, if that is a terminal. A function is called with the "
         "name of each stage as it begins.",
     )
     observers: Sequence[Observer] = _option(
         (),
-        ":class:`onnxplug.Observer` objects, which are told of the stages of the export, its rules and its rewrites.",
+        ":class:`onnxplug.Observer` objects, which receive the events of the export: its stages, rules and rewrites.",
     )
     registry: Selected | Callable[[Sequence[Rule]], Selected] | None = _option(
         None,
-        "A registry and the plugin manager that it comes from, instead of what ``plugins`` and ``prefer`` select; or a function "
-        "that makes them with the rules of the call.",
+        "A registry and its plugin manager, instead of the selection by ``plugins`` and ``prefer``; or a function that makes them "
+        "with the rules of the call.",
     )
 
     def __post_init__(self) -> None:
@@ -372,7 +369,7 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ExportOptions:
-        """The options that a call gives.
+        """The options of a call.
 
         Args:
             arguments: By name.
@@ -385,38 +382,23 @@ class ExportOptions(CommonOptions, _OptionsOfTorch):
                 raise _unknown(name)
         return cls(**arguments)
 
-    def given(self) -> dict[str, Any]:
-        """The options that are not at their defaults, by name."""
-        return {
-            item.name: v for item in dataclasses.fields(self) if (v := getattr(self, item.name)) is not item.default
-        }
-
     def common(self) -> dict[str, Any]:
-        """The options that exports of several models may share, by name: all but those of one model's inputs and files."""
-        own = {"kwargs", "examples", "dynamic_shapes", "input_names", "output_names"}
-        own |= {
-            "verify",
-            "external_data",
-            "pieces",
-            "profile",
-            "report",
-            "observers",
-            "dtype",
-            "keep_io",
-            "quantize",
-            "calibrate",
-        }
+        """The options that exports of several models may share, by name: all but the options of a model's inputs and files."""
+        own = set(
+            "kwargs examples dynamic_shapes input_names output_names verify external_data pieces profile report".split()
+        )
+        own |= set("observers dtype keep_io quantize calibrate".split())
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in own}
 
 
 def option(name: str) -> Option:
-    """What an option of :class:`ExportOptions` is."""
+    """The description of an option of :class:`ExportOptions`."""
     described: Option = ExportOptions.__dataclass_fields__[name].metadata["option"]
     return described
 
 
 def _check(item: dataclasses.Field[Any], value: Any) -> None:
-    """Checks the kind of a value, as far as the annotation or :class:`Option` says it."""
+    """Checks the kind of a value against the annotation or :class:`Option`."""
     described: Option = item.metadata["option"]
     kinds = set(re.sub(r"\[.*?\]", "", str(item.type)).split(" | "))
     if kinds == {"bool"}:
@@ -432,8 +414,8 @@ def _check(item: dataclasses.Field[Any], value: Any) -> None:
         raise UsageError(f"{item.name}= takes {words}, not {value!r}")
 
 
-#: What does, or says, the same as an argument of torch.onnx.export that isn't one of to_onnx.
-_INSTEAD = {
+#: The replacement of arguments of torch.onnx.export that to_onnx lacks.
+_ARGUMENTS_OF_TORCH = {
     "dynamic_axes": "dynamic_shapes, by the names of the model's own inputs: {'x': {0: 'batch'}}",
     "example_inputs": "args and kwargs",
     "verbose": "progress=True, or print(program)",
@@ -458,11 +440,17 @@ _INSTEAD = {
 
 
 def _unknown(name: str) -> UsageError:
-    """The error for an argument that ``to_onnx`` doesn't have; it says which one is meant."""
+    """The error for an argument that ``to_onnx`` doesn't have, with the argument that is meant."""
     import torch
 
     near = difflib.get_close_matches(name, ["model", "args", "f", *ExportOptions.__dataclass_fields__], 1)
-    hint = f"Use {_INSTEAD[name]}." if name in _INSTEAD else f"Did you mean {near[0]!r}?" if near else None
+    hint = (
+        f"Use {_ARGUMENTS_OF_TORCH[name]}."
+        if name in _ARGUMENTS_OF_TORCH
+        else f"Did you mean {near[0]!r}?"
+        if near
+        else None
+    )
     if name in inspect.signature(torch.onnx.export).parameters:
         hint = f"{hint or ''} onnxplug.export takes every argument of torch.onnx.export.".lstrip()
     return UsageError(f"to_onnx has no argument {name!r}", hint=hint)
@@ -487,7 +475,7 @@ def with_options(cls: type[CommonOptions], function: Callable[..., Any]) -> Any:
 
     Args:
         cls: The dataclass of the options.
-        function: The function; ``{options}`` in its docstring stands for theirs.
+        function: The function; ``{options}`` in its docstring is replaced by theirs.
     """
     fields = dataclasses.fields(cls)
     signature = inspect.signature(function)
@@ -510,12 +498,3 @@ def with_options(cls: type[CommonOptions], function: Callable[..., Any]) -> Any:
         ]
         function.__doc__ = function.__doc__.replace("{options}", "\n".join(texts).lstrip())
     return function
-
-
-def takes_common(options: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """A decorator for a function whose keyword arguments are :class:`CommonOptions`.
-
-    Args:
-        options: What has the signature for type checkers.
-    """
-    return lambda function: with_options(CommonOptions, function)

@@ -1,4 +1,4 @@
-"""Names of ``onnxplug``, commands and arguments that packages of their own bring."""
+"""Names of ``onnxplug``, commands and arguments that separate packages supply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxplug.errors import MissingPackageError
 
-#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or what it is there, ``"module:attribute"``.
+#: Name in ``onnxplug``, command or argument → its module in the package, ``"module"``, or its object there, ``"module:attribute"``.
 PACKAGES = {
     "reference": "onnxplug_reference",
     "testing": "onnxplug_tools.testing",
@@ -25,8 +25,12 @@ PACKAGES = {
     "report=": "onnxplug_tools.report.observer:observer",
     "profile=": "onnxplug_tools.profiling.observer:observer",
     "intermediates=": "onnxplug_tools.diagnosis.verdict:judge_program",
+    "ONNXPLUG_LOG=": "onnxplug_tools.logs:show",
+    "progress=": "onnxplug_tools.progress",
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "weights=": "onnxplug_tools.checkpoint:open_checkpoint",
+    "fake_weights": "onnxplug_tools.fake_weights:fake_weights",
+    "other weights": "onnxplug_tools.weights:replacements",
     "external=": "onnxplug_tools.checkpoint:in_safetensors",
     "metadata=full": "onnxplug_torch_onnx.program_metadata:write",
     "--profile": "onnxplug_tools.profiling.command:profiled",
@@ -41,34 +45,37 @@ PACKAGES = {
     "onnxplug fleet": "onnxplug_fleet",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
+        f"target={name}": "onnxplug_targets" for name in ("openvino", "webgpu", "qnn", "coreml", "tensorrt", "directml")
+    },
+    **{
         f"onnxplug {name}": "onnxplug_tools"
-        for name in ("inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
+        for name in ("verify", "inspect", "compare", "bench", "diagnose", "bisect", "why", "ops", "plugins")
     },
 }
 
 
-def load(name: str, what: str | None = None) -> Any:
-    """What a package brings under a name.
+def load(name: str, needed_by: str | None = None) -> Any:
+    """The object that a package supplies under a name.
 
     Args:
         name: A key of :data:`PACKAGES`.
-        what: What needs the package, for the error.
+        needed_by: The feature that needs the package, for the error.
 
     Raises:
         MissingPackageError: The package is not installed.
     """
     module, _, attribute = PACKAGES[name].partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
-        raise missing_package(name, what) from None
-    return getattr(found, attribute) if attribute else found
+        raise missing_package(name, needed_by) from None
+    return getattr(imported, attribute) if attribute else imported
 
 
 def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a module of ``onnxplug`` whose content a package brings.
+    """``__getattr__`` and ``__dir__`` of a module of ``onnxplug`` whose content a package supplies.
 
     Args:
         name: The module's name, a key of :data:`PACKAGES`.
@@ -82,22 +89,27 @@ def members_of(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
     return member, lambda: dir(load(name))
 
 
-def missing_package(name: str, what: str | None = None) -> MissingPackageError:
+def is_installed(name: str) -> bool:
+    """Whether the package that supplies a key of :data:`PACKAGES` is there."""
+    return find_spec(distribution_of(name).replace("-", "_")) is not None
+
+
+def missing_package(name: str, needed_by: str | None = None) -> MissingPackageError:
     """The error for a package that is not installed.
 
     Args:
         name: A key of :data:`PACKAGES`.
-        what: What needs the package; ``name`` when ``None``, with ``onnxplug.`` before a name of that.
+        needed_by: The feature that needs the package; when ``None``, ``name``, with ``onnxplug.`` before a public name.
     """
     package = distribution_of(name)
-    needs = what if what is not None else f"onnxplug.{name}" if name.isidentifier() else name
+    needs = needed_by if needed_by is not None else f"onnxplug.{name}" if name.isidentifier() else name
     return MissingPackageError(
         f"{needs} needs the package {package}, which is not installed", hint=f"pip install {package}"
     )
 
 
 def distribution_of(name: str) -> str:
-    """The distribution that brings a key of :data:`PACKAGES`."""
+    """The distribution that supplies a key of :data:`PACKAGES`."""
     return PACKAGES[name].partition(":")[0].partition(".")[0].replace("_", "-")
 
 
@@ -107,6 +119,5 @@ def public_modules() -> list[str]:
 
 
 def public_names() -> list[str]:
-    """The keys that are names of ``onnxplug`` itself and no modules, of packages that are installed."""
-    names = [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place]
-    return [name for name in names if find_spec(distribution_of(name).replace("-", "_")) is not None]
+    """The keys of installed packages that are names of ``onnxplug`` itself, without modules."""
+    return [name for name, place in PACKAGES.items() if name.isidentifier() and ":" in place and is_installed(name)]

@@ -1,6 +1,6 @@
 """The stages of an export in their order, functions with typed results: plan, capture, functionalize, interpret, rewrite, finish.
 
-Where nothing translates an operator, torch decomposes the whole program, and functionalization and what follows begin again
+Where nothing translates an operator, torch decomposes the whole program, and functionalization and the later stages begin again
 (:func:`_converted`).
 """
 
@@ -20,13 +20,11 @@ from onnxplug import arguments, logs, packages
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
-from onnxplug.build.kernels import Kernels, lacking
-from onnxplug.build.module_calls import ModuleCalls
+from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
-from onnxplug.capture.failure import known_libraries
 from onnxplug.capture.signature import Captured, FunctionalGraph
-from onnxplug.errors import CaptureError, OnnxplugError, UsageError
+from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
@@ -46,24 +44,23 @@ from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
-from onnxplug.registry.target import Target, check_runtime, is_onnxruntime_cpu
+from onnxplug.registry.target import Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.run.kernels import CallHost
 from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily
-from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     from onnxplug import Functions
 
-#: core knows the plugin host by this name alone; everything that plugins supply, the builtin rules too, comes from it.
+#: core knows the plugin host only by this name; everything that plugins supply, including the builtin rules, comes from it.
 _PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
-#: The key of a model's ``meta`` that holds which nodes were made by rules of other packages.
+#: The key of a model's ``meta`` with the nodes that rules of other packages emitted.
 _MADE_BY = "onnxplug.made_by"
 
 
-# -- plan: what the call asks for --------------------------------------------------------------------------------------
+# -- plan: the checked arguments of the call ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,14 +69,14 @@ class Plan:
 
     Attributes:
         model, args, kwargs: The model and its example inputs.
-        calls: Inputs of further calls, of ``examples=``.
+        calls: Inputs of other calls, from ``examples=``.
         options: The options.
         registry, host: The rules and the plugins.
-        runners: What runs custom operators.
+        runners: The plugins that run custom operators.
         rules: The rules of the call.
-        target: What the model is made for.
-        functions: Which modules become functions.
-        metadata: What the model says of where it comes from.
+        target: The model's target.
+        functions: The request for functions: which modules become functions.
+        metadata: The level of metadata.
         undeclared: The domains that the call names and no plugin declares.
     """
 
@@ -103,11 +100,13 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
 
     Raises:
         UsageError: An argument is malformed, or two contradict each other.
-        OnnxplugError: It can't be verified or saved as is asked for.
+        OnnxplugError: It can't be verified or saved as requested.
     """
     opsets = resolve_opsets(options.opset_version)
-    functions = arguments.functions_asked(options.functions, model)
-    metadata = Metadata.asked(options.metadata)
+    functions: Functions | None = None
+    if options.functions is not None and options.functions is not False:
+        functions = packages.load("Functions", "functions=").of_call(options.functions, model)
+    metadata = Metadata.of_option(options.metadata)
     items = tuple(CallHost.checked(options.runtime))
     rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
     checked_table(options.decompositions)
@@ -174,29 +173,24 @@ def capture(plan: Plan) -> Captured:
     options, host = plan.options, plan.host
     patches = [patch for rule in plan.rules for patch in rule.patches()]
     is_program = isinstance(plan.model, torch.export.ExportedProgram)
-    try:
-        captured = capture_model(
-            plan.model,
-            plan.args,
-            plan.kwargs,
-            dynamic_shapes=options.dynamic_shapes,
-            input_names=options.input_names,
-            strict=False if patches else options.strict,
-            examples=plan.calls,
-            make_module=host.module_maker(plan.model),
-            patches=[*host.patches(), *patches] if not is_program else (),
-            request=CaptureRequest(options, plan.registry),
-        )
-    except CaptureError as error:
-        advice = [host.explain_missing(library) for library in known_libraries(error, plan.model)]
-        error.hint = "\n".join(text for text in [*advice, error.hint] if text) or None
-        raise
+    captured = capture_model(
+        plan.model,
+        plan.args,
+        plan.kwargs,
+        dynamic_shapes=options.dynamic_shapes,
+        input_names=options.input_names,
+        strict=False if patches else options.strict,
+        examples=plan.calls,
+        make_module=host.module_maker(plan.model),
+        patches=[*host.patches(), *patches] if not is_program else (),
+        request=CaptureRequest(options, plan.registry),
+    )
     arguments.check_operators(plan.rules, late=True)
     return captured
 
 
 def functionalize(plan: Plan, captured: Captured) -> FunctionalGraph:
-    """Makes values of the writes and views in a captured program.
+    """Replaces the writes and views in a captured program by values.
 
     Raises:
         ConversionError: There is no functional form.
@@ -219,18 +213,18 @@ def functionalize(plan: Plan, captured: Captured) -> FunctionalGraph:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a functional graph becomes a model: what its stages have in common.
+    """The conversion of a functional graph to a model: the common arguments of its stages.
 
     Attributes:
-        captured: The capture that the graph is of.
+        captured: The capture of the graph.
         registry, host: The rules and the plugins.
-        target: What the model is made for.
+        target: The model's target.
         optimize: As ``to_onnx`` takes it.
         without: Names of rewrites that are left out.
-        calls: The calls of modules that nodes come from, where they become functions.
+        calls: The call of a module that a node comes from, of its ``nn_module_stack``, where modules become functions.
         checks: Whether the model checks its sizes.
-        metadata: What the model says of where it comes from.
-        describes_all: Whether its nodes say everything, whatever the metadata are to be.
+        metadata: The level of metadata.
+        describes_all: Whether its nodes get full metadata, whatever the level is.
     """
 
     captured: Captured
@@ -239,13 +233,13 @@ class Conversion:
     target: Target
     optimize: bool = True
     without: Collection[str] = ()
-    calls: ModuleCalls | None = None
+    calls: Callable[[Any], str | None] | None = None
     checks: bool = False
     metadata: Metadata = field(default_factory=Metadata)
     describes_all: bool = False
 
     def model(self, functional: FunctionalGraph, alignment: Alignment | None = None) -> ir.Model:
-        """The model of a graph; ``alignment`` takes what FX nodes became.
+        """The model of a graph; ``alignment`` records the values of FX nodes.
 
         Raises:
             MissingRuleError: Operators have no rule.
@@ -257,7 +251,7 @@ class Conversion:
         return finish(self, translated)
 
     def recipe(self, functional: FunctionalGraph) -> Recipe:
-        """How the graph, or a part of it, is converted again, without functions and checks."""
+        """The recipe for converting the graph, or a part of it, again, without functions and checks."""
         plain = replace(self, calls=None, checks=False, describes_all=False)
 
         def build(
@@ -271,16 +265,16 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Translated:
-    """A graph of ONNX nodes, as the rules and their builder made it.
+    """A graph of ONNX nodes as emitted by the rules.
 
     Attributes:
         builder: The builder.
         graph: The graph.
         tensors: The weights by name.
         functional: The FX graph that it translates.
-        inputs: What the placeholders of that are bound to.
-        describer: What nodes say of where they come from.
-        assertions: The messages of what the graph asserts of its data; the conditions are its last outputs.
+        inputs: The values of its placeholders.
+        describer: Writes the metadata of nodes.
+        assertions: The messages of the graph's assertions about its data; their conditions are its last outputs.
     """
 
     builder: GraphBuilder
@@ -334,9 +328,9 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     with stage("interpretation", "convert"):
         env = interpreter.run(functional.graph, values)
-    arguments.warn_of_unused_rules(conversion.registry, bound.asked())
+    arguments.warn_of_unused_rules(conversion.registry, bound.operators())
     outputs = bind_outputs(builder, env, functional.outputs)
-    # Outputs until the rewrites are done, so that nothing takes them for dead.
+    # They are outputs until the rewrites are done, so that they don't count as dead.
     outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
     with span("assembly"):
         graph, tensors = assemble(builder, inputs, outputs, state)
@@ -387,26 +381,25 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
     return model
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- the whole pipeline ------------------------------------------------------------------------------------------------
 
 
 def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
     """Exports a model: the stages one after the other."""
-    asked = plan(model, args, f, options)
+    plan_of_export = plan(model, args, f, options)
     convert_precision = _precision(options)
     now = events()
-    now.add(asked.host.observers(options))
-    with stage("capture", "capture", subject=asked) as work:
-        captured = work.result = capture(asked)
-    with stage("conversion", "convert", subject=asked) as work:
-        program = work.result = convert(asked, captured, describes_all=now.describes)
+    now.add(plan_of_export.host.observers(options))
+    with stage("capture", "capture", subject=plan_of_export) as work:
+        captured = work.result = capture(plan_of_export)
+    with stage("conversion", "convert", subject=plan_of_export) as work:
+        program = work.result = convert(plan_of_export, captured, describes_all=now.describes)
     if now.describes:
-        forget(program.model, full=asked.metadata.nodes)
+        forget(program.model, full=plan_of_export.metadata.nodes)
     program.observers = [observer for observer in now.observers if observer.stays]
     if convert_precision is not None:
         with stage("precision", "convert", subject=program) as work:
-            work.result = convert_precision(program, asked.host.kernels(asked.target.runtime))
-            _warn_of_kernels(program.model, asked.host, asked.target)
+            work.result = convert_precision(program, plan_of_export.host.kernels(plan_of_export.target.runtime))
     if options.verify:
         program.verify()
     if f is not None:
@@ -415,19 +408,19 @@ def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
 
 
 def _precision(options: ExportOptions) -> Callable[[OnnxProgram, Mapping[str, str] | None], Any] | None:
-    """What converts a program to half precision or quantises it, where that is asked for.
+    """The function that converts a program to half precision or quantises it, if requested.
 
     Raises:
-        UsageError: It is asked for what there is not.
-        MissingPackageError: The package that does so is not installed.
+        UsageError: The request is unknown.
+        MissingPackageError: The package for it is not installed.
     """
     name = next((name for name in ("dtype", "quantize") if getattr(options, name) is not None), None)
     if name is None:
         if options.calibrate is not None:
             raise UsageError("calibrate= is data for quantize= or dtype=, of which neither is given")
         return None
-    made: Callable[[OnnxProgram, Mapping[str, str] | None], Any] = packages.load(f"{name}=")(options)
-    return made
+    convert_precision: Callable[[OnnxProgram, Mapping[str, str] | None], Any] = packages.load(f"{name}=")(options)
+    return convert_precision
 
 
 def observers_of(options: ExportOptions) -> list[Observer]:
@@ -436,18 +429,18 @@ def observers_of(options: ExportOptions) -> list[Observer]:
     Raises:
         UsageError: An option that makes one is malformed.
         MissingPackageError: The package that serves an option is not installed.
-        SaveError: What an observer is to write can't be written.
+        SaveError: An observer's file can't be written.
     """
-    asked = {"report": options.report, "profile": options.profile}
-    made = [packages.load(f"{name}=")(value) for name, value in asked.items() if value is not False]
-    return [*(observer for observer in made if observer is not None), *options.observers]
+    requested = {"report": options.report, "profile": options.profile}
+    observers = [packages.load(f"{name}=")(value) for name, value in requested.items() if value is not False]
+    return [*(observer for observer in observers if observer is not None), *options.observers]
 
 
 @contextmanager
 def export(
     options: ExportOptions, subject: tuple[Mapping[str, Any], Callable[..., Any]] | None = None
 ) -> Iterator[Span]:
-    """A call of ``to_onnx`` and its observers, as long as the context lasts; its span takes what the call returns.
+    """A call of ``to_onnx`` and its observers, as long as the context lasts; its span receives the result of the call.
 
     Args:
         options: The options of the call.
@@ -456,8 +449,8 @@ def export(
     logs.configure()
     with (
         observed(*observers_of(options)),
-        showing(options.progress) as told,
-        observed(*([StageNames(told)] if told is not None else [])),
+        showing(options.progress) as shown,
+        observed(*([StageNames(shown)] if shown is not None else [])),
         stage("export", subject=subject) as whole,
     ):
         yield whole
@@ -469,14 +462,14 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
     Args:
         plan: The call.
         captured: The capture.
-        describes_all: Whether the nodes say everything of where they come from, whatever the metadata are to be.
+        describes_all: Whether the nodes get full metadata, whatever the level is.
 
     Raises:
         MissingRuleError: Operators have no rule, and torch can't decompose them either.
         ConversionError: A converter or a rewrite failed.
     """
     functions, target = plan.functions, plan.target
-    calls = arguments.module_calls(functions, captured.program, plan.model) if functions is not None else None
+    calls = functions.calls(captured.program, plan.model) if functions is not None else None
     started = time.perf_counter()
     with collection_held(), unset_fake_temporarily():
         conversion = Conversion(
@@ -485,7 +478,7 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
             plan.host,
             target,
             optimize=plan.options.optimize,
-            calls=calls,
+            calls=calls.of if calls is not None else None,
             checks=plan.options.checks,
             metadata=plan.metadata,
             describes_all=describes_all,
@@ -500,7 +493,6 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
                 work.about["functions"] = len(outlined)
     seconds = time.perf_counter() - started
     arguments.check_domains_used(model, plan.undeclared)
-    _warn_of_kernels(model, plan.host, target)
     captured = conversion.captured
     operators = Counter(n.op_type for n in nodes_of(model.graph))
     return OnnxProgram(
@@ -531,10 +523,10 @@ def _converted(plan: Plan, conversion: Conversion) -> tuple[ir.Model, Functional
     """Functionalizes and converts; as long as operators have no translation, torch decomposes the program, and both begin again.
 
     Returns:
-        The model, the graph that it is of, how that was converted, and the operators because of which torch decomposed the program.
+        The model, its functional graph, the conversion, and the operators because of which torch decomposed the program.
 
     Raises:
-        OnnxplugError: What the first attempt failed of, where no decomposition helps.
+        OnnxplugError: The error of the first attempt, where no decomposition helps.
     """
     table = checked_table(plan.options.decompositions)
     resort = LastResort(conversion.captured, registry=plan.registry, table=table)
@@ -548,11 +540,11 @@ def _converted(plan: Plan, conversion: Conversion) -> tuple[ir.Model, Functional
         except OnnxplugError as error:
             if recipe is not None:
                 error.export = (conversion.captured, recipe, plan.runners)
-            resort.further(error)
+            resort.decompose_again(error)
 
 
 def _packages(model: ir.Model, nodes: int) -> dict[str, int]:
-    """Distribution to the number of nodes that its rules made; the rest of so many are onnxplug's own."""
+    """Distribution to the number of nodes that its rules emitted; the remaining nodes are onnxplug's own."""
     made_by: Mapping[ir.Node, str] = model.meta.get(_MADE_BY) or {}
     packages = Counter(made_by[n] for n in nodes_of(model.graph) if n in made_by) if made_by else Counter[str]()
     packages[PROJECT_NAME] = nodes - packages.total()
@@ -560,25 +552,8 @@ def _packages(model: ir.Model, nodes: int) -> dict[str, int]:
 
 
 def packages_of_rewrites(host: PluginHost) -> dict[str, str]:
-    """Rewrite to the distribution that it is of, as far as the host knows it."""
+    """Rewrite to its distribution, as far as the host knows it."""
     return dict(getattr(host, "sources_of_rewrites", dict)())
-
-
-def _warn_of_kernels(model: ir.Model, host: PluginHost, target: Target) -> None:
-    """Says which operators keep ONNX Runtime from loading a model on the CPU, and what to do about it."""
-    kernels = _kernels_of(host, "onnxruntime:cpu") if is_onnxruntime_cpu(target.runtime) else None
-    found = lacking(kernels, model.graph, target.opset) if kernels is not None else {}
-    if not found:
-        return
-    what = "; ".join(f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in found.items())
-    cures = []
-    if ir.DataType.BFLOAT16 in found and target.runtime == "onnxruntime":
-        cures.append('target="onnxruntime:cpu" has bfloat16 computed in float32.')
-    if found.keys() - {ir.DataType.BFLOAT16}:
-        cures.append(
-            "Export them in float32 (model.float(), x.float()), which loses precision, or run the model elsewhere."
-        )
-    warn(f"ONNX Runtime's CPU provider can't load this model: it has no kernel for {what}. {' '.join(cures)}")
 
 
 def _kernels_of(host: PluginHost, runtime: str | None) -> Kernels | None:

@@ -1,4 +1,4 @@
-"""What a plugin module imports: hook markers and the plain records that hooks return.
+"""The imports of a plugin module: hook markers and the plain records that hooks return.
 
 Nothing here imports torch, onnx or onnx_ir, so that importing a plugin stays cheap.
 """
@@ -24,20 +24,20 @@ hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 Mentions = Callable[[Callable[[str], bool]], bool]
-"""Says of a function of names whether it holds for a name in the model's code."""
+"""A function of a predicate: whether it holds for any name in the model's code."""
 
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """What a patch with a second parameter gets beside the captured module.
+    """The second argument of a patch, after the captured module.
 
     Attributes:
         options: The export's options, a :class:`onnxplug.options.ExportOptions`.
         registry: The export's rules, an :class:`onnxplug.OnnxRegistry`.
-        mentions: What the model's code names.
+        mentions: The names in the model's code.
         strict: torch.export's mode, of an attempt.
-        below: Whether an attempt records what the model computes below autograd and functorch.
-        counts: What patches of an attempt count, for the statistics: ``"repeated"``.
+        below: Whether an attempt records the model's operators below autograd and functorch.
+        counts: Counts by patches of an attempt, for the statistics: ``"repeated"``.
     """
 
     options: Any = None
@@ -50,7 +50,7 @@ class CaptureRequest:
 
 @dataclass(frozen=True)
 class CaptureMode:
-    """A way to capture a model, of those that a patch offers in a list: the first in which the capture succeeds is taken.
+    """A way to capture a model. A patch may offer a list of modes: the first in which the capture succeeds is used.
 
     Attributes:
         context: Makes the context manager that holds meanwhile.
@@ -62,9 +62,9 @@ class CaptureMode:
 
 
 Patch = AbstractContextManager[Any] | Callable[..., AbstractContextManager[Any] | Sequence[CaptureMode]]
-"""What holds during capture: a context manager, or a function that makes one, or a list of :class:`CaptureMode`. Where it has a
-parameter, it gets the captured module, and a :class:`CaptureRequest` where it has two; an :class:`AttemptPatch` is asked anew for
-each attempt."""
+"""A patch during capture: a context manager, or a function that returns one, or a list of :class:`CaptureMode`. A function with a
+parameter gets the captured module, with two also a :class:`CaptureRequest`; an :class:`AttemptPatch` is called anew for each
+attempt."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class AttemptPatch:
     """A patch that holds for one attempt at a capture; there may be several, in either of torch.export's modes.
 
     Attributes:
-        enter: Makes the context manager, of a :class:`CaptureRequest` that says which attempt it is.
+        enter: Makes the context manager from a :class:`CaptureRequest` with the attempt's mode.
     """
 
     enter: Callable[[CaptureRequest], AbstractContextManager[Any]]
@@ -89,7 +89,7 @@ class Domain:
     Attributes:
         name: The domain's name, e.g. ``"com.acme"``.
         version: The version imported when the user names none.
-        schemas: ``onnx.defs.OpSchema`` objects of its operators; nodes of operators without one are not checked.
+        schemas: ``onnx.defs.OpSchema`` objects of its operators; nodes of operators without a schema are not checked.
     """
 
     name: str
@@ -109,8 +109,8 @@ class OrtLibrary:
 
     Attributes:
         path: Path of the shared library, or a function that returns it (``None``: there is no library on this machine).
-        providers: Execution providers, one of which the library's kernels need; empty means any.
-        domains: ONNX domains whose operators it implements; those that the plugin declares when empty.
+        providers: Execution providers, any of which serves the library's kernels; empty for all providers.
+        domains: ONNX domains whose operators it implements; the plugin's declared domains when empty.
     """
 
     path: str | os.PathLike[str] | Callable[[], str | os.PathLike[str] | None]
@@ -140,14 +140,14 @@ class ReferenceOp:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What runs models node by node where ONNX Runtime lacks a kernel, and for ``call_reference``.
+    """An evaluator that runs models node by node where ONNX Runtime lacks a kernel, and for ``call_reference``.
 
     Attributes:
-        name: How reports and ``OnnxProgram.runtime`` call it.
+        name: Its name in reports and ``OnnxProgram.runtime``.
         make: A function of the model (a file's path, or the bytes) and of the ``OpRun`` classes of its custom operators, or
             ``"package.module:function"``. It returns an object with ``input_names``, ``output_names`` and
             ``run(output_names, feeds)``, like an ``onnx.reference.ReferenceEvaluator``, and raises where it lacks a kernel:
-            the next evaluator is then asked.
+            the next evaluator is tried then.
     """
 
     name: str
@@ -170,13 +170,12 @@ class OpSample:
         op: Qualified torch name of the operator.
         args: A function without arguments that makes the positional arguments, or the arguments themselves.
         kwargs: Keyword arguments.
-        opsets: ai.onnx opsets at which the sample holds; empty means all that the rule claims.
-        dynamic_shapes: One entry a positional argument, as ``torch.export`` takes them: the sample is then exported with
+        opsets: ai.onnx opsets at which the sample holds; empty for all opsets of the rule.
+        dynamic_shapes: An entry for each positional argument, as for ``torch.export``: the sample is then exported with
             these dimensions dynamic and compared at several sizes.
-        others: Further positional arguments to compare on, likewise made by functions or given. ``None``: some of random
-            values are drawn; say them, or ``()``, where an operator takes special values alone (indices, regions of an
-            image).
-        results: Positions of the results that are compared, of an operator with several; the others are not read.
+        others: Other positional arguments to compare on, likewise values or functions that make them. ``None``: random values are
+            drawn; give values, or ``()``, where an operator takes only special values (indices, regions of an image).
+        results: Positions of the results to compare, for an operator with several; the others are not read.
     """
 
     op: str
@@ -190,13 +189,13 @@ class OpSample:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """A runtime that ``to_onnx(target=...)`` may be given, and what its kernels take.
+    """A runtime for ``to_onnx(target=...)``, and the element types of its kernels.
 
     Attributes:
         name: ``"openvino"``, or a part of a runtime, ``"onnxruntime:cpu"``.
-        kernels: Operator of ai.onnx to its kernels (:class:`onnxplug.build.kernels.Kernels` says how they are written), or
+        kernels: Operator of ai.onnx to its kernels (in the notation of :class:`onnxplug.build.kernels.Kernels`), or
             ``"package.module:NAME"`` of such a mapping. An operator without a kernel for an element type is then computed in
-            a wider one and cast back. ``None``: every operator is emitted as it is.
+            a wider type and cast back. ``None``: every operator is emitted as it is.
     """
 
     name: str
@@ -208,19 +207,19 @@ class ModelSource:
     """A kind of model that the command line takes, ``onnxplug export SCHEME:NAME`` or ``FILE.SUFFIX``, or that ``to_onnx`` takes.
 
     Attributes:
-        scheme: What stands before the colon, e.g. ``"acme"``: small letters, digits and hyphens. Empty for none.
+        scheme: The part before the colon, e.g. ``"acme"``: small letters, digits and hyphens. Empty for none.
         load: A function of the name, or of the file's path, that returns a module, ``(module, args)`` or
-            ``(module, args, kwargs)``; or ``"package.module:function"``, imported at its first use. A keyword ``pretrained`` says
-            whether trained weights were asked for; without one ``--pretrained`` is refused.
+            ``(module, args, kwargs)``; or ``"package.module:function"``, imported at its first use. A keyword ``pretrained``
+            receives whether trained weights are requested; without it ``--pretrained`` is refused.
         export: A function ``(request, **options)`` that does the whole export instead, for models of several files, or
             ``"package.module:function"``. Its keyword parameters are options of ``onnxplug export`` for this scheme, annotated as
             ``typer`` takes them. It gets an :class:`ExportRequest` and returns :class:`ExportedFile` records.
-        help: What NAME or FILE is, in a few words.
-        suffixes: Ends of the names of files that are such models, e.g. ``(".acme",)``.
-        accepts: A function of an object that says whether ``to_onnx`` is to take it as a model of this kind, or
-            ``"package.module:function"``. It is asked for each model that is exported, so it imports nothing heavy.
-        module: A function of such a model that returns a Module which computes the same, or ``"package.module:function"``. That is
-            captured, in torch.export's non-strict mode; verification compares with the model itself.
+        help: A few words about NAME or FILE.
+        suffixes: Endings of the names of files of such models, e.g. ``(".acme",)``.
+        accepts: A function of an object that tells whether it is a model of this kind, or ``"package.module:function"``. It is
+            called for each model that is exported, so it must import nothing heavy.
+        module: A function of such a model that returns a Module which computes the same, or ``"package.module:function"``. The
+            Module is captured, in torch.export's non-strict mode; verification compares with the model itself.
     """
 
     scheme: str = ""
@@ -234,15 +233,15 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What the options of ``onnxplug export`` say that mean the same for every model.
+    """The options of ``onnxplug export`` that mean the same for every model.
 
     Attributes:
-        name: What follows the scheme and its colon.
+        name: The part after the scheme and its colon.
         output: Where to write: a file or a folder, as the source decides.
         verify: Compare with PyTorch.
-        external_data: Weights in a file of their own; ``None`` decides by size.
+        external_data: Weights in a separate file; ``None`` decides by size.
         options: Keyword arguments of ``onnxplug.to_onnx``: ``opset_version``, ``target``, ``optimize``, ``registry``, ...
-        stage: To be called with the name of each stage as it begins.
+        stage: Call it with the name of each stage as it begins.
     """
 
     name: str
@@ -260,8 +259,8 @@ class ExportedFile:
     Attributes:
         path: The file.
         program: The :class:`onnxplug.OnnxProgram` in it.
-        report: What its verification found; ``None`` where it was not asked for.
-        notes: What the user should know of it, a sentence each.
+        report: The report of its verification; ``None`` without verification.
+        notes: Notes for the user, a sentence each.
     """
 
     path: Path
@@ -272,16 +271,16 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """What a plugin says about itself.
+    """A plugin's description of itself.
 
     Attributes:
         api: The version of onnxplug's plugin API that the plugin was written for.
-        requires: Requirement strings (PEP 508) of packages that must be installed beside it.
+        requires: Requirement strings (PEP 508) of other packages that must be installed.
         namespaces: torch namespaces whose operators it translates; used to explain errors when it is broken.
-        targets: Runtimes that it knows, by name or as :class:`TargetInfo`. The names that its rules and rewrites are for
-            need not be said again.
-        libraries: Import names of the libraries that register those operators, or whose models it serves, where they are
-            called otherwise than the namespaces.
+        targets: Runtimes that it knows, by name or as :class:`TargetInfo`. The targets of its rules and rewrites need not be
+            repeated.
+        libraries: Import names of the libraries that register those operators, or whose models it serves, where they differ
+            from the namespaces.
         replaced: Operators that its patches replace while a model is captured, so that they need no rule.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
 from onnxplug.observers import Observer, Span, observed, stage
 from onnxplug.packages import load
-from onnxplug.progress import StageNames, Told, reporting, showing
+from onnxplug.progress import Show, StageNames, reporting, showing
 from onnxplug.run.alignment import Recipe
 from onnxplug.run.choices import outputs_of_choices
 from onnxplug.run.outputs import Tolerances
@@ -33,7 +33,7 @@ from onnxplug.run.report import VerificationReport
 from onnxplug.run.save import Progress, check_settings, save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import verify_program
-from onnxplug.run.weights import check_numbers, checked_mapping, named, replacements
+from onnxplug.run.weights import check_numbers, named
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import child_of, pytree
 from onnxplug.warn import warn
@@ -49,14 +49,14 @@ class ExportStatistics:
     Attributes:
         capture_seconds, conversion_seconds: Wall-clock time of torch.export, and of everything after it.
         fx_nodes, onnx_nodes: Number of nodes before and after.
-        operators: Operator type to the number of its nodes, most frequent first; calls of functions count, not what they do.
+        operators: Operator type to the number of its nodes, most frequent first; calls of functions count, not their nodes.
         opset: Version of ai.onnx.
-        repeated: How many operator calls repeated the nodes of an equal one (``capture="calls"``).
-        strategy: How the program was captured: ``"given"``, ``"non-strict"``, ``"strict"``, …
-        decomposed: The operators because of which torch decomposed the whole program: those that nothing else translates, or
-            those that ``decompositions`` names.
-        functions: Function to the number of calls of modules that it stands for (``functions=``).
-        packages: Distribution to the number of nodes that its rules made, onnxplug's own included.
+        repeated: How many operator calls repeated the nodes of an equal call (``capture="calls"``).
+        strategy: The mode of capture: ``"given"``, ``"non-strict"``, ``"strict"``, …
+        decomposed: The operators because of which torch decomposed the whole program: operators that nothing else translates,
+            or that ``decompositions`` names.
+        functions: Function to the number of module calls that it replaces (``functions=``).
+        packages: Distribution to the number of nodes that its rules emitted, including onnxplug's own.
     """
 
     capture_seconds: float = 0.0
@@ -73,24 +73,25 @@ class ExportStatistics:
 
 
 class OnnxProgram(torch.onnx.ONNXProgram):
-    """An exported model; a ``torch.onnx.ONNXProgram``, so that whatever takes that class takes this one.
+    """An exported model; a ``torch.onnx.ONNXProgram``, so that code for that class accepts it.
 
     Attributes:
         model: The ``onnx_ir.Model``.
         exported_program: The captured program.
-        inputs, outputs: What the graph's inputs, state and outputs stand for.
-        slots: As ``outputs``, with the results that are ``None`` and so no output of the graph.
+        inputs, outputs: The slots of the graph's inputs, state and outputs.
+        slots: As ``outputs``, with the results that are ``None`` and so no outputs of the graph.
         captured: The capture, with the example inputs; ``None`` for a program made by hand.
-        statistics: What was done and how long it took.
-        host: The plugins of the export, whose libraries and kernels run custom operators; all that are installed when
+        statistics: Times and numbers of nodes.
+        host: The plugins of the export, whose libraries and kernels run custom operators; all installed plugins when
             ``None``.
-        recipe: How the captured graph is converted again, for :meth:`verify` to say who is wrong; ``None`` for a program made by
+        recipe: Converts the captured graph again, for :meth:`verify` to find who is wrong; ``None`` for a program made by
             hand.
-        observers: Who is told of what :meth:`save` and :meth:`verify` do, as of the export.
-        profile: Where the time went, with ``profile=True``.
-        report: What was done, with ``report=True``.
-        precision: What ``dtype`` or ``quantize`` did, with the nodes that stay in float32.
+        observers: The export's observers of :meth:`save` and :meth:`verify`.
+        profile: The profile, with ``profile=True``.
+        report: The report, with ``report=True``.
+        precision: The effect of ``dtype`` or ``quantize``, with the nodes that stay in float32.
         half: The type of half precision that the model computes in; ``None`` where it does not.
+        folded: The weights that :meth:`optimize` has computed with, by their names in PyTorch.
         unquantised: The model before it was quantised, which :meth:`verify` compares; ``None`` where it was not.
     """
 
@@ -121,7 +122,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.half: torch.dtype | None = None
         self.unquantised: ir.Model | None = None
         self._runner: Runner | None = None
-        self._folded: set[str] = set()
+        self.folded: set[str] = set()
 
     @property
     def model_proto(self) -> onnx.ModelProto:
@@ -137,13 +138,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
     # -- running -------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
-        """Runs the model by ONNX Runtime on what the PyTorch model takes; plugins' libraries run custom operators.
+        """Runs the model by ONNX Runtime on the PyTorch model's inputs; plugins' libraries run custom operators.
 
         Returns:
             The graph's outputs in order: the flattened user outputs without ``None``, then mutated state.
 
         Raises:
-            UsageError: The inputs are not those of the model.
+            UsageError: The inputs do not fit the model.
             PluginError: A plugin's library is missing or does not load.
             VerificationError: The model does not run.
         """
@@ -156,7 +157,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     @property
     def runtime(self) -> str | None:
-        """What ran the last call of the program: ``"onnxruntime"``, or an evaluator where ONNX Runtime lacks a kernel.
+        """The runtime of the last call of the program: ``"onnxruntime"``, or an evaluator where ONNX Runtime lacks a kernel.
 
         ``"onnxplug.reference"`` is the evaluator of the package onnxplug-reference, ``"onnx.reference"`` onnx's own.
 
@@ -178,7 +179,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             The graph's outputs in order, as :meth:`__call__` returns them.
 
         Raises:
-            UsageError: The inputs are not those of the model.
+            UsageError: The inputs do not fit the model.
             VerificationError: An operator has no kernel.
         """
         return tuple(Runner(self.model, self.host, reference=True)(self.feed(args, kwargs)))
@@ -199,16 +200,16 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         before = self._weight_uses()
         super().optimize()
         after = self._weight_uses()
-        self._folded.update(target for target, uses in before.items() if after.get(target) != uses)
+        self.folded.update(target for target, uses in before.items() if after.get(target) != uses)
 
     def _weight_uses(self) -> dict[str, list[tuple[str | None, int]]]:
         """The initializers made of each tensor of the PyTorch model, and how often they are read."""
-        found: dict[str, list[tuple[str | None, int]]] = {}
+        uses: dict[str, list[tuple[str | None, int]]] = {}
         for value in self.model.graph.initializers.values():
             origin: Origin | None = value.meta.get(META)
             for target in origin.targets if origin is not None else ():
-                found.setdefault(target, []).append((value.name, len(value.uses())))
-        return found
+                uses.setdefault(target, []).append((value.name, len(value.uses())))
+        return uses
 
     def apply_weights(
         self,
@@ -218,61 +219,36 @@ class OnnxProgram(torch.onnx.ONNXProgram):
     ) -> None:
         """Replaces weights by their names in PyTorch, all of them or none.
 
-        An initializer that is stored in another form (``encoder.weight.transposed``) is made anew of the new tensor. Tensors
-        are cast to the weight's dtype, as ``load_state_dict`` does, but not between floating-point numbers, 8-bit ones, integers
-        and bools. What is in files is read when it is needed, each time, and must stay there until then.
+        An initializer that is stored in another form (``encoder.weight.transposed``) is made anew from the new tensor. Tensors
+        are cast to the weight's dtype, as by ``load_state_dict``, but not between floating-point numbers, 8-bit floats, integers
+        and bools. Files are read each time that their tensors are needed, and must stay until then.
 
         Args:
-            state_dict: Tensors by name, as ``module.state_dict()`` has them; or files: ``.safetensors``, what ``torch.save`` wrote,
-                an ``.index.json`` of several, or a folder that has one.
-            strict: Whether every weight must be given, and nothing else. ``None``: so it is for files; a mapping may hold some
-                of the weights, and of others there is a warning.
+            state_dict: Tensors by name, as from ``module.state_dict()``; or files: ``.safetensors``, files of ``torch.save``, an
+                ``.index.json`` of several, or a folder that has one.
+            strict: Whether every weight must be given, and nothing else. ``None``: yes for files; a mapping may hold some of the
+                weights, and unknown names give a warning.
 
         Raises:
             WeightsError: A tensor has another shape or a dtype that isn't converted, doesn't fit the form in which it is stored,
-                or is given twice with different values for one tied weight; one is missing or unexpected, with ``strict``; a file
-                is missing, truncated or of another kind.
-            UsageError: A weight was computed with by :meth:`optimize`.
-            OnnxplugError: The weights are in safetensors, which is not installed.
+                or has two different values for a tied weight; a weight is missing or unexpected, with ``strict``; a
+                file is missing, truncated or of another kind.
+            UsageError: :meth:`optimize` has computed with a weight.
+            OnnxplugError: The weights are in safetensors files, and safetensors is not installed.
+            MissingPackageError: onnxplug-tools, which replaces weights, is not installed.
         """
         self.release()
-        found, unexpected = self._replacements(state_dict, strict)
-        for value, tensor in found.items():
+        contents, unexpected = self._replacements(state_dict, strict)
+        for value, tensor in contents.items():
             value.const_value = tensor
         if unexpected:
             assert isinstance(state_dict, Mapping)
-            super().apply_weights({name: state_dict[name] for name in unexpected})  # which warns of each
+            super().apply_weights({name: state_dict[name] for name in unexpected})  # it warns of each
 
     def _replacements(self, weights: Any, strict: bool | None) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
-        """The initializers' contents with other weights; the names that no weight has, of a mapping."""
-        if self.unquantised is not None:
-            raise UsageError("the weights of a quantised model can't be replaced", hint="Export it with the new ones.")
-        if not isinstance(strict, bool | None):
-            raise UsageError(f"strict= takes True, False or None, got {strict!r}")
-        is_mapping = isinstance(weights, Mapping)
-        given: Mapping[str, Any] = (
-            checked_mapping(weights) if is_mapping else load("weights=", "weights from files")(weights)
-        )
-        found, unexpected = replacements(
-            self.model,
-            given,
-            strict=not is_mapping if strict is None else strict,
-            known=self._state_names(),
-            refuse=self._refuse_folded,
-        )
-        return found, unexpected if is_mapping else []
-
-    def _refuse_folded(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self._folded:
-                raise UsageError(
-                    f"the weight {name!r} can't be replaced: optimize() has computed with it",
-                    hint="Apply the weights before optimize().",
-                )
-
-    def _state_names(self) -> Collection[str]:
-        program = self.exported_program
-        return (*program.state_dict, *program.constants) if program is not None else ()
+        """The initializers' contents with other weights; and a mapping's names that no weight has."""
+        contents: tuple[dict[ir.Value, ir.TensorProtocol], list[str]] = load("other weights")(self, weights, strict)
+        return contents
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's inputs for a call of the PyTorch model.
@@ -281,11 +257,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             args, kwargs: The inputs of the PyTorch model.
 
         Returns:
-            Input name to tensor or number; complex tensors as real ones with a last axis of size 2.
+            Input name to tensor or number; complex tensors as real tensors with a last axis of size 2.
 
         Raises:
-            UsageError: The structure, a rank, a dtype or a static size is not the model's, or a value differs from one that the
-                export has fixed.
+            UsageError: The structure, a rank, a dtype or a static size is not the model's, or a value differs from its fixed value
+                in the export.
         """
         leaves = self.flatten(args, kwargs)
         feed: dict[str, Any] = {}
@@ -306,13 +282,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return feed if self.half is None else self._narrowed(feed, self.half)
 
     def _narrowed(self, feed: dict[str, Any], half: torch.dtype) -> dict[str, Any]:
-        """The inputs of a model in half precision, of those that PyTorch takes."""
+        """PyTorch's inputs in the half precision of the model."""
         kinds = {value.name: value.dtype for value in self.model.graph.inputs}
         is_half = {name: kinds.get(name) == to_onnx_dtype(half) for name in feed}
         return {name: value.to(half) if is_half[name] else value for name, value in feed.items()}
 
     def _check_sizes(self, leaves: Sequence[Any]) -> None:
-        """Holds the sizes of the inputs against their names: one name is one size, an expression its value."""
+        """Checks the sizes of the inputs against their names: equal names mean equal sizes, an expression its value."""
         slots = [slot for slot in self.inputs if slot.kind is InputKind.USER and slot.position is not None]
         names = self.captured.dim_names if self.captured is not None else {}
         known: dict[Any, int] = {}
@@ -351,17 +327,17 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             raise UsageError(f"the model takes the keyword inputs {names}, got {list(kwargs)}")
         if set(names) != set(kwargs):
             args, kwargs = self._by_position(args, kwargs, child_of(spec, 0).num_children, names)
-        leaves, given = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
-        if given.num_leaves != spec.num_leaves:
+        leaves, structure = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        if structure.num_leaves != spec.num_leaves:
             raise UsageError(
-                f"the inputs have another structure than the exported model's: {given.num_leaves} leaves, "
+                f"the inputs have another structure than the exported model's: {structure.num_leaves} leaves, "
                 f"not {spec.num_leaves}"
             )
         return leaves
 
     @staticmethod
     def _by_position(args: Sequence[Any], kwargs: Mapping[str, Any], count: int, names: Sequence[str]) -> Any:
-        """Keyword inputs of the export that are given by position now."""
+        """The inputs of a call in which keyword inputs of the export are passed by position."""
         extra = args[count:]
         named = {**dict(zip(names, extra, strict=False)), **kwargs}
         if set(named) != set(names):
@@ -369,7 +345,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         return args[:count], named
 
     def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
-        """The PyTorch model's own structure of what a call returned; constants and ``None`` are put back."""
+        """The results of a call in the PyTorch model's own structure, with constants and ``None``."""
         remaining = iter(results)
         leaves: list[Any] = []
         for slot in self.slots:
@@ -402,27 +378,26 @@ class OnnxProgram(torch.onnx.ONNXProgram):
     ) -> None:
         """Saves the model: complete or not at all.
 
-        Weights go from where they are to the file one by one, and are nowhere twice in memory. docs/saving.md says what is there
+        Weights are written to the file one by one, and are never twice in memory. docs/saving.md has the state of the folder
         when a save fails or is killed.
 
         Args:
-            destination: A path, or a binary file object. A symbolic link stays one; its target is replaced.
-            include_initializers: Store the weights. Without them constants, which ``state_dict()`` does not have, are stored all
-                the same.
+            destination: A path, or a binary file object. A symbolic link stays; its target is replaced.
+            include_initializers: Store the weights. Constants, which ``state_dict()`` does not have, are always stored.
             keep_initializers_as_inputs: List the weights as inputs too, so that a run may replace them.
-            external_data: Weights in a file beside the model, ``model.onnx.data`` beside ``model.onnx``; ``None`` does so
-                above 1.5 GB. While there is a file of this name, or a model in the folder mentions it, ``model.onnx.data.2`` is
-                next, so that no model is ever paired with weights of another. What no model mentions any more is removed.
-            weights: The weights to save, as :meth:`apply_weights` takes them; the program keeps those that it has.
+            external_data: Weights in a separate file, ``model.onnx.data`` for ``model.onnx``; ``None`` does so above 1.5 GB. While
+                there is a file of this name, or a model in the folder mentions it, ``model.onnx.data.2`` is next, so that no
+                model is ever paired with weights of another. Data files that no model mentions any more are removed.
+            weights: The weights to save, as for :meth:`apply_weights`; the program keeps its own.
             strict: As in :meth:`apply_weights`.
-            shard: The largest size of a data file, a number of bytes or ``"2GB"``: there are as many of them as that takes.
-            external: ``"safetensors"``: the model refers to what lies in safetensors files as it needs it, and only the
-                other weights are written, into a data file. The files must be in the model's folder or below, and stay there.
-            progress: A progress bar on standard error, if that is a terminal, or a function of the bytes that are written and of
-                all. ``None``: a bar for a gigabyte and more.
+            shard: The largest size of a data file, a number of bytes or ``"2GB"``; more data files are made as needed.
+            external: ``"safetensors"``: the model refers to weights that safetensors files hold in the model's form, and only
+                the other weights are written, into a data file. The files must be in the model's folder or below, and stay there.
+            progress: A progress bar on standard error, if that is a terminal, or a function of the written bytes and the bytes
+                of the whole. ``None``: a bar from a gigabyte on.
 
         Raises:
-            SaveError: It can't be written; what stood there before is untouched.
+            SaveError: It can't be written; the old file is untouched.
             UsageError: An argument is malformed, or two contradict each other.
             WeightsError: Weights are missing, don't fit, or can't be read.
         """
@@ -432,26 +407,26 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             raise UsageError("strict= is about weights=, which is not given")
         if weights is not None and not include_initializers:
             raise UsageError("weights= can't be given together with include_initializers=False, which leaves them out")
-        found, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
+        contents, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
         if unexpected:
             warn(f"the model has no weights {named(unexpected)}, which are left out")
         about = {"file": os.fspath(destination)} if isinstance(destination, str | os.PathLike) else {}
-        with self._stage("saving", "save", about) as work, collection_held(), reporting(progress) as told:
+        with self._stage("saving", "save", about) as work, collection_held(), reporting(progress) as shown:
             save_model(
                 self.model,
                 destination,
                 external_data=external_data,
                 without=() if include_initializers else self._weight_names(),
                 keep_initializers_as_inputs=keep_initializers_as_inputs,
-                weights=found,
+                weights=contents,
                 shard=shard,
                 external=external,
-                progress=told,
+                progress=shown,
             )
             work.result = destination
 
     def _weight_names(self) -> list[str]:
-        """The initializers that hold a tensor of ``state_dict()``, or are made of one; all where that is not known."""
+        """The initializers that hold a tensor of ``state_dict()``, or are made from one; all where this is not known."""
         initializers = self.model.graph.initializers
         if self.exported_program is None:
             return list(initializers)
@@ -475,21 +450,21 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         intermediates: bool = False,
         progress: bool = False,
     ) -> VerificationReport:
-        """Compares the model with eager PyTorch: on the export's inputs (or those given), and on generated ones.
+        """Compares the model with eager PyTorch: on the export's inputs (or given inputs), and on generated inputs.
 
         Elements are compared one by one, ``|ONNX - PyTorch| <= atol + rtol * |PyTorch|``; ``docs/verification.md`` says how.
 
         Args:
             args, kwargs: Inputs to use instead of the export's.
             rtol, atol: Tolerances; by dtype, and ``atol`` by the size of the ordinary elements, when ``None``.
-            seeds: One set of generated inputs a seed, of other sizes where dimensions are dynamic, 1 among them. Sizes
-                that eager PyTorch rejects are drawn again.
-            seed: One seed instead of ``seeds``: what the message of a failure names.
-            intermediates: Compare the result of every operator too, in ONNX Runtime and in the evaluator, and say who is wrong:
-                ``report.intermediates``, or ``error.verdict`` and the end of its message. docs/who-is-wrong.md says how.
-            progress: Show on standard error, if that is a terminal, which set of inputs is compared.
+            seeds: A set of generated inputs for each seed, of other sizes along dynamic dimensions, including 1. Sizes that
+                eager PyTorch rejects are drawn again.
+            seed: A single seed instead of ``seeds``, such as the seed in the message of a failure.
+            intermediates: Compare the result of every operator too, in ONNX Runtime and in the evaluator, and find who is wrong:
+                ``report.intermediates``, or ``error.verdict`` and the end of its message. See docs/who-is-wrong.md.
+            progress: Show on standard error, if that is a terminal, the set of inputs that is compared.
 
-        Of a quantised model, the model before quantising is compared; the report says so, with the accuracy of the quantised one.
+        For a quantised model, the model before quantising is compared; the report notes it, and the quantised model's accuracy.
 
         Raises:
             PluginError: A plugin's library is missing or does not load.
@@ -520,7 +495,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             )
             report.quantised = self.precision
             return report
-        with showing(bool(progress)) as told, self._stage("verification", "verify", told=told) as work:
+        with showing(bool(progress)) as shown, self._stage("verification", "verify", show=shown) as work:
             report = work.result = verify_program(
                 self,
                 args=args,
@@ -536,11 +511,11 @@ class OnnxProgram(torch.onnx.ONNXProgram):
 
     @contextmanager
     def _stage(
-        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, told: Told | None = None
+        self, name: str, log: str, about: Mapping[str, Any] | None = None, *, show: Show | None = None
     ) -> Iterator[Span]:
-        """A stage that is done with the program; ``told`` is called with its name."""
+        """A stage of work with the program; ``show`` is called with its name."""
         logs.configure()
-        names = [StageNames(told)] if told is not None else []
+        names = [StageNames(show)] if show is not None else []
         with observed(*self.observers, *names, ends=False), stage(name, log, subject=self, **(about or {})) as work:
             yield work
 

@@ -1,159 +1,74 @@
-"""What is at work, on a terminal: the stage, how far it is, and the seconds that it has taken.
-
-Nothing is shown where standard error is no terminal.
-"""
+"""The receivers of the stages' names: a function of the caller's, or the display of ``onnxplug_tools.progress``."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
-from onnxplug.observers import STAGES, Observer, Span, events, observed
+from onnxplug.observers import STAGES, Observer, Span, events
+from onnxplug.packages import is_installed, load
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bar
 
-#: Stages that took longer, in seconds, stay on the screen with their time.
-WORTH_A_LINE = 1.0
-
-#: Bytes to write from which on a bar is shown without being asked for.
-_WORTH_A_BAR = 1_000_000_000
-
-Told = Callable[[str], Any]
+Show = Callable[[str], Any]
 
 
 class Display(Observer):
-    """The stage at work, to be called with its name as it begins.
-
-    Args:
-        bar: What shows it; ``None``: nothing does.
-    """
+    """Receives the name of the running stage as it begins. This one shows nothing."""
 
     stays = False
 
-    def __init__(self, bar: Bar | None = None) -> None:
-        self._bar = bar
-        self._stage: str | None = None
-        self._started = time.perf_counter()
-
     def __call__(self, stage: str) -> None:
-        self.finish()
-        self._stage, self._started = stage, time.perf_counter()
-        if self._bar is not None:
-            self._bar.add_task(f"{stage} ...", total=None)
-            self._bar.refresh()
-
-    def step(self, text: str, done: int | None = None, total: int | None = None) -> None:
-        """Says what of the stage is at work.
-
-        Args:
-            text: In words.
-            done, total: How far the stage is, where that is known.
-        """
-        self._update(text, done, total, refresh=True)
-
-    def _update(self, text: str, done: int | None, total: int | None, refresh: bool) -> None:
-        if self._bar is not None and self._bar.task_ids:
-            description = f"{self._stage}: {text} ..."
-            self._bar.update(
-                self._bar.task_ids[-1], description=description, completed=done, total=total, refresh=refresh
-            )
+        """A stage begins."""
 
     def part(self, done: int, total: int) -> None:
-        """Says how many bytes the stage has done, and of how many."""
-        if self._bar is not None:
-            from rich import filesize
-
-            self._update(f"{filesize.decimal(done)} of {filesize.decimal(total)}", done, total, refresh=False)
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Ends the stage; one that took long leaves a line."""
-        seconds = time.perf_counter() - self._started
-        if self._bar is not None:
-            from rich.errors import LiveError
-
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
-            if self._stage is not None and seconds > WORTH_A_LINE:
-                with contextlib.suppress(LiveError):
-                    self._bar.console.print(f"{self._stage}: {seconds:.1f} s", markup=False, highlight=False)
-        self._stage = None
+        """Shows the bytes that the stage has done, and the bytes of the whole."""
 
 
 class StageNames(Observer):
-    """Calls a function with the name of each stage of an export as it begins.
-
-    Args:
-        told: The function.
-    """
+    """Calls a function with the name of each stage of an export as it begins."""
 
     stays = False
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, show: Show) -> None:
+        self._show = show
 
     def begin(self, span: Span) -> None:
         """Calls the function, where it is a stage and no part of one."""
         if span.kind == "stage" and span.name in STAGES:
-            self._told(span.name)
+            self._show(span.name)
 
 
 def shown() -> Display | None:
-    """What shows the stages of this thread; ``None`` where nothing does."""
+    """The display of this thread's stages; ``None`` where there is none."""
     return events().find(Display)
 
 
-@contextlib.contextmanager
-def displayed(console: Console | None = None) -> Iterator[Display]:
+def displayed(console: Console | None = None) -> contextlib.AbstractContextManager[Display]:
     """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
 
     Args:
-        console: Where; standard error unless given.
+        console: The console; standard error by default.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True) if console is None else console
-    if not console.is_terminal or sys.stderr is None:
-        yield Display()
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-    )
-    with _on_one_stream(console), Progress(*columns, console=console, transient=True) as bar:
-        display = Display(bar)
-        with observed(display):
-            yield display
+    if not is_installed("progress="):
+        return contextlib.nullcontext(Display())
+    spinner: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
+    return spinner
 
 
 @contextlib.contextmanager
-def _on_one_stream(console: Console) -> Iterator[None]:
-    """Keeps a console on the stream that standard error is now: capture redirects it, and the spinner would stand still."""
-    before = vars(console).get("_file")
-    console.file = console.file
-    try:
-        yield
-    finally:
-        console.file = before  # type: ignore[assignment]
-
-
-@contextlib.contextmanager
-def showing(progress: Any) -> Iterator[Told | None]:
-    """Who is told of the stages, for an argument ``progress=``.
+def showing(progress: Any) -> Iterator[Show | None]:
+    """The function that is called with the stages' names, for an argument ``progress=``.
 
     Args:
         progress: ``True`` for a spinner on a terminal; a function of a stage's name; ``False`` or ``None`` for nobody.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is anything else.
+        MissingPackageError: The package that shows them is not installed.
     """
     if progress is None or progress is False:
         yield None
@@ -164,35 +79,28 @@ def showing(progress: Any) -> Iterator[Told | None]:
     elif (display := shown()) is not None:
         yield display
     else:
-        with displayed() as display:
+        with load("progress=").displayed() as display:
             yield display
 
 
 @contextlib.contextmanager
 def reporting(progress: Any) -> Iterator[Callable[[int, int], Any] | None]:
-    """What is told of the bytes that are written and of all, for an argument ``progress=``.
+    """The function that is called with the written bytes and the bytes of the whole, for an argument ``progress=``.
 
     Args:
         progress: ``True`` or ``False``, for a bar on standard error or none; a function; ``None`` for a bar where there is much to
-            write. There is none where standard error is no terminal, and where the stage is shown already, that says how far it is.
+            write.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is anything else.
+        MissingPackageError: The package that shows a bar is not installed.
     """
     if callable(progress):
         yield progress
-        return
-    if not isinstance(progress, bool | None):
+    elif not isinstance(progress, bool | None):
         raise UsageError(f"progress= takes True, False or a function of two numbers, got {progress!r}")
-    display = shown()
-    with contextlib.ExitStack() as stack:
-
-        def part(done: int, total: int) -> None:
-            nonlocal display
-            if display is None and (progress or total >= _WORTH_A_BAR):
-                display = stack.enter_context(displayed())
-                display("saving")
-            if display is not None:
-                display.part(done, total)
-
-        yield None if progress is False else part
+    elif progress or is_installed("progress="):
+        with load("progress=").reporting(progress) as part:
+            yield part
+    else:
+        yield None

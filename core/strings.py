@@ -1,4 +1,4 @@
-"""Tensors of strings, which torch lacks: each string is a number of a dtype that torch moves and never computes with."""
+"""Tensors of strings, which torch lacks: each string is a number of a dtype that torch moves but never computes with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from onnxplug.errors import UsageError
 
-#: The dtype that stands for strings, torch's 16 bits without a meaning.
+#: The dtype of string tensors: torch's 16 bits without a meaning.
 STRING = torch.bits16
 _MOST = 1 << 16
 _lock = threading.Lock()
@@ -21,13 +21,13 @@ _numbers: dict[str, int] = {"": 0}
 def string_tensor(strings: Any) -> torch.Tensor:
     """A tensor of strings: an input of a model with text, or a result of an operator that makes text.
 
-    torch slices, reshapes and expands it; whatever computes with it is an error. In ONNX its element type is STRING.
+    torch slices, reshapes and expands it; operators that compute raise an error. In ONNX its element type is STRING.
 
     Args:
         strings: A string, a nested list of strings or a NumPy array of them.
 
     Raises:
-        UsageError: Something else is among them, or the process has 65,536 different strings.
+        UsageError: They are not all strings, or the process has 65,536 different strings.
     """
     array = np.array(strings, dtype=object)
     with _lock:

@@ -1,4 +1,4 @@
-"""``onnxplug.testing``: what tests of plugins use, of the package ``onnxplug-tools``."""
+"""``onnxplug.testing``: helpers for tests of plugins, from the package ``onnxplug-tools``."""
 
 from onnxplug.packages import members_of
 

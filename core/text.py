@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-#: Beginnings of nouns that are spoken with a vowel first: "int" with a letter, "LSTM" with the name of one.
+#: Beginnings of nouns that are spoken with a vowel first: "int", and "LSTM" by the name of its first letter.
 _VOWEL_SOUND = re.compile("[AEIOaeio](?!u[a-z])|un(?!i)|[FHLMNRSX](?=[A-Z])")
 
-#: What a terminal takes for a command, what turns or breaks a line or is not seen, and halves of characters; not tabs and newlines.
+#: Control characters of terminals, characters that turn or break a line or are invisible, and surrogates; not tabs and newlines.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    """A text in which characters that are not to be seen are escapes, as in Python's strings; the text itself without any."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    """A text with its invisible characters as escapes, as in Python's strings; the text itself if it has none."""
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def shortened(text: str, longest: int = 2000) -> str:
-    """A text of at most so many characters, without its middle where it has more."""
+    """A text of at most ``longest`` characters, without its middle where it has more."""
     if len(text) <= longest:
         return text
     half = longest // 2
@@ -33,7 +33,7 @@ def shortened(text: str, longest: int = 2000) -> str:
 
 
 def in_a_line(error: object) -> str:
-    """What an error of another library says, in one line: names in it may hold what looks like lines of ours."""
+    """The message of another library's error, in one line: names in it may look like onnxplug's own lines."""
     return shortened(" ".join(str(error).split("\n")))
 
 
@@ -53,20 +53,20 @@ def type_with_article(item: object) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str], count: int = 1, otherwise: str | None = None) -> str | None:
-    """A hint at the known names that are like one that isn't known.
+    """A hint with known names that resemble an unknown name.
 
     Args:
-        name: What was given.
-        known: The names that there are.
-        count: How many are named at most.
-        otherwise: The hint when none is like it.
+        name: The unknown name.
+        known: The known names.
+        count: The largest number of names in the hint.
+        otherwise: The hint when no name resembles it.
     """
     near = difflib.get_close_matches(str(name), list(known), count)
     return f"Did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 def value_text(value: ir.Value) -> str:
-    """Dtype and shape of a value: ``"float[batch, 3]"``; ``?`` stands for what is not known."""
+    """Dtype and shape of a value: ``"float[batch, 3]"``; ``?`` for unknown parts."""
     dtype = value.dtype.name.lower() if value.dtype is not None else "?"
     dims = ", ".join(str(d) for d in value.shape) if value.shape is not None else "?"
     return f"{dtype}[{dims}]"

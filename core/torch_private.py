@@ -1,7 +1,7 @@
-"""The names of torch that are private, and what happens when a version of torch lacks one.
+"""torch's private names, and the replacements when a version of torch lacks one.
 
-Nothing else imports a private name of torch: ``from onnxplug.torch_private import FakeTensor``. Each name is looked up when it is
-first asked for. One that is gone raises :class:`OnnxplugError`, unless something else serves.
+Nothing else imports a private name of torch: ``from onnxplug.torch_private import FakeTensor``. Each name is looked up at first
+use. A missing name raises :class:`OnnxplugError`, unless it has a replacement.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Private(NamedTuple):
 
     Attributes:
         place: Its module and, after a colon, the name there.
-        purpose: What needs it, for the error where it is gone.
-        instead: What makes something that serves in its place.
+        purpose: The feature that needs it, for the error when it is missing.
+        instead: Makes a replacement.
     """
 
     place: str
@@ -57,7 +57,7 @@ def _wraps_tensors() -> Callable[[Any], bool]:
 
 
 def _no_op(*_: Any) -> None:
-    """In place of a function that only informs torch."""
+    """Replaces a function that only informs torch."""
 
 
 def _no_tracer() -> type:
@@ -83,7 +83,7 @@ def _dim_hint() -> type:
 
 
 _NAMES = {
-    # Without these nothing works.
+    # Without these no export works.
     "FakeTensor": _Private("torch._subclasses.fake_tensor:FakeTensor", "types and shapes of a captured program"),
     "FakeTensorMode": _Private("torch._subclasses.fake_tensor:FakeTensorMode", "tracing an operator without computing"),
     "HigherOrderOperator": _Private("torch._ops:HigherOrderOperator", "telling torch.cond and its like from operators"),
@@ -147,6 +147,8 @@ _NAMES = {
     "torch_c": _Private("torch._C:", "LSTMs under torch.compile"),
     "TracingContext": _Private("torch._guards:TracingContext", "torch.compile of training"),
     "PythonPrinter": _Private("torch.utils._sympy.printers:PythonPrinter", "torch.compile with dynamic sizes"),
+    "dynamo_config": _Private("torch._dynamo.config:", "higher-order operators"),
+    "higher_order_utilities": _Private("torch._higher_order_ops.utils:", "higher-order operators"),
     "dynamo_instructions": _Private("torch._dynamo.symbolic_convert", "the identity of sizes, in the strict mode"),
     "dynamo_utilities": _Private(
         "torch._dynamo.utils:", "numbers that operations refuse, in the strict mode", SimpleNamespace
@@ -162,7 +164,7 @@ _NAMES = {
         "torch._functorch.partitioners:min_cut_rematerialization_partition", "torch.compile of training"
     ),
     "disable_torch_function": _Private("torch._C:DisableTorchFunction", "transforms of functions within a model"),
-    # Without these something is less precise.
+    # Without these an export is less precise.
     "NonStrictFunctions": _Private(  # windows and other tensors made of dynamic sizes are refused
         "torch._export.non_strict_utils:_NonStrictTorchFunctionHandler",
         "functions that make tensors of dynamic sizes",
@@ -173,7 +175,7 @@ _NAMES = {
         "exports under a FakeTensorMode",
         lambda: contextlib.nullcontext,
     ),
-    "compiled_codes": _Private(  # sizes of a capture before may make those of the next one constants
+    "compiled_codes": _Private(  # sizes of an earlier capture may make sizes of the next capture constants
         "torch._dynamo.convert_frame:input_codes", "higher-order operators", lambda: SimpleNamespace(seen=())
     ),
     "forget_compiled": _Private("torch._dynamo.eval_frame:remove_from_cache", "higher-order operators", lambda: _no_op),
@@ -190,13 +192,13 @@ _NAMES = {
         "transforms of functions within a model",
         lambda: _no_op,
     ),
-    "keeps_graph": _Private(  # inputs of compiled graphs live as long as what was computed from them
+    "keeps_graph": _Private(  # inputs of compiled graphs live as long as their results
         "torch._C._autograd:_get_current_graph_task_keep_graph", "second derivatives", lambda: lambda: True
     ),
-    "higher_order_operators": _Private(  # names of higher-order operators are taken as given
+    "higher_order_operators": _Private(  # names of higher-order operators are not checked
         "torch._ops:_higher_order_ops", "the names of higher-order operators", dict
     ),
-    "uninteresting_files": _Private(  # decompositions that ask of strides may be refused
+    "uninteresting_files": _Private(  # decompositions that ask about strides may be refused
         "torch.fx.experimental.symbolic_shapes:uninteresting_files", "telling what asks of sizes", lambda: frozenset
     ),
     "registered_operators": _Private(  # no suggestion for a misspelt operator
@@ -257,7 +259,7 @@ _NAMES = {
     "references": _Private("torch._refs:", "torch's decompositions", SimpleNamespace),
     "custom_operators": _Private("torch._library.custom_ops:OPDEFS", "bodies of triton operators", dict),
     "triton_kernels": _Private("torch._library.triton:triton_ops_to_kernels", "bodies of triton operators", dict),
-    "infer_torchscript_shapes": _Private(  # symbolic functions may see constants of the export before
+    "infer_torchscript_shapes": _Private(  # symbolic functions may see constants of an earlier export
         "torch._C:_jit_pass_onnx_graph_shape_type_inference", "TorchScript symbolic functions", lambda: _no_op
     ),
     "torchscript_max_opset": _Private(
@@ -267,7 +269,7 @@ _NAMES = {
 
 
 def backed_values(env: Any) -> dict[Any, Any]:
-    """The example's sizes of a ``ShapeEnv``, by their symbols; of those alone that the inputs have."""
+    """The example's sizes of a ``ShapeEnv``, by their symbols; only symbols that the inputs have."""
     values: dict[Any, Any] = env.var_to_val if not hasattr(env, "backed_var_to_val") else env.backed_var_to_val  # 2.9
     return values
 
@@ -289,12 +291,7 @@ def child_of(spec: Any, index: int) -> Any:
 
 @cache
 def warn_if_untested(torch_version: str, python_version: str) -> None:
-    """Warns, once, about a torch or a Python beyond those that the suite runs on.
-
-    Args:
-        torch_version: ``torch.__version__``.
-        python_version: ``platform.python_version()``.
-    """
+    """Warns, once, about a torch or a Python newer than the tested versions."""
     for name, version, tested in (("torch", torch_version, TESTED), ("Python", python_version, _TESTED_PYTHON)):
         oldest, newest = map(_release, tested)
         if not oldest <= _release(version) <= newest:
@@ -318,8 +315,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = private.place.partition(":")
     try:
-        found = importlib.import_module(module)
-        value = getattr(found, attribute) if attribute else found
+        imported = importlib.import_module(module)
+        value = getattr(imported, attribute) if attribute else imported
     except (ImportError, AttributeError) as error:
         if private.instead is None:
             import torch

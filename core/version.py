@@ -1,3 +1,3 @@
-"""onnxplug's version, apart from :mod:`onnxplug` so that its own modules need not import the package that names them all."""
+"""onnxplug's version, outside of :mod:`onnxplug` so that its modules need not import the package with all names."""
 
 VERSION = "0.1.0"

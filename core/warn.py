@@ -6,18 +6,13 @@ import re
 import sys
 import warnings
 
-#: onnxplug and its plugins, whose lines are not the user's, by the names of their modules.
+#: Names of the modules of onnxplug and its plugins, whose lines are not the user's.
 OWN = re.compile(r"onnxplug(_|\.|$)")
 _WAY = re.compile(rf"{OWN.pattern}|contextlib$")
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the first line up the stack that is not onnxplug's own, nor of the context managers that lead to it.
-
-    Args:
-        text: What is to be said.
-        category: The class of the warning.
-    """
+    """Warns at the innermost line outside of onnxplug and of the context managers that lead to it."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _WAY.match(str(frame.f_globals.get("__name__"))):
         level, frame = level + 1, frame.f_back

@@ -1,1 +1,1 @@
-"""What onnxplug replaces in torch while it captures a model; the builtin plugin gives it by the hook ``onnxplug_patches``."""
+"""onnxplug's replacements in torch while it captures a model; the builtin plugin supplies them by the hook ``onnxplug_patches``."""

@@ -1,4 +1,4 @@
-"""``associative_scan`` as few operators of any sizes, while a model is captured.
+"""``associative_scan`` as few operators that fit all sizes, while a model is captured.
 
 torch's own algorithm makes a dynamic number of elements a constant, and any other dynamic size too where a scan is over
 several tensors.
@@ -41,7 +41,7 @@ def _scan(
         operator: Combines two lists of tensors, one after the other, with any number of elements each.
         leaves: The tensors.
         dim: The axis.
-        additional_inputs: Further arguments of ``operator``.
+        additional_inputs: Additional arguments of ``operator``.
     """
 
     def combine(first: Tensors, second: Tensors) -> Tensors:
@@ -57,7 +57,7 @@ def _scan(
 
 
 def _unrolled(elements: Tensors, combine: Combine) -> Tensors:
-    """For a static number of elements: neighbours combined, these scanned, and the elements between them made of the results.
+    """For a static number of elements: combines neighbours, scans the pairs, and computes the elements between from the results.
 
     The work is linear in the number of elements and the depth logarithmic (R. E. Ladner and M. J. Fischer, Parallel prefix
     computation, 1980).
@@ -71,8 +71,8 @@ def _unrolled(elements: Tensors, combine: Combine) -> Tensors:
     odd = _unrolled(combine(firsts, seconds), combine)
     even = [e[:1] for e in elements]
     if between:
-        further = combine([o[:between] for o in odd], [e[2::2] for e in elements])
-        even = [torch.cat(parts) for parts in zip(even, further, strict=True)]
+        combined = combine([o[:between] for o in odd], [e[2::2] for e in elements])
+        even = [torch.cat(parts) for parts in zip(even, combined, strict=True)]
     results = [torch.stack([e[:pairs], o], 1).flatten(0, 1) for e, o in zip(even, odd, strict=True)]
     if count > 2 * pairs:
         results = [torch.cat([result, e[pairs:]]) for result, e in zip(results, even, strict=True)]
@@ -80,20 +80,20 @@ def _unrolled(elements: Tensors, combine: Combine) -> Tensors:
 
 
 def _of_single_elements(operator: Any) -> Combine | None:
-    """The user's function, which torch.vmap has made one of any number of elements; ``None`` where it can't be had.
+    """The user's function of single elements, which torch.vmap has batched; ``None`` where it can't be recovered.
 
     The graph of a scan's step can't be traced through torch.vmap.
     """
-    given = getattr(operator, "keywords", {})
-    mapped: Any = given.get("combine_fn")
-    spec, code = given.get("spec"), getattr(mapped, "__code__", None)
+    keywords = getattr(operator, "keywords", {})
+    mapped: Any = keywords.get("combine_fn")
+    spec, code = keywords.get("spec"), getattr(mapped, "__code__", None)
     if spec is None or code is None or "func" not in code.co_freevars:
         return None
     function = mapped.__closure__[code.co_freevars.index("func")].cell_contents
 
     def combine(first: Tensors, second: Tensors) -> Tensors:
-        found = function(pytree.tree_unflatten(list(first), spec), pytree.tree_unflatten(list(second), spec))
-        return list(pytree.tree_leaves(found))
+        result = function(pytree.tree_unflatten(list(first), spec), pytree.tree_unflatten(list(second), spec))
+        return list(pytree.tree_leaves(result))
 
     return combine
 
@@ -106,12 +106,12 @@ def _with_axis(combine: Combine) -> Combine:
 
 
 def _in_turn(elements: Tensors, combine: Combine) -> Tensors:
-    """For a dynamic number of elements, one of them at a time: ONNX's Scan."""
+    """For a dynamic number of elements, one element at a time: ONNX's Scan."""
 
     def step(carry: Tensors, new: Tensors) -> tuple[Tensors, Tensors]:
         is_first, *sofar = carry
         combined = combine(list(sofar), list(new))
-        # There is no element before the first one, whatever the operator makes of two of it.
+        # There is no element before the first: its result of the operator is replaced by the element itself.
         results = [torch.where(is_first, t, c) for t, c in zip(new, combined, strict=True)]
         return [torch.zeros_like(is_first), *results], [result.clone() for result in results]
 

@@ -17,7 +17,7 @@ from onnxplug.capture.patching import patched
 def conversions_that_change_nothing() -> Iterator[None]:
     """While it holds, a conversion of a module that leaves all its tensors as they are does nothing.
 
-    torch.export gives the parameters fake tensors. ``nn.Module.to`` swaps those even for themselves: it counts as a write to the
+    torch.export gives the parameters fake tensors. ``nn.Module.to`` swaps these even for themselves: it counts as a write to the
     parameter, and is an error where the tensor has other references.
     """
     apply = nn.Module._apply

@@ -1,6 +1,6 @@
-"""Samples that torch draws until they are accepted, as loops of the graph.
+"""Rejection sampling, which torch does in Python, as loops of the graph.
 
-torch draws them in a loop of Python's, whose end depends on the samples.
+torch draws until all samples are accepted, in a Python loop whose end depends on the samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxplug.capture.patching import patched
 
 @contextlib.contextmanager
 def samples_drawn_in_the_graph() -> Iterator[None]:
-    """While it holds, distributions don't check values, and draw what they may reject in loops of the graph."""
+    """While it holds, distributions don't check values, and their rejection sampling runs in loops of the graph."""
     with (
         patched(Distribution, "_validate_args", False),
         patched(von_mises, "_rejection_sample", rejection_sample),
@@ -30,7 +30,7 @@ def samples_drawn_in_the_graph() -> Iterator[None]:
 
 
 def is_positive_definite(self: Any, value: Tensor) -> Tensor:
-    """As torch's own, which does not look at symmetric matrices any further where another one is not symmetric."""
+    """As torch's own: where any matrix of a batch is not symmetric, only symmetry is tested."""
     if value.shape[-2] != value.shape[-1]:
         return torch.zeros(value.shape[:-2], dtype=torch.bool)
     symmetric = torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
@@ -38,7 +38,7 @@ def is_positive_definite(self: Any, value: Tensor) -> Tensor:
 
 
 def rejection_sample(loc: Tensor, concentration: Tensor, proposal_r: Tensor, x: Tensor) -> Tensor:
-    """As torch's own, of Best and Fisher (1979): angles are proposed until each one is accepted."""
+    """As torch's own, of Best and Fisher (1979): angles are proposed until all are accepted."""
 
     def goes_on(accepted: Tensor, angle: Tensor) -> Tensor:
         return ~accepted.all()
@@ -61,7 +61,7 @@ def wishart_sample(
 ) -> Tensor:
     """As torch's own: samples that ``support.check`` picks are drawn again, at most ten times.
 
-    The first time torch picks those that are positive definite (its name for them is ``is_singular``), then those that are not.
+    The first time torch picks the positive definite samples (and names them ``is_singular``), then the others.
     """
     tries = 10 if max_try_correction is None else max_try_correction
     shape, axes = torch.Size(sample_shape), len(self._batch_shape) + len(self._event_shape)

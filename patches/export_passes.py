@@ -1,4 +1,4 @@
-"""torch.export's passes over the graph that it has traced, without what they do for nothing."""
+"""torch.export's passes over the traced graph, without their redundant work."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from onnxplug.torch_private import export_trace, exported_programs, make_graph_m
 
 @contextlib.contextmanager
 def lean_passes() -> Iterator[None]:
-    """While it holds, what torch.export does to a finished graph takes less time; the program is the same."""
+    """While it holds, torch.export's passes over a finished graph take less time; the program is the same."""
     with _modes_of_gradients_erased(), _paths_of_modules_shortened_once(), _program_compiled_when_called():
         yield
 
 
 @contextlib.contextmanager
 def _modes_of_gradients_erased() -> Iterator[None]:
-    """While it holds, nodes that set the mode of gradients to what it is are erased.
+    """While it holds, nodes that set the gradient mode to its present value are erased.
 
-    torch.export splits the graph at each of them, and puts the parts together again.
+    torch.export splits the graph at each of these nodes, and joins the parts again.
     """
     name = "_sequential_split_and_maybe_inline_subgraphs"
     original = getattr(set_grad_pass, name, None)
@@ -47,7 +47,7 @@ def _modes_of_gradients_erased() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _paths_of_modules_shortened_once() -> Iterator[None]:
-    """While it holds, torch.export takes its wrapper's name from the paths of modules once for each module, not for each node."""
+    """While it holds, torch.export strips its wrapper's name from the paths of modules once for each module, not for each node."""
     strip_root = getattr(export_trace, "_strip_root", None)
     if strip_root is None or getattr(export_trace, "pytree", None) is not pytree:
         yield
@@ -57,10 +57,10 @@ def _paths_of_modules_shortened_once() -> Iterator[None]:
 
 
 class _Paths:
-    """``torch.utils._pytree``, whose ``tree_map`` knows the entries of the stacks of modules that it has met.
+    """``torch.utils._pytree`` with a ``tree_map`` that caches the results for entries of module stacks.
 
     Args:
-        strip_root: torch.export's function that takes the name of its wrapper from a path.
+        strip_root: torch.export's function that strips the name of its wrapper from a path.
     """
 
     def __init__(self, strip_root: Callable[[Any], Any]) -> None:

@@ -1,7 +1,7 @@
-"""Functions of torch that take numbers of elements as plain ints, in terms of those that take dynamic sizes.
+"""Functions of torch that take numbers of elements as plain ints, computed by functions that take dynamic sizes.
 
 ``torch.hann_window(x.shape[0])`` would make the example's size a constant. torch.export's non-strict mode hands each call of a
-torch function to a mode of its own; there it is exchanged for one of these, if it has a dynamic size.
+torch function to a mode of its own; there a call with a dynamic size is replaced by a function of this module.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def logspace(start: Any, end: Any, steps: Any, base: float = 10.0, **options: An
 
 
 def fftfreq(n: Any, d: float = 1.0, **options: Any) -> Tensor:
-    """0, 1, ... and then the negative ones, by ``1 / (n d)``."""
+    """0, 1, ... and then the negative frequencies, by ``1 / (n d)``."""
     places = _range(n, options)
     places = torch.where(places < (n + 1) // 2, places, places - n)
     return places.to(options.get("dtype") or torch.get_default_dtype()) * (1.0 / (n * d))
@@ -64,7 +64,7 @@ def rfftfreq(n: Any, d: float = 1.0, **options: Any) -> Tensor:
 def _window(
     window_length: Any, periodic: bool, options: dict[str, Any], values: Callable[[Tensor, Any], Tensor]
 ) -> Tensor:
-    """A window: 1 for a length of 1; a periodic one is the beginning of one longer by an element.
+    """A window: 1 for a length of 1; a periodic window is the beginning of a window that is longer by an element.
 
     Args:
         values: From the places 0, 1, ..., and the last place of the whole window, which is at least 1.
@@ -135,12 +135,12 @@ def _in_lower_triangle(rows: Any, columns: Any, offset: int) -> Any:
 def tril_indices(row: Any, col: Any, offset: int = 0, **options: Any) -> Tensor:
     """Row by row, in two rows of a result whose length is an expression of the sizes."""
     rows, columns = _range(row, options).unsqueeze(1), _range(col, options)
-    found = torch.nonzero_static(columns <= rows + offset, size=_in_lower_triangle(row, col, offset))
-    return found.T.to(options.get("dtype") or torch.int64)
+    places = torch.nonzero_static(columns <= rows + offset, size=_in_lower_triangle(row, col, offset))
+    return places.T.to(options.get("dtype") or torch.int64)
 
 
 def triu_indices(row: Any, col: Any, offset: int = 0, **options: Any) -> Tensor:
-    """What is not below the diagonal before."""
+    """The elements that are not below the previous diagonal."""
     rows, columns = _range(row, options).unsqueeze(1), _range(col, options)
     count = row * col - _in_lower_triangle(row, col, offset - 1)
     return torch.nonzero_static(columns >= rows + offset, size=count).T.to(options.get("dtype") or torch.int64)
@@ -171,7 +171,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     axes = [places.view([-1 if axis == i else 1 for axis in range(r)]) for i in range(r)]
     pairs = [(a <= b) if with_replacement else (a < b) for a, b in itertools.pairwise(axes)]
     chosen = functools.reduce(torch.logical_and, pairs).expand([size] * r)
-    # As many as `size` things, or `size + r - 1` of them, give choices of r.
+    # The number of choices of r among `size` things, or among `size + r - 1`.
     factors = [torch.sym_max(size + i if with_replacement else size - i, 0) for i in range(r)]
     count = math.prod(factors) // math.factorial(r)
     return input[torch.nonzero_static(chosen, size=count)]
@@ -220,7 +220,7 @@ def _data(data: Any, dtype: Any = None, device: Any = None, **_: Any) -> tuple[t
     return (data,), {"dtype": dtype, "device": device}
 
 
-# -- what is exchanged for what ----------------------------------------------------------------------------------------
+# -- the table of replacements -----------------------------------------------------------------------------------------
 
 _OF_FLOATS = (
     *(linspace, logspace, fftfreq, rfftfreq),
@@ -245,33 +245,35 @@ _OF_DATA = frozenset((torch.as_tensor, torch.asarray))
 
 
 def instead(func: Any, args: Any, kwargs: Any) -> Any:
-    """What to call in place of a function of torch, for these arguments; ``None`` for the function itself."""
-    found = _BY_NUMBERS.get(func)
-    if found is not None and has_symbols((args, kwargs)) and is_known(found, kwargs):
-        return found, args, kwargs
-    found = _BY_SHAPES.get(func)
-    if found is not None and has_symbols([x.shape if isinstance(x, Tensor) else x for x in (*args, *kwargs.values())]):
-        return found, args, kwargs
+    """The replacement of a torch function for these arguments, with its own arguments; ``None`` for the function itself."""
+    replacement = _BY_NUMBERS.get(func)
+    if replacement is not None and has_symbols((args, kwargs)) and is_known(replacement, kwargs):
+        return replacement, args, kwargs
+    replacement = _BY_SHAPES.get(func)
+    if replacement is not None and has_symbols(
+        [x.shape if isinstance(x, Tensor) else x for x in (*args, *kwargs.values())]
+    ):
+        return replacement, args, kwargs
     if func in _OF_DATA and has_symbols(args):
         return torch.tensor, *_data(*args, **kwargs)
     return None
 
 
 def is_known(function: Callable[..., Tensor], options: dict[str, Any]) -> bool:
-    """Halves are computed in steps of halves, and tensors that are given are written to."""
+    """Whether a replacement computes the same: not for halves, which torch steps in half precision, nor for an ``out=`` tensor."""
     dtype = options.get("dtype") or torch.get_default_dtype()
     of_floats = dtype in (torch.float32, torch.float64) or (function is linspace and dtype in _INTEGERS)
     return options.get("out") is None and (of_floats or function not in _OF_FLOATS)
 
 
-def has_symbols(given: Any) -> bool:
-    """Whether a dynamic size, or a number computed of some, is among the leaves."""
-    return any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in pytree.tree_leaves(given))
+def has_symbols(arguments: Any) -> bool:
+    """Whether a dynamic size, or a number computed from one, is among the leaves."""
+    return any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in pytree.tree_leaves(arguments))
 
 
 @contextlib.contextmanager
 def factories_of_any_size(mentions: Mentions) -> Iterator[None]:
-    """While it holds, torch.export's non-strict mode calls these functions in the place of torch's own."""
+    """While it holds, these functions replace torch's own in torch.export's non-strict mode."""
     original = getattr(NonStrictFunctions, "_override", None)
 
     def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -280,7 +282,7 @@ def factories_of_any_size(mentions: Mentions) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if original is not None:
             stack.enter_context(patched(NonStrictFunctions, "_override", override))
-        if mentions(lambda name: name in ("linspace", "istft")):  # the strict mode has no such place
+        if mentions(lambda name: name in ("linspace", "istft")):  # the strict mode has no such function mode
             stack.enter_context(patched(torch, "linspace", _linspace_of(torch.linspace)))
             istft = _istft_of(torch.istft)
             for owner in (torch, torch.functional, Tensor):

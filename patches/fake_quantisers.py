@@ -1,4 +1,4 @@
-"""Modules of quantisation-aware training: what they compute in evaluation, without asking their flags, which are tensors."""
+"""Modules of quantisation-aware training as in evaluation, without branches on their flags, which are tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BY_CHANNEL = (torch.per_channel_symmetric, torch.per_channel_affine)
 def fake_quantisers(model: Any) -> Iterator[None]:
     """Gives the fake quantisers of a model the ``forward`` that their flags select, while it is captured.
 
-    Flags are buffers: ``forward`` asks them at each call, which torch.export refuses, and the fused form writes its scale.
+    Flags are buffers: ``forward`` reads their values at each call, which torch.export refuses, and the fused form writes its scale.
     """
     with contextlib.ExitStack() as stack:
         for path, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
@@ -33,7 +33,7 @@ def fake_quantisers(model: Any) -> Iterator[None]:
 
 
 def _forward(path: str, module: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What a fake quantiser computes; ``None`` of any other module."""
+    """The function that a fake quantiser computes; ``None`` for any other module."""
     known = sys.modules.get("torch.ao.quantization.fake_quantize")
     learnable = getattr(sys.modules.get(_LEARNABLE), "_LearnableFakeQuantize", ())
     is_learnable = isinstance(module, learnable) and type(module).forward is getattr(learnable, "forward", None)
@@ -45,7 +45,7 @@ def _forward(path: str, module: Any) -> Callable[[torch.Tensor], torch.Tensor] |
         return None  # without numbers
     is_fixed = known is not None and isinstance(
         module, known.FixedQParamsFakeQuantize
-    )  # what it observes changes nothing
+    )  # its observer does not change the result
     if bool(observes[0]) and not is_fixed:
         return partial(_refuse, path, is_learnable)
     if not bool(enabled[0]):
@@ -78,7 +78,7 @@ def _quantised(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _learnt(module: Any, least: float, x: torch.Tensor) -> torch.Tensor:
-    """As the operators do that learn scales, which say nothing of their results' shapes."""
+    """Like the operators that learn scales, which have no shape function."""
     scale = module.scale.clamp(min=least)
     shift = torch.zeros_like(module.zero_point) if module.qscheme in _SYMMETRIC else module.zero_point
     low, high = module.quant_min, module.quant_max

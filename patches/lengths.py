@@ -1,4 +1,4 @@
-"""``len(tensor)`` during capture: Python wants a plain number of it, which makes a dynamic size a constant."""
+"""``len(tensor)`` during capture: Python requires a plain number, which makes a dynamic size a constant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from onnxplug.capture.mentions import Mentions, code_names
 from onnxplug.capture.patching import patched
 
-_python_length = len  # by another name: in an export within one, this module is the model's code too
+_python_length = len  # by another name: in an export within an export, this module is the model's code too
 
 
 def _length(item: Any) -> Any:
-    """As Python's ``len``, but of a tensor whose first size is dynamic that size."""
+    """As Python's ``len``, but for a tensor whose first size is dynamic this size."""
     if isinstance(item, torch.Tensor) and item.dim() and isinstance(item.shape[0], torch.SymInt):
         return item.shape[0]
     return _python_length(item)

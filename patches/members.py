@@ -1,4 +1,4 @@
-"""Numbers among sizes, and the identity of sizes, in torch's strict mode, which asks nothing there by itself."""
+"""``number in sizes`` and ``size is number`` in torch's strict mode, which compares nothing there by itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onnxplug.capture.patching import patched
 
 @contextlib.contextmanager
 def members_are_compared() -> Iterator[None]:
-    """While it holds, the strict mode compares a number with each size that it is searched among, and sizes for ``is``.
+    """While it holds, the strict mode compares a number with each size of the list that ``in`` searches, and sizes for ``is``.
 
-    By itself it takes no size to be equal to a number, and none to be another object. Of ints, identity is equality here.
+    By itself it assumes that no size equals a number, and that no size is another object. For ints, identity is equality here.
     """
     from onnxplug.torch_private import SourcelessBuilder, SymNodeVariable, dynamo_instructions, dynamo_lists
 
@@ -24,8 +24,12 @@ def members_are_compared() -> Iterator[None]:
             return iter_contains(items, search, tx, *args, **kwargs)
         equal = SourcelessBuilder.create(tx, operator.eq)
         for item in items:
-            found = equal.call_function(tx, [item, search], {})
-            if found.evaluate_expr(tx.output) if isinstance(found, SymNodeVariable) else found.as_python_constant():
+            equality_holds = equal.call_function(tx, [item, search], {})
+            if (
+                equality_holds.evaluate_expr(tx.output)
+                if isinstance(equality_holds, SymNodeVariable)
+                else equality_holds.as_python_constant()
+            ):
                 return type(search).create(True)
         return type(search).create(False)
 

@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def _verify_spatial_size(size: Sequence[Any]) -> None:
-    """As torch's own; a size that follows from data is not asked for."""
+    """As torch's own, without the branch on a size that depends on data."""
     number = 1
     for length in size[2:]:
         number *= length
@@ -30,7 +30,7 @@ def _normalization(original: Function) -> Function:
     def kernel(
         x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
     ) -> torch.Tensor:
-        """The result's shape where the number of elements follows from data: torch's kernel asks whether there is any."""
+        """The result's shape where the number of elements depends on data: torch's kernel branches on whether there are any."""
         if not free_unbacked_symbols(x) or (training and mean is not None):
             return original(x, weight, bias, mean, var, training, *rest)
         return torch.empty_like(x)
@@ -58,7 +58,7 @@ def _normalizes(name: str) -> bool:
 
 @contextlib.contextmanager
 def norms_of_any_size(mentions: Mentions) -> Iterator[None]:
-    """While it holds, norms of a model that has some don't ask for sizes that follow from data."""
+    """While it holds, norms don't branch on sizes that depend on data; nothing is patched for a model without norms."""
     composite = DispatchKey.CompositeImplicitAutograd
     with contextlib.ExitStack() as stack:
         if mentions(_normalizes):

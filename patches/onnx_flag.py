@@ -15,11 +15,11 @@ from onnxplug.capture.patching import patched
 def onnx_export_flag() -> AbstractContextManager[None]:
     """While it holds, ``torch.onnx.is_in_onnx_export()`` is true, as it is in ``torch.onnx.export``.
 
-    The flag is one of the whole process, as torch's own is.
+    The flag is the process's, as torch's own is.
     """
     from onnxplug.torch_private import onnx_export_flags
 
-    if not hasattr(onnx_export_flags, "_is_onnx_exporting"):  # a later torch keeps it elsewhere
+    if not hasattr(onnx_export_flags, "_is_onnx_exporting"):  # later versions of torch keep it elsewhere
         return contextlib.nullcontext()
     return patched(onnx_export_flags, "_is_onnx_exporting", True)
 

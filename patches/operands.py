@@ -1,4 +1,4 @@
-"""The tensors and sizes among the arguments of an operator call, and of what kind they are."""
+"""The tensors and sizes among the arguments of an operator call, and their kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN = frozenset(
 
 
 class Incomparable(Exception):
-    """An argument is of no kind that can be compared."""
+    """The kind of an argument can't be compared."""
 
 
 class Operands:
@@ -33,15 +33,15 @@ class Operands:
         self._places: dict[int, int] = {}
         self._memories: dict[int, int] = {}
         self._before: list[tuple[Any, int, int]] = []
-        #: The places of the tensors whose value torch knows, and what the fake tensor and torch's tracer have for it.
+        #: The places of the tensors whose value torch knows, with the fake tensor's and the tracer's record of it.
         self.constants: dict[int, tuple[Any, Any]] = {}
 
     def written(self) -> list[int] | None:
         """The places of the tensors that were written since.
 
-        ``None`` where one is of other sizes or memory now, or torch knew the value of one that was written, and may not any more.
+        ``None`` where a tensor has other sizes or memory now, or where torch may no longer know the value of a written tensor.
         """
-        found = []
+        written_places = []
         for i, (tensor, (sizes, address, version)) in enumerate(zip(self.tensors, self._before, strict=True)):
             if expressions(tensor) != sizes or memory_of(tensor) != address:
                 return None
@@ -49,14 +49,14 @@ class Operands:
             if i in self.constants and (is_written or tensor.constant is not self.constants[i][0]):
                 return None
             if is_written:
-                found.append(i)
-        return found
+                written_places.append(i)
+        return written_places
 
     def computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The result of a call on tensors whose values torch knows, computed again as torch does.
 
         Returns:
-            The fake tensor, and the value that the tracer keeps beside its node.
+            The fake tensor, and the value that the tracer keeps for its node.
         """
 
         def compute(which: int) -> Any:
@@ -84,7 +84,7 @@ class Operands:
         return tuple(kinds), tuple(fx) if isinstance(values, tuple) else fx
 
     def kinds_of_dict(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same of keyword arguments."""
+        """The same for keyword arguments."""
         kinds, fx = self.kinds(tuple(values.values()))
         return (tuple(values), kinds), dict(zip(values, fx, strict=True))
 
@@ -146,7 +146,7 @@ class Operands:
 
 
 def known_number(constant: torch.Tensor | None) -> Any:
-    """The one number in a tensor whose value torch keeps beside a fake one.
+    """The only number in a tensor whose value torch keeps in its fake tensor.
 
     Raises:
         Incomparable: It is of another kind.
@@ -163,7 +163,7 @@ def known_number(constant: torch.Tensor | None) -> Any:
 
 
 def memory_of(tensor: Any) -> int:
-    """A number that tensors have in common that share memory."""
+    """A number that is the same for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata)
 
 

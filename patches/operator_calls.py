@@ -1,15 +1,15 @@
-"""An operator call that is equal in kind to an earlier one repeats the nodes of that call.
+"""The memo of capture: an operator call that is equal in kind to an earlier call repeats its nodes.
 
-While torch.export traces a model in its non-strict mode, nearly all time goes into finding out what each operator gives for tensors
-of symbolic sizes: some milliseconds a call. A model calls the same operators with arguments of the same kind again and again. Here
-all of the model's Python code runs as ever, and each call of an operator reaches torch's tracer as ever; there the call is compared
-with those before it, and an equal one gets copies of the FX nodes, and results of the same kind, without computing them.
+While torch.export traces a model in its non-strict mode, nearly all time goes into computing the fake results of operators on
+tensors of symbolic sizes: some milliseconds a call. A model calls the same operators with arguments of the same kind again and
+again. Here all of the model's Python code runs as ever, and each call of an operator reaches torch's tracer as ever; there the call
+is compared with earlier calls, and an equal call gets copies of the FX nodes and results of the same kind, without computing them.
 
-Two calls are equal where the operator is the same builtin one, every argument is of the same kind (for a tensor: sizes, strides and
-offset as expressions, dtype, device, which other arguments share its memory; for everything else: the value), and so is the whole
-state of torch that a call may depend on (:func:`state`). Whatever is not known to be comparable is traced.
+Two calls are equal if the operator is the same builtin operator, every argument is of the same kind (for a tensor: sizes, strides
+and offset as expressions, dtype, device, which other arguments share its memory; for everything else: the value), and the whole
+state of torch that a call may depend on is the same (:func:`state`). Calls that can't be compared are traced.
 
-An example, a layer ``gelu(linear(x))`` of which a model has three, with ``x`` of the sizes ``[s0, 8]``::
+An example, a model with three layers ``gelu(linear(x))``, with ``x`` of the sizes ``[s0, 8]``::
 
     linear(x, w1, b1)    traced: 8 ms. Key: aten.linear, [s0, 8] float32 contiguous, [8, 8] float32, [8] float32
     gelu(y1)             traced: 6 ms. Key: aten.gelu, [s0, 8] float32 contiguous, approximate="none"
@@ -52,7 +52,7 @@ from onnxplug.torch_private import (
 )
 
 _LOGGER = logs.logger("capture")
-#: Sizes of a tensor that torch's tracer makes nodes of, and the operators of these nodes.
+#: The kinds of sizes for which torch's tracer makes nodes, and the operators of these nodes.
 _SIZE_OPERATORS = {
     "size": torch.ops.aten.sym_size.int,
     "stride": torch.ops.aten.sym_stride.int,
@@ -63,16 +63,16 @@ _SIZE_OPERATORS = {
 
 @dataclass(slots=True)
 class _Result:
-    """What one of a call's results is like.
+    """The template of a call's result.
 
     Attributes:
-        operand: The place among the operands of the tensor that this result is, or whose memory it shares; -1 for neither.
+        operand: The place of the operand that this result is, or whose memory it shares; -1 for neither.
         same: Whether it is that operand itself.
-        like: A bare tensor of the device meta of the same sizes.
+        like: A bare tensor of the same sizes on the device meta.
         device: Its device.
-        attributes: What a new fake tensor of that kind has as attributes.
+        attributes: The attributes of a new fake tensor of that kind.
         memory: The place of the first result in the same new memory.
-        node: The place of its node among those of the call.
+        node: The place of its node among the call's nodes.
         sizes: Symbolic sizes that are new with this result: the kind of size, the axis, and torch's SymNode.
         repeated: Whether the call was repeated before.
     """
@@ -93,9 +93,9 @@ class _Call(NamedTuple):
 
     Attributes:
         items: The index of each node that takes an item of the results.
-        metadata: For each node the tensor metadata that torch notes, and the names of all notes.
-        name: What nodes of the operator are called, before a number is added.
-        results: What the results are like; ``None`` for a result that is not there.
+        metadata: For each node its recorded tensor metadata, and the keys of all its metadata.
+        name: The stem of the names of the operator's nodes, before a number is added.
+        results: The templates of the results; ``None`` for an absent result.
         sequence: ``tuple`` or ``list`` where the operator gives several, else ``None``.
         written: The places among the operands of the tensors that the call writes.
         computed: Whether torch computed the result, as it knows the value of each operand.
@@ -112,12 +112,12 @@ class _Call(NamedTuple):
 
 @contextlib.contextmanager
 def operator_calls_repeated(counts: dict[str, int]) -> Iterator[None]:
-    """While it holds, torch.export (in its non-strict mode) traces one of the operator calls that are equal in kind.
+    """While it holds, torch.export (in its non-strict mode) traces only the first of the operator calls that are equal in kind.
 
-    With a torch that lacks a name which this needs, each is traced.
+    With a torch that lacks a private name needed here, each call is traced.
 
     Args:
-        counts: Takes at the end how many were ``"repeated"``.
+        counts: Receives at the end how many were ``"repeated"``.
     """
     calls = OperatorCalls(getattr(proxies, "proxy_call", None))
     with patched(proxies, "proxy_call", calls.call) if _is_supported() else contextlib.nullcontext():
@@ -169,7 +169,7 @@ class OperatorCalls:
         self._can_repeat: dict[OpOverload, bool] = {}
 
     def call(self, mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
-        """In place of torch's ``proxy_call``: repeats a call, or has it traced."""
+        """Replaces torch's ``proxy_call``: repeats a call, or has it traced."""
         if self._mode is None and pre_dispatch:
             self._mode = mode
         known = self._can_repeat.get(func)
@@ -179,7 +179,7 @@ class OperatorCalls:
             self.traced += 1
             return self._original(mode, func, pre_dispatch, args, kwargs)
         operands = Operands(mode.tracer)
-        with torch_c.DisableTorchFunction():  # every look at a size would go through all of torch's function modes
+        with torch_c.DisableTorchFunction():  # every access to a size would go through all of torch's function modes
             try:
                 kinds, fx_args = operands.kinds(args)
                 named_kinds, fx_kwargs = operands.kinds_of_dict(kwargs) if kwargs else ((), {})
@@ -190,17 +190,17 @@ class OperatorCalls:
                 call = self._calls.get(key)
                 if call is not None:
                     computed = operands.computed(func, args, kwargs or {}) if call.computed else None
-                    made = repeat(call, func, operands, fx_args, fx_kwargs, computed)
-                    if made is not None:
+                    results = repeat(call, func, operands, fx_args, fx_kwargs, computed)
+                    if results is not None:
                         self.repeated += 1
-                        return made[0]
+                        return results[0]
                     self._calls[key] = None
         self.traced += 1
         if key is None or key in self._calls:
             return self._original(mode, func, pre_dispatch, args, kwargs)
         graph = mode.tracer.graph
         last, sizes_before = graph._root._prev, len(mode.tracer.symnode_tracker.sym_node_dict)
-        # The fake mode's own cache would not be asked again, and costs as much as the call.
+        # The fake mode's own cache would never be used again, and costs as much as the call.
         fake_mode = operands.fake_mode
         with patched(fake_mode, "cache_enabled", False) if fake_mode is not None else contextlib.nullcontext():
             result = self._original(mode, func, pre_dispatch, args, kwargs)
@@ -209,7 +209,7 @@ class OperatorCalls:
         return result
 
     def _number_of(self, current: tuple[Any, ...]) -> int:
-        """A number that equal states of torch have in common; nearly always the state is that of the call before."""
+        """A number that is the same for equal states of torch; nearly always the state is that of the previous call."""
         if current != self._state:
             self._state = current
             self._states.setdefault(current, len(self._states))
@@ -218,23 +218,23 @@ class OperatorCalls:
 
 
 def can_repeat(func: Any) -> bool:
-    """Whether an operator is one of PyTorch's own that gives tensors, and no number that depends on data."""
+    """Whether an operator is PyTorch's own and returns tensors, and no number that depends on data."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or torch.Tag.data_dependent_output in func.tags:
         return False
-    # A constant of the model's code is a new one each time.
+    # A constant of the model's code is a new tensor each time.
     if func is torch.ops.aten.lift_fresh.default or not func._schema.returns:
         return False
     if not all(str(r.type) in ("Tensor", "List[Tensor]", "Optional[Tensor]") for r in func._schema.returns):
         return False
-    # A kernel in Python of somebody else's may look at anything.
+    # Another library's Python kernel may read anything.
     kernels = [k for k in func.py_kernels.values() if callable(k)]
     return all((getattr(k, "__module__", None) or "").split(".")[0] in ("torch", "onnxplug") for k in kernels)
 
 
 def _is_plain_trace() -> bool:
-    """Whether a call goes from the tracer to the fake mode alone: no transform, no dual numbers, no other mode sees it.
+    """Whether a call goes directly from the tracer to the fake mode: no transform, no dual numbers, no other mode sees it.
 
-    Tensors of the inference mode have no versions, by which writes are told.
+    Tensors of the inference mode have no versions, by which writes are detected.
     """
     return (
         not torch.is_inference_mode_enabled()
@@ -246,7 +246,7 @@ def _is_plain_trace() -> bool:
 
 
 def state(operands: Operands) -> tuple[Any, ...]:
-    """Everything of torch that is no argument and may change what a call gives.
+    """All state of torch, beyond the arguments, that may change the result of a call.
 
     That is the dispatcher's state of this thread (autograd, autocast, …), and each setting for which torch has a getter.
     """
@@ -260,34 +260,34 @@ def state(operands: Operands) -> tuple[Any, ...]:
 
 
 def _getters() -> list[Callable[[], Any]]:
-    """torch's functions without arguments that give a setting: by what they give, of whatever part of torch."""
-    found = []
+    """torch's functions without arguments that return a setting of any part of torch, recognised by the type of their result."""
+    getters = []
     for name, getter in sorted(vars(torch_c).items()):
         if _GETTER.match(name) and callable(getter) and not isinstance(getter, type):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
                     value = getter()
-            except Exception:  # it takes arguments, has no answer on this machine, or is another one's old name
+            except Exception:  # it takes arguments, has no answer on this machine, or is a deprecated name
                 continue
             if isinstance(value, bool | int | str | torch.dtype) or type(value).__name__.endswith("Backend"):
-                found.append(getter)
-    return found
+                getters.append(getter)
+    return getters
 
 
-#: How torch calls its getters: `_get_cudnn_benchmark`, `is_anomaly_enabled`, `_are_functorch_transforms_active`.
+#: The names of torch's getters: `_get_cudnn_benchmark`, `is_anomaly_enabled`, `_are_functorch_transforms_active`.
 _GETTER = re.compile(r"_?(get|is|are)_")
 _SETTINGS = _getters()
 
 
 def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, sizes_before: int) -> _Call | None:
-    """What a call that was just traced did; ``None`` where a repetition could not be told from it.
+    """The record of a call that was just traced; ``None`` where a repetition can't be derived from it.
 
     Args:
         func: The operator.
         operands: Its operands.
         last: The last node of the graph before the call.
-        result: What the call gave.
+        result: The call's result.
         sizes_before: How many symbolic sizes the tracer knew before.
     """
     name = operands.tracer.graph._target_to_str(func.overloadpacket.__name__)
@@ -314,10 +314,10 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     new_memories: dict[int, int] = {}
     known = operands.tracer.symnode_tracker.sym_node_dict
     new_sizes = {id(n) for n, _ in zip(reversed(known), range(len(known) - sizes_before), strict=False)}
-    found: list[_Result | None] = []
+    results: list[_Result | None] = []
     for i, value in enumerate(values):
         if value is None:
-            found.append(None)
+            results.append(None)
             continue
         if type(value) is not FakeTensor or value.is_conj() or value.is_neg():
             return None
@@ -326,8 +326,8 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         entry = operands.tracer.tensor_tracker.get(value)
         if entry is None or {entry.constant is None, value.constant is None} != {not computed}:
             return None
-        made = i + 1 if several else 0
-        if entry.proxy.node is not nodes[made]:
+        node_place = i + 1 if several else 0
+        if entry.proxy.node is not nodes[node_place]:
             return None
         same = id(value) in places
         memory = memory_of(value)
@@ -337,7 +337,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         like = detached(value)
         fresh = FakeTensor(value.fake_mode, like, value.fake_device)
         sizes = [(kind, axis, s) for kind, axis, s in sizes_of(value) if id(s) in new_sizes]
-        found.append(
+        results.append(
             _Result(
                 operand,
                 same,
@@ -345,7 +345,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
                 value.fake_device,
                 dict(vars(fresh)),
                 new_memories.setdefault(memory, i),
-                made,
+                node_place,
                 sizes,
             )
         )
@@ -353,7 +353,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     written = operands.written()
     if written is None or any("unbacked_bindings" in names for _, names in metadata):
         return None
-    return _Call(items, metadata, name, found, type(result) if several else None, written, computed)
+    return _Call(items, metadata, name, results, type(result) if several else None, written, computed)
 
 
 def _is_data_dependent(tensor: Any) -> bool:
@@ -375,7 +375,7 @@ def sizes_of(tensor: Any) -> Iterator[tuple[str, int, Any]]:
 
 
 def detached(tensor: Any) -> torch.Tensor:
-    """A bare tensor of the device meta with the same sizes, strides, offset and memory as a fake one."""
+    """A bare tensor on the device meta with the same sizes, strides, offset and memory as a fake tensor."""
     with torch_c._DisableTorchDispatch():
         return torch.Tensor.detach(tensor)
 
@@ -389,12 +389,12 @@ def repeat(
         call: The call.
         func: The operator.
         operands: Its operands this time.
-        fx_args, fx_kwargs: Its arguments as those of a node.
-        computed: Its result, where torch computes it, and the value beside its node.
+        fx_args, fx_kwargs: Its arguments as arguments of a node.
+        computed: Its result, where torch computes it, and the value that the tracer keeps for its node.
 
     Returns:
-        What the call gives, in a tuple of its own; ``None`` where it is of another kind than the call's result, or the nodes bear
-        other notes than those of the call.
+        The results, in a tuple; ``None`` where a result is of another kind than the recorded call's, or where the nodes get
+        other metadata than the recorded nodes.
     """
     tracer = operands.tracer
     if computed is not None and not is_like(computed[0], call.results[0], operands):
@@ -405,8 +405,8 @@ def repeat(
         if tensor_meta is not None:
             node.meta["tensor_meta"] = tensor_meta
         if node.meta.keys() | {"val"} != names:
-            for made in reversed(nodes):
-                tracer.graph.erase_node(made)
+            for added in reversed(nodes):
+                tracer.graph.erase_node(added)
             return None
     results: list[Any] = []
     snapshots: list[Any] = []
@@ -438,10 +438,10 @@ def repeat(
 def remade(
     result: _Result, operands: Operands, results: Sequence[Any], computed: tuple[Any, Any] | None
 ) -> tuple[Any, torch.Tensor]:
-    """The tensor that a result is this time, and the bare one of the device meta in it.
+    """A result's new tensor, and the bare tensor on the device meta within it.
 
     Args:
-        result: What it is like.
+        result: Its template.
         operands: The operands of the call.
         results: The results before it.
         computed: The tensor, where torch computes it.
@@ -461,7 +461,7 @@ def remade(
 
 
 def is_like(tensor: Any, result: _Result | None, operands: Operands) -> bool:
-    """Whether a tensor is of a result's kind, and in new memory or that of the same operand."""
+    """Whether a tensor is of a template's kind, and in new memory or in the memory of the same operand."""
     if result is None or type(tensor) is not FakeTensor or expressions(tensor) != expressions(result.like):
         return False
     sharing = [i for i, t in enumerate(operands.tensors) if memory_of(t) == memory_of(tensor)]
@@ -473,35 +473,35 @@ def is_like(tensor: Any, result: _Result | None, operands: Operands) -> bool:
 
 
 def fake_tensor(bare: torch.Tensor, result: _Result) -> Any:
-    """What ``FakeTensor(fake_mode, bare, device)`` makes, from the attributes of another one that it made."""
-    made = FakeTensor._make_subclass(
+    """The same as ``FakeTensor(fake_mode, bare, device)``, from the attributes of an earlier fake tensor."""
+    fake = FakeTensor._make_subclass(
         FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=result.device
     )
     if not result.attributes["fake_mode"]._allow_unsafe_data_ptr_access:
-        torch_c._set_throw_on_mutable_data_ptr(made)
+        torch_c._set_throw_on_mutable_data_ptr(fake)
     else:
-        torch_c._set_warn_deprecated_on_mutable_data_ptr(made)
-    vars(made).update(result.attributes)
-    return made
+        torch_c._set_warn_deprecated_on_mutable_data_ptr(fake)
+    vars(fake).update(result.attributes)
+    return fake
 
 
 def _work_out_layout(tensor: torch.Tensor) -> None:
-    """Has torch work out whether a tensor is contiguous, which its copies then know; code asks each of them."""
+    """Has torch compute whether a tensor is contiguous, which its copies then know; code reads it of each copy."""
     with torch_c._DisableTorchDispatch():
         torch.ops.aten.sym_is_contiguous.default(tensor)
 
 
 def new_memory(like: torch.Tensor) -> torch.Tensor:
-    """An empty tensor of the device meta in memory of its own, of the number of bytes that another tensor's has."""
+    """An empty tensor on the device meta in memory of its own, as large as another tensor's memory."""
     with torch_c._DisableTorchDispatch():
-        made: torch.Tensor = FakeTensor._make_wrapper_subclass(
+        memory: torch.Tensor = FakeTensor._make_wrapper_subclass(
             FakeTensor, (0,), dtype=like.dtype, device=like.device, storage_size=like.untyped_storage().nbytes()
         )
-    return made
+    return memory
 
 
 def _size_proxy(tracer: Any, proxy: Any, kind: str, axis: int, size: Any) -> Any:
-    """The node that takes a size of a result."""
+    """The node of a result's size."""
     args = (proxy,) if axis < 0 else (proxy, axis)
-    made = tracer.create_proxy("call_function", _SIZE_OPERATORS[kind], args, {})
-    return proxies.set_meta(made, torch.SymInt(size))
+    size_proxy = tracer.create_proxy("call_function", _SIZE_OPERATORS[kind], args, {})
+    return proxies.set_meta(size_proxy, torch.SymInt(size))

@@ -1,4 +1,4 @@
-"""Packed sequences during capture: what torch can only do with the numbers at hand is done with sizes of any number."""
+"""Packed sequences during capture, with symbolic numbers of rows and steps where torch requires plain numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKING = frozenset(
 
 
 class _Source(NamedTuple):
-    """What a packed sequence was made of: its own tensors no longer say it."""
+    """The lengths and the batch that a packed sequence was made from: its own tensors no longer show them."""
 
     batch_sizes: torch.Tensor
     lengths: torch.Tensor
@@ -35,7 +35,7 @@ class _Source(NamedTuple):
 
 
 def _packed_shapes(mode: Any, func: Any, x: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
-    """As many rows as all sequences have, and a batch size for each step of the longest one."""
+    """The total number of rows, and a batch size for each step of the longest sequence."""
     env: ShapeEnv | None = mode.shape_env
     if env is None or not env.allow_dynamic_output_shape_ops:
         raise torch_private.DynamicOutputShapeException(func)
@@ -107,7 +107,7 @@ class _Patches:
             source = self.source(batch_sizes)
             if source is None:
                 return original(module, input, batch_sizes)
-            # The sequence's batch size for the one that is read from its tensor.
+            # The sequence's batch size replaces the size that is read from its tensor.
             batched = input.new_empty((source.batch, 1) if module.batch_first else (1, source.batch))
             return original(module, batched, None)
 
@@ -123,7 +123,7 @@ def packed_sequences(mentions: Mentions) -> Iterator[None]:
     """While it holds, tracing gets through packed sequences and the recurrent layers over them.
 
     torch.export knows neither how many rows a packed sequence has nor, from the sequence alone, how many sequences there
-    are; and its functions ask both in order to go on. Nothing is patched for a model that packs no sequences.
+    are, and its functions need both numbers. Nothing is patched for a model that packs no sequences.
     """
     if not mentions(_is_packing):
         yield

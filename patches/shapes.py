@@ -1,4 +1,4 @@
-"""Shapes of results during capture, of operators for which torch's own kernels get in the way of dynamic sizes."""
+"""Shapes of results during capture, for operators whose own kernels in torch prevent dynamic sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INTERPOLATIONS = (
 
 
 def _recurrent(original: Kernel, packed: bool) -> Kernel:
-    """A recurrent layer's results without its steps; real tensors are still computed with."""
+    """A recurrent layer's fake results without its steps; real tensors are still computed."""
 
     def kernel(x: torch.Tensor, *rest: Any) -> Any:
         hx, options = (rest[1], rest[3:]) if packed else (rest[0], rest[2:])
@@ -78,8 +78,8 @@ def _all_as_float(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [_as_float(x) for x in tensors]
 
 
-#: Whether a name of the model's code concerns operators, these, and the kernel of each for which torch has none. ``None``: names
-#: don't say it; gradients are reached from autograd.
+#: Test of a name in the model's code, the operators that it stands for, and the kernel of each for which torch has none. ``None``
+#: instead of a test: names don't tell; gradients are reached from autograd.
 _KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...] = (
     (lambda name: "fake_quant" in name or "FakeQuant" in name, _FAKE_QUANTIZE, _result_and_mask),
     (lambda name: name == "dequantize", ("dequantize.self",), _as_float),
@@ -105,12 +105,12 @@ def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
 
 @contextlib.contextmanager
 def shape_kernels(mentions: Mentions) -> Iterator[None]:
-    """While it holds, tracing these operators computes the shapes of their results and nothing else.
+    """While it holds, tracing these operators computes only the shapes of their results.
 
-    torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes as long as there
-    are steps; it has no kernel at all for fake quantisation and dequantisation, most gradients of interpolations of dynamic sizes
-    (that in C++ takes no symbolic sizes in a list) and two draws, and one that makes sizes static for fractional pools of volumes.
-    Only what the model may use is patched.
+    torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes time for each step. It
+    has no kernel at all for fake quantisation and dequantisation, for most gradients of interpolations of dynamic sizes (the C++
+    kernel takes no symbolic sizes in a list) and for two draws, and a kernel that makes sizes static for fractional pools of
+    volumes. Only operators that the model may use are patched.
     """
     with contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):

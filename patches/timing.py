@@ -1,4 +1,4 @@
-"""Which modules of a model torch.export takes long to trace, for observers."""
+"""The time that torch.export takes to trace each module of a model, for observers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def modules_timed() -> Iterator[None]:
         module = called.get_base() if hasattr(type(called), "get_base") else called
         try:
             path = str(tracer.path_of_module(called)).removeprefix("_export_root").removeprefix(".")
-        except Exception:  # a module that is not one of the model's
+        except Exception:  # a module outside of the model
             return original(tracer, called, forward, args, kwargs)
-        if type(module).__module__.startswith("torch.export"):  # what torch.export wraps the model in
+        if type(module).__module__.startswith("torch.export"):  # torch.export's wrapper of the model
             return original(tracer, called, forward, args, kwargs)
         with details.span(type(module).__name__, "module", path=path):
             return original(tracer, called, forward, args, kwargs)

@@ -1,4 +1,4 @@
-"""What torch.export does while it traces, and nobody reads, is left out; what is read is made once."""
+"""torch.export's tracing without work whose result nobody reads, and with results that are read computed once."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from onnxplug.torch_private import (
 
 @contextlib.contextmanager
 def lean_tracing() -> Iterator[None]:
-    """While it holds, graphs between torch.export's passes are not made Python code, and each stack trace is written once.
+    """While it holds, no Python code is generated for graphs between torch.export's passes, and each stack trace is written once.
 
-    Inputs get no stack trace: they are made before any of the model's code runs.
+    Inputs get no stack trace: they are made before the model's code runs.
     """
     original, original_trace = ModuleStackTracer.create_node, ModuleStackTracer.trace
     original_call = ModuleStackTracer.call_module
@@ -105,7 +105,7 @@ def _each(value: Any) -> Sequence[Any]:
 
 @contextlib.contextmanager
 def _without_function_modes(name: str) -> Iterator[None]:
-    """While it holds, a function of torch's tracer looks at tensors directly; each look would go through all function modes."""
+    """While it holds, a function of torch's tracer reads tensors directly; each access would go through all function modes."""
     original = getattr(proxies, name)
 
     @functools.wraps(original)
@@ -119,7 +119,7 @@ def _without_function_modes(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stride_needs_known() -> Iterator[None]:
-    """While it holds, torch's tracer asks each operator once whether its kernel needs the strides of its arguments as they are."""
+    """While it holds, torch's tracer tests only once for each operator whether its kernel needs exact strides."""
     original = getattr(proxies, "_should_save_eager_input_vals", None)
     if original is None:
         yield
@@ -129,10 +129,10 @@ def _stride_needs_known() -> Iterator[None]:
     def needs_strides(target: Any, args_kwargs: Any = None) -> bool:
         if type(target) is not OpOverload:
             return bool(original(target, args_kwargs))
-        found = known.get(target)
-        if found is None:
-            found = known[target] = bool(original(target, args_kwargs))
-        return found
+        needs = known.get(target)
+        if needs is None:
+            needs = known[target] = bool(original(target, args_kwargs))
+        return needs
 
     with patched(proxies, "_should_save_eager_input_vals", needs_strides):
         yield
@@ -140,7 +140,7 @@ def _stride_needs_known() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _types_left_out() -> Iterator[None]:
-    """While it holds, torch's tracer, which does not read the types of the tensors in a call, isn't told them."""
+    """While it holds, torch does not collect the types of the tensors in a call for its tracer, which never reads them."""
     original = getattr(dispatch_utilities, "handle_dispatch_mode", None)
     tracing = getattr(proxies, "ProxyTorchDispatchMode", None)
     if original is None or tracing is None:
@@ -158,7 +158,7 @@ def _types_left_out() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _modes_popped_at_once() -> Iterator[None]:
-    """While it holds, an operator hands a call to torch's tracer without making a context manager of the way there each time."""
+    """While it holds, an operator hands a call to torch's tracer without making a context manager each time."""
     original = getattr(OpOverload, "_get_dispatch", None)
     names = "_pop_mode_from_pre_dispatch _set_mode_pre_dispatch _len_torch_dispatch_stack_pre_dispatch"
     if original is None or not all(hasattr(operator_dispatch, name) for name in names.split()):
@@ -188,9 +188,9 @@ def _modes_popped_at_once() -> Iterator[None]:
 
 
 class _StackTraces:
-    """The lines of the model's code that are being run, as torch writes them beside FX nodes.
+    """The running lines of the model's code, as torch records them at FX nodes.
 
-    torch's tracer reads and filters the whole stack for each node. Here its filter is asked once for each function.
+    torch's tracer reads and filters the whole stack for each node. Here its filter is evaluated once for each function.
     """
 
     def __init__(self) -> None:
@@ -200,9 +200,9 @@ class _StackTraces:
 
     @contextlib.contextmanager
     def of(self, tracer: Any, base: FrameType) -> Iterator[None]:
-        """While it holds, a frame calls all code that a tracer traces: it and its callers are looked at once.
+        """While it holds, a frame is the base of all code that a tracer traces: it and its callers are read once.
 
-        Where such a frame is known already, the other one is called by it.
+        If there is such a frame already, the new frame is called by it.
         """
         before, outer = known = self._bases.get(tracer, (None, []))
         self._bases[tracer] = (base, self._lines(tracer, base, before) + outer)
@@ -216,11 +216,11 @@ class _StackTraces:
 
     @staticmethod
     def knows(tracer: Any) -> bool:
-        """Whether the tracer's filter looks at each frame by itself, by its function."""
+        """Whether the tracer's filter decides about each frame by itself, by its function."""
         return bool(getattr(tracer, "_record_forward_stack_traces_only", False))
 
     def text(self, tracer: Any, frame: FrameType | None) -> str:
-        """The trace of a frame and those that called it; empty where the filter keeps none.
+        """The trace of a frame and its callers; empty where the filter keeps none.
 
         Args:
             tracer: torch's tracer.
@@ -236,18 +236,18 @@ class _StackTraces:
         return known
 
     def _lines(self, tracer: Any, frame: FrameType | None, base: FrameType | None) -> list[Any]:
-        """Code and line of each frame from one outward to a base, as far as the tracer's filter keeps them."""
+        """Code and line of each frame from ``frame`` outward to a base, as far as the tracer's filter keeps them."""
         kept = self._kept
-        found: list[Any] = []
+        lines: list[Any] = []
         while frame is not base and frame is not None:
             code = frame.f_code
             keeps = kept.get(code)
             if keeps is None:
                 keeps = kept[code] = _keeps(tracer, code)
             if keeps:
-                found += (code, frame.f_lineno)
+                lines += (code, frame.f_lineno)
             frame = frame.f_back
-        return found
+        return lines
 
 
 def _keeps(tracer: Any, code: CodeType) -> bool:

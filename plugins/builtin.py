@@ -48,7 +48,7 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
 @hookimpl
 def onnxplug_patches() -> Iterable[Any]:
-    """The patches of torch, and those of the modules of quantisation-aware training."""
+    """The patches of torch, and of the modules of quantisation-aware training."""
     return [_of_capture, _fake_quantisers, AttemptPatch(_of_attempt)]
 
 
@@ -74,14 +74,26 @@ def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
 
 @hookimpl
 def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
-    """What warns of a model in training."""
-    return [_training_warnings]
+    """The observers that warn of a model in training and of kernels that ONNX Runtime lacks, and name a library's package."""
+    return [_training_warnings, _kernel_warnings, _library_advice]
 
 
 def _training_warnings(_: Any) -> Observer:
     from onnxplug.plugins.training import TrainingWarnings
 
     return TrainingWarnings()
+
+
+def _kernel_warnings(_: Any) -> Observer:
+    from onnxplug.plugins.lacking import KernelWarnings
+
+    return KernelWarnings()
+
+
+def _library_advice(_: Any) -> Observer:
+    from onnxplug.plugins.advice import LibraryAdvice
+
+    return LibraryAdvice()
 
 
 @hookimpl

@@ -23,7 +23,7 @@ def onnxplug_rules() -> Iterable[Rule]:  # type: ignore[empty-body]
 
 @hookspec
 def onnxplug_domains() -> Iterable[Domain]:  # type: ignore[empty-body]
-    """ONNX domains that the rules emit, with the version imported by default and the schemas, if there are any."""
+    """ONNX domains that the rules emit, with the version imported by default and any schemas."""
 
 
 @hookspec
@@ -40,7 +40,7 @@ def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:  # typ
 def onnxplug_patches() -> Iterable[Any]:  # type: ignore[empty-body]
     """Context managers that hold during capture, or functions that make one, or a list of ``onnxplug.plugin_api.CaptureMode``.
 
-    A function's first parameter gets the captured module, its second one an ``onnxplug.plugin_api.CaptureRequest``.
+    A function's first parameter gets the captured module, its second an ``onnxplug.plugin_api.CaptureRequest``.
     """
 
 
@@ -51,7 +51,7 @@ def onnxplug_runtime() -> Iterable[OrtLibrary | ReferenceOp]:  # type: ignore[em
 
 @hookspec
 def onnxplug_evaluators() -> Iterable[Evaluator]:  # type: ignore[empty-body]
-    """What runs models node by node where ONNX Runtime lacks a kernel; onnx's own evaluator is the last that is asked."""
+    """Evaluators that run models node by node where ONNX Runtime lacks a kernel; onnx's own evaluator comes last."""
 
 
 @hookspec(firstresult=True)
@@ -71,7 +71,7 @@ def onnxplug_sources() -> Iterable[ModelSource]:  # type: ignore[empty-body]
 
 @hookspec
 def onnxplug_observers() -> Iterable[Observer | Callable[[Any], Observer | None]]:  # type: ignore[empty-body]
-    """What is told of every export: ``onnxplug.Observer`` objects, or functions of its options that return one or ``None``."""
+    """Observers of every export: ``onnxplug.Observer`` objects, or functions of its options that return an observer or ``None``."""
 
 
 @hookspec
@@ -81,4 +81,4 @@ def onnxplug_commands(app: Any) -> None:
 
 @hookspec(firstresult=True)
 def onnxplug_info() -> PluginInfo:  # type: ignore[empty-body]
-    """What the plugin says about itself."""
+    """The plugin's description of itself."""

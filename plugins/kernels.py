@@ -1,6 +1,6 @@
-"""Reads from the installed ONNX Runtime which element types its CPU kernels take, and writes the table of them.
+"""Reads the element types of the CPU kernels from the installed ONNX Runtime, and writes the table of them.
 
-``python -m onnxplug.plugins.kernels`` writes ``plugins/onnxruntime_cpu.py`` anew; a test compares it with what is installed.
+``python -m onnxplug.plugins.kernels`` writes ``plugins/onnxruntime_cpu.py`` anew; a test compares it with the installed version.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def installed_kernels() -> dict[str, str]:
     """The CPU kernels of the installed ONNX Runtime, written as ``onnxplug.build.kernels.Kernels`` reads them."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    found: dict[str, dict[tuple[int, int], set[_Constraints]]] = defaultdict(lambda: defaultdict(set))
+    kernels: dict[str, dict[tuple[int, int], set[_Constraints]]] = defaultdict(lambda: defaultdict(set))
     for kernel in state.get_all_opkernel_def():
         first, last = kernel.version_range
         if kernel.provider != "CPUExecutionProvider" or kernel.domain or last < MIN_OPSET:
             continue
         constraints = tuple(sorted((n, c) for n, types in kernel.type_constraints.items() if (c := _letters(types))))
         if len(constraints) == sum(1 for types in kernel.type_constraints.values() if types):
-            found[kernel.op_name][first, last].add(constraints)
-    return {op: _text(versions) for op, versions in sorted(found.items())}
+            kernels[kernel.op_name][first, last].add(constraints)
+    return {op: _text(versions) for op, versions in sorted(kernels.items())}
 
 
 def _letters(types: list[str]) -> str:
@@ -45,7 +45,7 @@ def _text(versions: dict[tuple[int, int], set[_Constraints]]) -> str:
 
 
 def _merged(rows: set[_Constraints]) -> set[_Constraints]:
-    """The same combinations in fewer rows: two that differ in one type variable become one."""
+    """The same combinations in fewer rows: two rows that differ in one type variable are merged."""
     merged = set(rows)
     while pair := _mergeable(merged):
         one, other, both = pair

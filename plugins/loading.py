@@ -1,4 +1,4 @@
-"""Imports one plugin, calls its hooks and checks what they return."""
+"""Imports one plugin, calls its hooks and checks their results."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ LIST_HOOKS = (
 
 @dataclass
 class LoadedPlugin:
-    """A plugin that was imported, and what its hooks returned.
+    """An imported plugin with the results of its hooks.
 
     Attributes:
         plugin: The module or object that the entry point names.
         hooks: Names of the hooks that it implements.
-        info: What ``onnxplug_info`` returned.
-        values: What each of the other hooks returned, by the hook's name.
+        info: The result of ``onnxplug_info``.
+        values: The results of the other hooks, by the hook's name.
     """
 
     plugin: Any
@@ -52,7 +52,7 @@ class LoadedPlugin:
 
 
 def load_plugin(point: EntryPoint, seen: Mapping[int, str], later: Collection[str] = ()) -> LoadedPlugin:
-    """Imports a plugin and calls its hooks, once: all of the plugin's code that loading it runs."""
+    """Imports a plugin and calls its hooks once; loading runs no other code of the plugin."""
     loaded = LoadedPlugin(point.load())
     if id(loaded.plugin) in seen:
         return loaded
@@ -75,7 +75,7 @@ def check_hooks(plugin: Any) -> list[str]:
     """The hooks that a plugin implements.
 
     Raises:
-        PluginError: A name that looks like a hook is none, or isn't marked with ``hookimpl``.
+        PluginError: A name that looks like a hook's is unknown, or isn't marked with ``hookimpl``.
     """
     known = [name for name in vars(hookspecs) if name.startswith("onnxplug_")]
     hooks = []
@@ -98,14 +98,14 @@ def unmet(requires: Sequence[str]) -> Iterator[str]:
     for text in requires:
         try:
             requirement = Requirement(text)
-            have = version(requirement.name)
+            installed = version(requirement.name)
         except InvalidRequirement as error:
             yield f"{text!r}, which is not a valid requirement: {error}"
         except PackageNotFoundError:
             yield f"{text}, which is not installed"
         else:
-            if not requirement.specifier.contains(have, prereleases=True):
-                yield f"{text}, but version {have} is installed"
+            if not requirement.specifier.contains(installed, prereleases=True):
+                yield f"{text}, but version {installed} is installed"
 
 
 def check_rules(rules: Sequence[Any], record: PluginRecord) -> None:
@@ -168,7 +168,7 @@ def check_runtime(items: Sequence[Any]) -> None:
 
 
 def check_observers(items: Sequence[Any]) -> None:
-    """Checks what ``onnxplug_observers`` returned.
+    """Checks the result of ``onnxplug_observers``.
 
     Raises:
         PluginError: An item is neither an observer nor a function.
@@ -179,25 +179,25 @@ def check_observers(items: Sequence[Any]) -> None:
 
 
 def made_observer(item: Any, options: Any, label: str) -> Observer | None:
-    """An observer of ``onnxplug_observers``, or that which a function of the options makes.
+    """An observer of ``onnxplug_observers``, or the observer that a function of the options returns.
 
     Raises:
-        PluginError: The function raised, or made something else.
+        PluginError: The function raised, or returned something else.
     """
     if isinstance(item, Observer):
         return item
     try:
-        made = item(options)
+        observer = item(options)
     except OnnxplugError:
         raise
     except Exception as error:
         raise PluginError(f"an observer of {label} raised {type(error).__name__}: {error}") from error
-    if made is not None and not isinstance(made, Observer):
-        raise PluginError(f"onnxplug_observers of {label} made {made!r}, which is no Observer")
-    return made
+    if observer is not None and not isinstance(observer, Observer):
+        raise PluginError(f"onnxplug_observers of {label} made {observer!r}, which is no Observer")
+    return observer
 
 
-#: Hook to the check of what it returned.
+#: Hook to the check of its result.
 CHECKS: dict[str, Callable[[Any], None]] = {
     "onnxplug_runtime": check_runtime,
     "onnxplug_observers": check_observers,

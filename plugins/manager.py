@@ -1,4 +1,4 @@
-"""PluginManager: finds plugins among installed distributions, loads each by itself, and collects what they supply."""
+"""PluginManager: finds plugins among installed distributions, loads each by itself, and collects the results of their hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
-from onnxplug.libraries import LIBRARIES
 from onnxplug.observers import Observer, step
 from onnxplug.plugin_api import (
     API_VERSION,
@@ -28,6 +27,7 @@ from onnxplug.plugin_api import (
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
+from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.plugins.loading import (
     CHECKS,
     LATE_HOOKS,
@@ -63,7 +63,7 @@ class PluginManager:
 
     Args:
         selection: Which plugins to use.
-        points: Entry points; those of the installed distributions when ``None``.
+        points: Entry points; the installed distributions' when ``None``.
 
     Raises:
         PluginError: A name is not installed, or a required plugin is missing, too old or broken.
@@ -71,10 +71,10 @@ class PluginManager:
 
     def __init__(self, selection: Selection, points: Iterable[EntryPoint] | None = None) -> None:
         self.selection = selection
-        found = [(p, *distribution_of(p)) for p in (points if points is not None else _discover())]
-        found.sort(key=lambda row: (row[1] != PROJECT_NAME, row[1], row[0].name))
-        self._points = [point for point, _, _ in found]
-        self._records = [PluginRecord(p.name, name, version, p.value) for p, name, version in found]
+        rows = [(p, *distribution_of(p)) for p in (points if points is not None else _discover())]
+        rows.sort(key=lambda row: (row[1] != PROJECT_NAME, row[1], row[0].name))
+        self._points = [point for point, _, _ in rows]
+        self._records = [PluginRecord(p.name, name, version, p.value) for p, name, version in rows]
         self._host = pluggy.PluginManager(PROJECT_NAME)
         self._host.add_hookspecs(hookspecs)
         self._sources: dict[int, PluginRecord] = {}
@@ -119,12 +119,12 @@ class PluginManager:
         return record.is_builtin or self.selection.only is None or bool(names & set(self.selection.only))
 
     def load(self, *, seconds: float | None = None, commands: bool = False) -> None:
-        """Imports the selected plugins, each by itself; a broken one is refused whole and kept as a failure.
+        """Imports the selected plugins, each by itself; a broken plugin is refused whole and kept as a failure.
 
         Args:
-            seconds: How long each may take; one that hangs is named on standard error, and given up then. By default as long as
-                ``ONNXPLUG_PLUGIN_TIMEOUT`` says.
-            commands: They are imported for their commands alone: no other hook is called, and the builtin plugin is not loaded.
+            seconds: How long each may take; a plugin that hangs is named on standard error, and then given up. The default is
+                ``ONNXPLUG_PLUGIN_TIMEOUT``.
+            commands: Import them only for their commands: no other hook is called, and the builtin plugin is not loaded.
 
         Raises:
             PluginError: A required plugin is broken; with ``strict``, any.
@@ -219,7 +219,7 @@ class PluginManager:
             )
 
     def _accept(self, loaded: LoadedPlugin, record: PluginRecord) -> None:
-        """Checks what the plugin's hooks returned, and keeps it."""
+        """Checks the results of the plugin's hooks, and keeps them."""
         info = loaded.info
         if not isinstance(info, PluginInfo):
             raise PluginError(f"onnxplug_info returned {info!r}, not a PluginInfo")
@@ -240,7 +240,7 @@ class PluginManager:
                 raise PluginError(f"{hook} returned {value!r}, not an iterable")
             if hook == "onnxplug_rules":
                 check_rules(value, record)
-                # A rule stated twice, in one distribution, would make a registry of it and all others impossible.
+                # A rule stated twice in a distribution would make every registry with it impossible.
                 others = [
                     rule
                     for r, rules in self._results.get(hook, ())
@@ -262,35 +262,35 @@ class PluginManager:
                 check_rules(rules, record)
                 self._results.setdefault("onnxplug_rules", []).append((record, rules))
                 if "onnxplug_decompositions" in record.hooks:
-                    found = plugin.onnxplug_decompositions()
-                    # First: a plugin's decompositions go before the builtin ones.
-                    self._results.setdefault("onnxplug_decompositions", []).insert(0, (record, found))
+                    decompositions = plugin.onnxplug_decompositions()
+                    # First: later entries, of plugins, replace the builtin decompositions.
+                    self._results.setdefault("onnxplug_decompositions", []).insert(0, (record, decompositions))
 
-    # -- what plugins supply -------------------------------------------------------------------------------------------
+    # -- results of the hooks ------------------------------------------------------------------------------------------
 
     def records(self) -> list[PluginRecord]:
         """Every entry point of the group, loaded or not."""
         return list(self._records)
 
     def stamps(self) -> tuple[str, ...] | None:
-        """What tells this state of the plugins' code from every other; ``None`` when that of one is not known."""
+        """The stamps of the plugins' code, which differ between any two states; ``None`` when a plugin's stamp is not known."""
         self._collect_builtin_tables()
         with self._lock:
             if self._stamps is None:
-                found = []
+                stamps = []
                 for point, record in zip(self._points, self._records, strict=True):
                     if record.status == "loaded":
                         stamp = stamp_of(point, record.loaded)
                         if stamp is None:
                             return None
-                        found.append(f"{record.label} {record.value} {stamp}")
-                self._stamps = tuple(found)
+                        stamps.append(f"{record.label} {record.value} {stamp}")
+                self._stamps = tuple(stamps)
             return self._stamps
 
     def supplied(self, record: PluginRecord) -> dict[str, Any]:
-        """What each hook of one plugin returned, by the hook's name."""
+        """The results of a plugin's hooks, by the hook's name."""
         self._collect_builtin_tables()
-        return {hook: value for hook, found in self._results.items() for r, value in found if r is record}
+        return {hook: value for hook, results in self._results.items() for r, value in results if r is record}
 
     def _all(self, hook: str) -> list[Any]:
         self.load()
@@ -310,17 +310,17 @@ class PluginManager:
         return self._all("onnxplug_domains")
 
     def rewrites(self) -> list[Any]:
-        """Rewrites, the builtin ones first."""
+        """Rewrites, the builtin rewrites first."""
         return self._all("onnxplug_rewrites")
 
     def sources_of_rewrites(self) -> dict[str, str]:
-        """Name of each rewrite to the distribution that it is of."""
+        """Name of each rewrite to its distribution."""
         self.load()
-        found = self._results.get("onnxplug_rewrites", ())
-        return {getattr(item, "name", ""): record.distribution for record, items in found for item in items}
+        results = self._results.get("onnxplug_rewrites", ())
+        return {getattr(item, "name", ""): record.distribution for record, items in results for item in items}
 
     def targets(self) -> set[str]:
-        """Names of the runtimes that plugins know: those that they declare, and those of their rewrites."""
+        """Names of the runtimes that plugins know: the runtimes that they declare, and the targets of their rewrites."""
         self.load()
         declared = {target.name for target in self._declared_targets()}
         return declared | {name for rewrite in self.rewrites() for name in getattr(rewrite, "targets", ())}
@@ -331,47 +331,47 @@ class PluginManager:
                 yield from record.targets
 
     def kernels(self, runtime: str | None) -> Mapping[str, str] | None:
-        """The table of a runtime's kernels, if a plugin says which they are: of the closest name that has one.
+        """The table of a runtime's kernels, if a plugin declares it: the table of the closest target name.
 
         Raises:
             PluginError: The table can't be imported.
         """
         self.load()
-        found = [
+        matches = [
             (close, target)
             for target in self._declared_targets()
             if target.kernels is not None and (close := closeness([target.name], runtime)) is not None
         ]
-        if not found:
+        if not matches:
             return None
-        target = max(found, key=lambda row: row[0])[1]
+        target = max(matches, key=lambda row: row[0])[1]
         if not isinstance(target.kernels, str):
             return target.kernels
         return load_object(target.kernels, f"the kernels of {target.name}")
 
     def patches(self) -> list[PluginPatch]:
-        """What holds during capture: the patches of the hook, and of rules that need one (autograd functions)."""
+        """The patches that hold during capture: of the hook, and of rules that need a patch (autograd functions)."""
         if self._rule_patches is None:
             self._rule_patches = [
                 PluginPatch(patch, rule.source or "?") for rule in self.rules()[1] for patch in rule.patches()
             ]
         self.load()
-        found = self._results.get("onnxplug_patches", ())
-        return [*(PluginPatch(patch, record.label) for record, items in found for patch in items), *self._rule_patches]
+        rows = self._results.get("onnxplug_patches", ())
+        return [*(PluginPatch(patch, record.label) for record, items in rows for patch in items), *self._rule_patches]
 
     def observers(self, options: Any) -> list[Observer]:
         """Plugins' observers of an export with these options.
 
         Raises:
-            PluginError: A plugin's function raised, or made something else.
+            PluginError: A plugin's function raised, or returned something else.
         """
         self.load()
-        found = self._results.get("onnxplug_observers", ())
-        made = [made_observer(item, options, record.label) for record, items in found for item in items]
-        return [observer for observer in made if observer is not None]
+        results = self._results.get("onnxplug_observers", ())
+        observers = [made_observer(item, options, record.label) for record, items in results for item in items]
+        return [observer for observer in observers if observer is not None]
 
     def runtimes(self) -> list[Any]:
-        """What each plugin supplies to run its operators: :class:`~onnxplug.run.plugin_runtime.PluginRuntime` records."""
+        """Libraries and kernels of each plugin for its operators: :class:`~onnxplug.run.plugin_runtime.PluginRuntime` records."""
         from onnxplug.run.plugin_runtime import PluginRuntime
 
         self.load()
@@ -381,23 +381,23 @@ class PluginManager:
         ]
 
     def evaluators(self) -> list[Evaluator]:
-        """What runs models node by node."""
+        """The evaluators that run models node by node."""
         return self._all("onnxplug_evaluators")
 
     def _domains_of(self, record: PluginRecord) -> tuple[str, ...]:
         return tuple(d.name for r, ds in self._results.get("onnxplug_domains", ()) if r is record for d in ds)
 
     def explain_domain(self, domain: str) -> str:
-        """Which plugin could run the operators of a domain, and why none does."""
+        """The plugin that could run the operators of a domain, and why none does."""
         self.load()
         reasons = []
         supplied = {id(record): items for record, items in self._results.get("onnxplug_runtime", ())}
         for record in self._records:
             if domain in self._domains_of(record):
-                what = (
+                problem = (
                     "none of its kernels is for this operator" if supplied.get(id(record)) else "it supplies no kernels"
                 )
-                reasons.append(f"The plugin {record.label} declares the domain {domain}, but {what}.")
+                reasons.append(f"The plugin {record.label} declares the domain {domain}, but {problem}.")
         broken = [r for r in self._records if r.status == "failed"]
         blocked = [r for r in self._records if r.status == "blocked" and r.error is None]
         if not reasons:
@@ -411,7 +411,7 @@ class PluginManager:
         return self._all("onnxplug_samples")
 
     def decompositions(self) -> dict[str, Callable[..., Any] | None]:
-        """Plugins' decompositions by qualified name, and the builtin ones that no plugin replaces."""
+        """Plugins' decompositions by qualified name, and the builtin decompositions that no plugin replaces."""
         self._collect_builtin_tables()
         merged: dict[str, Callable[..., Any] | None] = {}
         for _, value in self._results.get("onnxplug_decompositions", ()):
@@ -421,19 +421,19 @@ class PluginManager:
     def decomposers(self, op: str) -> dict[str, str]:
         """Each overload of an operator that a plugin decomposes, to that plugin's distribution."""
         self._collect_builtin_tables()
-        found: dict[str, str] = {}
+        owners: dict[str, str] = {}
         for record, value in self._results.get("onnxplug_decompositions", ()):
             own = [name for name, function in value.items() if function is not None]
-            found.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
-        return found
+            owners.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
+        return owners
 
     def missing(self, node: Any) -> Callable[..., Any] | None:
-        """The first plugin's converter for an operator that nobody claims."""
+        """The first plugin's converter for an operator without a rule."""
         self.load()
         return self._host.hook.onnxplug_missing(node=node)
 
     def module_maker(self, model: Any) -> Callable[[Any], Any] | None:
-        """What makes a Module of a model that ``to_onnx`` is given: of the first source that accepts it.
+        """The function that makes a Module of the argument ``model`` of ``to_onnx``: of the first source that accepts it.
 
         Raises:
             PluginError: A source's function can't be imported.
@@ -454,7 +454,7 @@ class PluginManager:
         return self._source(f"{scheme}:", lambda source: source.scheme == scheme)
 
     def source_of_file(self, path: str) -> ModelSource | None:
-        """The source that a file is one of by its name; ``None`` where no plugin has it.
+        """The source of a file, by its name; ``None`` where no plugin has it.
 
         Raises:
             PluginError: Two plugins have it.
@@ -463,19 +463,19 @@ class PluginManager:
 
     def _source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:
         self.load()
-        found = [
+        matches = [
             (record, source)
             for record, sources in self._results.get("onnxplug_sources", ())
             for source in sources
             if is_meant(source)
         ]
-        if len(found) > 1:
-            labels = " and ".join(record.label for record, _ in found[:2])
+        if len(matches) > 1:
+            labels = " and ".join(record.label for record, _ in matches[:2])
             raise PluginError(f"{text} is a kind of model of {labels}", hint="--no-plugin leaves one of them out.")
-        return found[0][1] if found else None
+        return matches[0][1] if matches else None
 
     def commands(self, app: Any) -> None:
-        """Lets plugins add subcommands to the command line, before anything else is asked of them: no other hook is called.
+        """Lets plugins add subcommands to the command line; no other hook is called.
 
         Args:
             app: A ``typer.Typer``. A plugin whose hook fails is named by a warning.
@@ -513,16 +513,16 @@ class PluginManager:
 _managers: dict[Any, PluginManager] = {}
 _registries: dict[Any, OnnxRegistry] = {}
 _lock = threading.Lock()
-_given: list[Callable[[], Iterable[Any]]] = []
+_test_points: list[Callable[[], Iterable[Any]]] = []
 
 
 def _discover() -> Iterable[EntryPoint]:
-    """The entry points of installed distributions, or those that a test put in their place."""
-    return _given[-1]() if _given else entry_points(group=ENTRY_POINT_GROUP)
+    """The entry points of installed distributions, or a test's replacement."""
+    return _test_points[-1]() if _test_points else entry_points(group=ENTRY_POINT_GROUP)
 
 
 def forget() -> None:
-    """Drops what was loaded, so that the next export discovers plugins anew."""
+    """Drops the loaded plugins, so that the next export discovers plugins anew."""
     with _lock:
         _managers.clear()
         _registries.clear()
@@ -530,14 +530,14 @@ def forget() -> None:
 
 @contextmanager
 def discovering(points: Callable[[], Iterable[Any]]) -> Iterator[None]:
-    """While it holds, plugins are found by ``points`` and not among installed distributions; for tests."""
+    """Within the context, plugins come from ``points`` instead of installed distributions; for tests."""
     saved = dict(_managers), dict(_registries)
     forget()
-    _given.append(points)
+    _test_points.append(points)
     try:
         yield
     finally:
-        _given.pop()
+        _test_points.pop()
         forget()
         _managers.update(saved[0])
         _registries.update(saved[1])
@@ -553,10 +553,10 @@ def manager_for(selection: Selection) -> PluginManager:
 
 
 def host_for(plugins: Sequence[str] | None = None) -> PluginManager:
-    """The plugins of a process: all that are installed, or those named.
+    """The plugins of a process: all installed plugins, or the named ones.
 
     Raises:
-        PluginError: One that is named is not installed.
+        PluginError: A named plugin is not installed.
     """
     return manager_for(Selection.from_environment(plugins))
 
@@ -567,19 +567,19 @@ def registry_for(
     prefer: Mapping[str, str] | None = None,
     selection: Selection | None = None,
 ) -> tuple[OnnxRegistry, PluginManager]:
-    """The rules of one export and the plugins that they come from.
+    """The rules of an export and the plugins that supply them.
 
     Args:
-        plugins: Names of the plugins to use; ``None`` is all that are installed, ``[]`` the builtin rules alone.
+        plugins: Names of the plugins to use; ``None`` is all installed plugins, ``[]`` only the builtin rules.
         call_rules: Rules of the call, which go before all others.
         prefer: Qualified operator name to the distribution whose rule wins.
         selection: Which plugins to use, instead of ``plugins``.
 
     Returns:
-        The registry, and the plugin manager that it comes from.
+        The registry, and its plugin manager.
 
     Raises:
-        PluginError: A plugin asked for is not there.
+        PluginError: A requested plugin is not installed.
         UsageError: ``prefer`` names a distribution without a rule for the operator.
     """
     chosen = selection if selection is not None else Selection.from_environment(plugins)

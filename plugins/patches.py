@@ -1,4 +1,4 @@
-"""Patches of plugins, which are named where one fails."""
+"""Patches of plugins; the error of a failing patch names its plugin."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onnxplug.plugin_api import CaptureMode, CaptureRequest
 
 
 class PluginPatch:
-    """A function of the captured module and the request that makes what a plugin's patch makes.
+    """A function of the captured module and the request, from any form of a plugin's patch.
 
     Args:
-        patch: What the plugin gave: a context manager, or a function that makes one, or a list of modes.
+        patch: The plugin's item: a context manager, a function that returns one, or a list of modes.
         plugin: Its name, distribution and version, for messages.
     """
 
@@ -25,24 +25,24 @@ class PluginPatch:
         self._plugin = plugin
 
     def __call__(self, module: Any, request: CaptureRequest) -> AbstractContextManager[Any] | Sequence[CaptureMode]:
-        """Contexts that raise a PluginError where the patch fails, and let through onnxplug's errors and what is raised within."""
+        """Contexts that raise a PluginError where the patch fails; onnxplug's errors and errors of their body pass."""
         from onnxplug.capture.patching import made_by  # imports torch
 
         try:
-            made = made_by(self.patch, module, request)
+            contexts = made_by(self.patch, module, request)
         except OnnxplugError:
             raise
         except Exception as error:
             raise self.error("begins", error) from error
-        if isinstance(made, AbstractContextManager):
-            return _Held(self, made)
-        return [replace(mode, context=partial(self._entered, mode.context)) for mode in made]
+        if isinstance(contexts, AbstractContextManager):
+            return _Held(self, contexts)
+        return [replace(mode, context=partial(self._entered, mode.context)) for mode in contexts]
 
     def _entered(self, make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
         return _Held(self, make())
 
     def error(self, when: str, error: Exception) -> PluginError:
-        """What is raised in place of an error of the patch."""
+        """The error that replaces an error of the patch."""
         name = getattr(self.patch, "__qualname__", None) or type(self.patch).__qualname__
         return PluginError(
             f"the patch {name} of the plugin {self._plugin}, which holds during capture, raised {type(error).__name__} as it "

@@ -1,4 +1,4 @@
-"""What is known of each installed plugin, and which of them are used."""
+"""The records of installed plugins, and the selection of those in use."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class PluginRecord:
     Attributes:
         name: The entry point's name.
         distribution, version: The distribution that installed it.
-        value: What the entry point names.
+        value: The entry point's value, ``package.module:attribute``.
         status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
         error: Why it failed, with the traceback.
         seconds: Time that importing it took.
         loaded: When it was loaded, in seconds since the epoch.
         hooks: The hooks it implements.
-        rules: Number of rules that it supplies; ``None`` for the builtin ones, whose tables are imported for the first export.
-        namespaces: torch namespaces that it says it translates.
-        requires: Requirements of packages that it says it needs.
-        targets: Runtimes that it says it knows.
-        libraries: Libraries that it says it is for.
-        replaced: Operators that it says its patches replace.
+        rules: Number of its rules; ``None`` for the builtin rules, whose tables are imported for the first export.
+        namespaces: The torch namespaces that it declares to translate.
+        requires: The requirements that it declares.
+        targets: The runtimes that it declares.
+        libraries: The libraries that it declares to serve.
+        replaced: The operators that it declares its patches to replace.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Selection:
         only: Entry-point or distribution names; ``None`` means all.
         without: Names never imported.
         require: Requirements (``"onnxplug-acme>=1.2"``) that must be installed and loaded.
-        strict: A plugin that is broken, or whose rule is refused, is an error instead of a warning.
+        strict: A broken plugin, or a refused rule, is an error instead of a warning.
     """
 
     only: tuple[str, ...] | None = None
@@ -82,7 +82,7 @@ class Selection:
 
     @classmethod
     def from_environment(cls, plugins: Sequence[str] | None = None) -> Selection:
-        """What ``plugins=`` and the variable ``ONNXPLUG_PLUGINS`` ask for: names, or ``-name`` to leave one out."""
+        """The selection of ``plugins=`` or the variable ``ONNXPLUG_PLUGINS``: names, or ``-name`` to leave a plugin out."""
         without: list[str] = []
         only: tuple[str, ...] | None = None
         value = os.environ.get(ENVIRONMENT)
@@ -97,7 +97,7 @@ class Selection:
 
 
 def distribution_of(point: EntryPoint) -> tuple[str, str]:
-    """Name and version of what installed an entry point; read by hand, as ``dist.name`` parses the whole metadata."""
+    """Name and version of an entry point's distribution; read by hand, as ``dist.name`` parses the whole metadata."""
     dist = point.dist
     if dist is None:
         return "?", "0"

@@ -1,4 +1,4 @@
-"""What tells two states of a plugin's code apart, so that a model kept on disk is used with the code that made it alone."""
+"""Stamps of plugins' code: a model kept on disk is used only with the code that made it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 
 def stamp_of(point: EntryPoint, loaded: float) -> str | None:
-    """A digest of the code behind an entry point and of the versions of the distributions that its own one requires.
+    """A digest of the code behind an entry point and of the versions of the distributions that its own distribution requires.
 
-    A distribution states the digests of its files in ``RECORD``. One that is installed editable, or in another way that
-    states none, is known by size and time of change of its files.
+    A distribution states the digests of its files in ``RECORD``. The files of an editable install, or of another install without
+    digests, are identified by size and time of change.
 
     Args:
         point: The entry point of a plugin that is loaded.
@@ -73,12 +73,12 @@ def _files(top_level: str) -> Iterator[Path]:
 
 
 def _required(dist: Any) -> list[str]:
-    found = []
+    requirements = []
     for text in getattr(dist, "requires", None) or ():
         try:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                found.append(f"{requirement.name} {version(requirement.name)}")
+                requirements.append(f"{requirement.name} {version(requirement.name)}")
         except (InvalidRequirement, PackageNotFoundError):
             continue
-    return sorted(found)
+    return sorted(requirements)

@@ -1,4 +1,4 @@
-"""A time limit for loading plugins: one that hangs is named while onnxplug waits, and given up at the limit."""
+"""A time limit for loading plugins: a plugin that hangs is named while onnxplug waits, and given up at the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxplug.errors import PluginError, UsageError
 ENVIRONMENT = "ONNXPLUG_PLUGIN_TIMEOUT"
 #: Seconds that a plugin may take where the variable is not set.
 DEFAULT = 60.0
-#: Seconds after which standard error says what is being waited for.
+#: Seconds after which standard error names the plugin that onnxplug waits for.
 NOTICE = 5.0
 
 
@@ -42,11 +42,11 @@ def timeout() -> float | None:
 class TimedThread:
     """A thread that calls functions one after the other, each within a time limit.
 
-    Python cannot stop a thread: one that passes the limit is abandoned, and the next function runs in a new one.
+    Python cannot stop a thread: a thread that passes the limit is abandoned, and the next function runs in a new thread.
 
     Args:
         seconds: The limit for each function; ``None`` is no limit.
-        notice: Seconds after which standard error says what is being waited for.
+        notice: Seconds after which standard error names the function's owner.
     """
 
     def __init__(self, seconds: float | None, notice: float = NOTICE) -> None:
@@ -55,12 +55,12 @@ class TimedThread:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def call(self, function: Callable[[], Any], who: str) -> Any:
-        """Calls a function in the thread and returns what it returns.
+    def call(self, function: Callable[[], Any], owner: str) -> Any:
+        """Calls a function in the thread and returns its result.
 
         Args:
             function: The function, which may hang.
-            who: What it belongs to, for the messages.
+            owner: The name of its owner, for the messages.
 
         Raises:
             PluginError: It takes longer than the limit.
@@ -80,7 +80,7 @@ class TimedThread:
 
         thread = self._start()
         self._tasks.put(task)
-        self._wait(done, thread, who)
+        self._wait(done, thread, owner)
         succeeded, value = outcome[0]
         if not succeeded:
             raise value
@@ -95,18 +95,18 @@ class TimedThread:
     def _start(self) -> threading.Thread:
         if self._thread is None:
             self._tasks = queue.SimpleQueue()
-            # A daemon: one that hangs does not keep the process from ending.
+            # A daemon: a hanging thread does not keep the process from ending.
             self._thread = threading.Thread(target=_work, args=(self._tasks,), name="onnxplug-plugins", daemon=True)
             self._thread.start()
         return self._thread
 
-    def _wait(self, done: threading.Event, thread: threading.Thread, who: str) -> None:
+    def _wait(self, done: threading.Event, thread: threading.Thread, owner: str) -> None:
         first = self._notice if self._seconds is None else min(self._notice, self._seconds)
         if done.wait(first):
             return
         if self._seconds is None or self._seconds > self._notice:
             until = "" if self._seconds is None else f", until {self._seconds:g} s have passed ({ENVIRONMENT})"
-            sys.stderr.write(f"onnxplug: waiting for {who}{until}; it is at {_where(thread)}\n")
+            sys.stderr.write(f"onnxplug: waiting for {owner}{until}; it is at {_where(thread)}\n")
             sys.stderr.flush()
         if not done.wait(None if self._seconds is None else max(0.0, self._seconds - first)):
             where = _where(thread)
@@ -120,7 +120,7 @@ def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _where(thread: threading.Thread) -> str:
-    """The line at which a thread is."""
+    """The line that a thread is executing."""
     frame = sys._current_frames().get(thread.ident or 0)
     stack = traceback.extract_stack(frame) if frame is not None else []
     own = [f for f in stack if not f.filename.startswith("<") and f"{os.sep}threading.py" not in f.filename]

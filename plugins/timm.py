@@ -10,7 +10,7 @@ from onnxplug.text import did_you_mean
 
 
 def load(name: str, *, pretrained: bool) -> tuple[Any, tuple[Any, ...]]:
-    """A model of timm with an image of the size that it is made for.
+    """A model of timm with an image of the model's own size.
 
     Raises:
         UsageError: timm has no such model.
@@ -39,10 +39,10 @@ def load(name: str, *, pretrained: bool) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do where timm can't be imported."""
+    """The hint where timm can't be imported."""
     if isinstance(error, ModuleNotFoundError) and error.name == "timm":
         return "pip install timm"
     if "torchvision::" in str(error):  # an operator that a build of torchvision for another torch lacks
-        have = " and ".join(f"{name} {version(name)}" for name in ("torchvision", "torch"))
-        return f"timm needs torchvision, and {have} do not fit one another: install the torchvision of that torch."
+        versions = " and ".join(f"{name} {version(name)}" for name in ("torchvision", "torch"))
+        return f"timm needs torchvision, and {versions} do not fit one another: install the torchvision of that torch."
     return "timm is installed; `python -c 'import timm'` shows what is wrong with it."

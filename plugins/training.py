@@ -1,4 +1,4 @@
-"""An observer that warns of operators of training that were captured: dropout, and normalisation by the batch's own statistics."""
+"""An observer that warns of captured training operators: dropout, and normalisation by the batch's own statistics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _is_random(arguments: dict[str, Any]) -> bool:
 
 
 _DROPOUT, _NORM = "dropout stays random", "batch norm uses the batch's statistics"
-#: Name of the operator to what it does in training, and whether its arguments say that it is.
+#: Name of the operator to its behaviour in training, and the test of its arguments for training.
 _OPERATORS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     **{
         f"aten::{prefix}{name}{suffix}": (_DROPOUT, _drops)
@@ -67,12 +67,12 @@ _OPERATORS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
 
 
 class TrainingWarnings(Observer):
-    """Warns of what training changes in a captured model."""
+    """Warns of training behaviour in a captured model."""
 
     stays = False
 
     def end(self, span: Span) -> None:
-        """Looks at a capture that has ended, or at the model where it failed."""
+        """Examines a capture that has ended, or the model if it failed."""
         if span.name != "capture" or span.kind != "stage":
             return
         text = None
@@ -85,22 +85,22 @@ class TrainingWarnings(Observer):
 
 
 def training_text(program: torch.export.ExportedProgram, whole: bool) -> str | None:
-    """What to say of the operators of training in a program; ``None`` where it has none.
+    """The warning about training operators in a program; ``None`` where it has none.
 
     Args:
         program: The program.
         whole: Whether the model as a whole is in training mode.
     """
     places: dict[str, dict[str, None]] = {}
-    for what, place in _found(program):
-        places.setdefault(what, {})[place or ""] = None
+    for behaviour, place in _training_operators(program):
+        places.setdefault(behaviour, {})[place or ""] = None
     if not places:
         return None
     texts = []
-    for what, found in places.items():
-        known = [place for place in found if place]
+    for behaviour, places_of_kind in places.items():
+        known = [place for place in places_of_kind if place]
         shown = ", ".join(known[:_MOST]) + (" and elsewhere" if len(known) > _MOST else "")
-        texts.append(f"{what} ({shown})" if shown else what)
+        texts.append(f"{behaviour} ({shown})" if shown else behaviour)
     if whole:
         start, hint = "the model is in training mode", "Call model.eval() first for inference."
     else:
@@ -110,7 +110,7 @@ def training_text(program: torch.export.ExportedProgram, whole: bool) -> str | N
 
 
 def training_text_of(model: torch.nn.Module) -> str | None:
-    """What to say of a model in training mode that can't be captured; ``None`` where it has no layers that training changes."""
+    """The note on a model in training mode that can't be captured; ``None`` where training changes none of its layers."""
     if not model.training:
         return None
     for name, module in model.named_modules():
@@ -121,20 +121,20 @@ def training_text_of(model: torch.nn.Module) -> str | None:
     return None
 
 
-def _found(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str | None]]:
+def _training_operators(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str | None]]:
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in module.graph.nodes:
             target = node.target
             if isinstance(target, OpOverload) and (entry := _OPERATORS.get(target._schema.name)) is not None:
-                what, trains = entry
+                behaviour, trains = entry
                 if trains(_arguments(node, target)):
-                    yield what, _place(node)
+                    yield behaviour, _place(node)
 
 
 def _place(node: torch.fx.Node) -> str | None:
-    """The user's line, or the name of the module where that line is torch's own."""
+    """The user's line, or the name of the module if the line is torch's own."""
     line = source_location(node)
     if line is not None and not is_torch_file(line.rpartition(":")[0]):
         return line
@@ -144,5 +144,5 @@ def _place(node: torch.fx.Node) -> str | None:
 
 def _arguments(node: torch.fx.Node, target: Any) -> dict[str, Any]:
     schema = target._schema.arguments
-    given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
-    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
+    passed = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
+    return {a.name: passed.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}

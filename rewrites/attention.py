@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def biases_added_once(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``Softmax(scores + a + b)`` as ``Softmax(scores + (a + b))``, where that saves a sum of the scores' size.
 
-    It does where other layers add the same two, a bias of positions and a mask in T5, or where ``a + b`` has fewer elements
+    It does where other layers add the same two values, a bias of positions and a mask in T5, or where ``a + b`` has fewer elements
     than the scores. Only for float and double: a half type's sum of a mask of the least number and a bias would be −inf.
     """
     outer = made_by(node.inputs[0], "Add")
@@ -42,7 +42,7 @@ def biases_added_once(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _is_added_again(first: ir.Value, second: ir.Value, outer: ir.Node) -> bool:
-    """Whether another sum than this adds the same two values, one after the other or to each other."""
+    """Whether another sum adds the same two values, one after the other or to each other."""
     for other in second.consumers():
         if other is outer or made_by(other.outputs[0], "Add") is None:
             continue

@@ -14,7 +14,7 @@ from onnxplug.rewrite.rewrite import Rewrite
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
 
-#: A product of fewer columns costs too little for finding those that are read to pay.
+#: A product of fewer columns costs too little: finding the columns that are read would cost more.
 _FEWEST = 64
 #: A value without some entries of one axis: the value, the axis, the cut itself.
 _Cut = Callable[[ir.Value, int], ir.Value]
@@ -23,9 +23,9 @@ _Cut = Callable[[ir.Value, int], ir.Value]
 def gathered_columns(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``GatherElements(MatMul(a, b), index)`` along the columns: a product from the least index to the greatest.
 
-    DeBERTa multiplies by the vectors of all relative positions, 512 or more, and then reads those that a sequence
-    has: twice its length. The least and the greatest index are found once for all products that are read at the same
-    places. What ``b`` is made of is cut instead of ``b``, so that no more of it is computed either.
+    DeBERTa multiplies by the vectors of all relative positions, 512 or more, and then reads as many as a sequence has:
+    twice its length. The least and the greatest index are computed once for all products that are read at the same
+    places. The operands of ``b`` are cut instead of ``b``, so that no more of it is computed either.
     """
     data, index = node.inputs
     product, shape = made_by(data, "MatMul"), dims_of(data)
@@ -43,7 +43,7 @@ def gathered_columns(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     places = expand.inputs[0] if expand is not None else index
     assert places is not None
     low, high = g.op.ReduceMin(places, keepdims=0), g.op.ReduceMax(places, keepdims=0)
-    # A negative index counts from the last column: then all of them stay.
+    # A negative index counts from the last column: then all columns stay.
     negative = g.op.Less(low, g.const(0))
     first, end = g.op.Where(negative, g.const(0), low), g.op.Where(negative, g.const(columns - 1), high)
     start, stop = (g.op.Reshape(v, g.const([1])) for v in (first, g.op.Add(end, g.const(1))))

@@ -1,4 +1,4 @@
-"""Convolutions with what stands behind them folded into their weights: batch norms, also those that a model writes out."""
+"""Batch norms after convolutions folded into the weights, also where a model writes the norm out by scales and shifts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
 
 _Known = ir.Value | torch.Tensor
-#: How deep what is computed of weights may be nested, and how large it may be.
+#: The largest depth and size of expressions of weights.
 _DEEPEST, _LARGEST = 8, 1 << 16
 
 
@@ -49,13 +49,13 @@ def batch_norm_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         g,
         conv,
         _joined(g, [conv.inputs[1], gamma, variance], weight, ("batch norm", epsilon)),
-        # The name is that of the first weight.
+        # It is named after the first weight.
         _joined(g, [beta, before, gamma, mean, variance], bias, ("batch norm", epsilon)),
     )
 
 
 def scale_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """``Conv(x, w, b)`` times a number for each channel that is computed of weights."""
+    """``Conv(x, w, b)`` times a number for each channel that is computed from weights."""
     for x, other in (node.inputs, node.inputs[::-1]):
         conv = _foldable(g, x)
         scale = _of_channels(g, conv, other) if conv is not None else None
@@ -69,7 +69,7 @@ def scale_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def shift_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """``Conv(x, w, b)`` and a number for each channel that is computed of weights."""
+    """``Conv(x, w, b)`` plus a number for each channel that is computed from weights."""
     for x, other in (node.inputs, node.inputs[::-1]):
         conv = _foldable(g, x)
         shift = _of_channels(g, conv, other) if conv is not None else None
@@ -79,7 +79,8 @@ def shift_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return (weight.double() * factor.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+    """The product in float64, rounded once; torch computes it in blocks, so that no weight is copied as float64."""
+    return torch.mul(weight, factor.reshape(-1, *[1] * (weight.dim() - 1)), out=torch.empty_like(weight))
 
 
 def _times(bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ def _plus(shift: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def _foldable(g: GraphBuilder, value: ir.Value | None) -> ir.Node | None:
-    """The Conv that makes a value, if nothing else reads that, or the weight."""
+    """The Conv that makes a value, if neither the value nor the weight has another reader."""
     conv = made_by(value, "Conv")
     if conv is None or not used_once(value):
         return None
@@ -111,7 +112,7 @@ def _bias(g: GraphBuilder, conv: ir.Node) -> _Known | None:
 
 
 def _of_channels(g: GraphBuilder, conv: ir.Node, value: ir.Value | None) -> ir.Value | None:
-    """A value that has one number for each channel of a convolution's result, if it is computed of weights."""
+    """A value with a number for each channel of a convolution's result, if it is computed from weights."""
     shape, result, dims = (dims_of(v) for v in (conv.inputs[1], conv.outputs[0], value))
     if value is None or not shape or result is None or not dims or len(dims) >= len(result) + 1:
         return None
@@ -138,7 +139,7 @@ def _conv(
 def _joined(
     g: GraphBuilder, sources: Sequence[_Known | None], make: Callable[..., torch.Tensor], key: Any
 ) -> ir.Value | None:
-    """An initializer of several weights; a weight stands before the numbers."""
+    """An initializer of several weights; a weight comes before the numbers."""
     if any(source is None for source in sources):
         return None
     order = sorted(range(len(sources)), key=lambda place: isinstance(sources[place], torch.Tensor))
@@ -152,7 +153,7 @@ def _joined(
     return g.weights.joined(chosen, ordered, (make.__qualname__, key, *order), form="folded")
 
 
-# -- what is computed of weights ---------------------------------------------------------------------------------------
+# -- expressions of weights --------------------------------------------------------------------------------------------
 
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Add": torch.add,
@@ -165,7 +166,7 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def _known(g: GraphBuilder, value: ir.Value | None, depth: int = 0) -> _Known | None:
-    """A constant's numbers, a weight, or what is computed of weights as one."""
+    """A constant's numbers, a weight, or an expression of weights as a single initializer."""
     if value is None:
         return None
     number = g.constant(value)
@@ -179,7 +180,7 @@ def _known(g: GraphBuilder, value: ir.Value | None, depth: int = 0) -> _Known | 
     )
     if node is None or depth == _DEEPEST or dims_of(value) != tuple(sizes) or math.prod(sizes) > _LARGEST:
         return None
-    if node.op_type not in _TORCH:  # which lays out anew
+    if node.op_type not in _TORCH:  # which changes the layout
         return _joined(g, [_known(g, node.inputs[0], depth + 1)], lambda x: x.reshape(sizes), ("reshaped", *sizes))
     sources = [_known(g, source, depth + 1) for source in node.inputs]
     return _joined(g, sources, _TORCH[node.op_type], node.op_type)

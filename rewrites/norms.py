@@ -32,8 +32,8 @@ def sum_before_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def root_mean_square_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``w * (x * Reciprocal(Sqrt(mean(x * x) + e)))`` as ``x / Sqrt(mean(Pow(x, 2)) + e) * w``.
 
-    The form that runtimes and optimizers make one node of. Zeros, infinities and NaN give the same in both. Only for float: of
-    doubles, that node computes something else.
+    The form that runtimes and optimizers fuse into one node. Zeros, infinities and NaN give the same in both. Only for float: on
+    doubles, the fused node computes something else.
     """
     if node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
@@ -46,10 +46,10 @@ def root_mean_square_norm(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
             root = made_by(reciprocal.inputs[0], "Sqrt") if reciprocal is not None else None
             if x is None or root is None or not used_once(inverse) or not used_once(root.outputs[0]):
                 continue
-            found = _mean_of_squares(g, x, root.inputs[0])
-            if found is None or dims_of(weight) != (dims_of(x) or ())[-1:]:
+            mean_and_epsilon = _mean_of_squares(g, x, root.inputs[0])
+            if mean_and_epsilon is None or dims_of(weight) != (dims_of(x) or ())[-1:]:
                 continue
-            mean, epsilon = found
+            mean, epsilon = mean_and_epsilon
             squares = g.op.Pow(x, g.const(2.0, x.dtype))
             again = g.op.ReduceMean(squares, *mean.inputs[1:], **attribute_values(mean))
             result: ir.Value = g.op.Mul(g.op.Div(x, g.op.Sqrt(g.op.Add(again, epsilon))), weight)
@@ -86,10 +86,10 @@ def _mean_of_squares(g: GraphBuilder, x: ir.Value, value: ir.Value | None) -> tu
 
 def _over_last(g: GraphBuilder, mean: ir.Node, rank: int) -> bool:
     axes = g.constant(mean.inputs[1]) if len(mean.inputs) > 1 else None
-    found = (
+    normalized_axes = (
         list(axes) if axes is not None else list(mean.attributes["axes"].as_ints()) if "axes" in mean.attributes else []
     )
-    return bool(int_attribute(mean, "keepdims", 1)) and [int(a) for a in found] in ([-1], [rank - 1])
+    return bool(int_attribute(mean, "keepdims", 1)) and [int(a) for a in normalized_axes] in ([-1], [rank - 1])
 
 
 REWRITES = [

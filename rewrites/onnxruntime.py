@@ -1,8 +1,8 @@
 """Forms that ONNX Runtime's own graph optimisations keep right.
 
 Each rewrite here replaces a plain form that ONNX Runtime 1.31 turns into a wrong or invalid graph when its optimisations
-are on, by one that computes the same and that it leaves alone. ``tests/rewrite/test_onnxruntime.py`` shows each fault in
-the plain form: when a later version mends it, the test says so and the rewrite can go.
+are on, by a form that computes the same and stays as it is. ``tests/rewrite/test_onnxruntime.py`` shows each fault in
+the plain form: when a later version mends it, the test fails and the rewrite can be removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxplug.rewrite.rewrite import Rewrite
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
 
-#: How many values are looked at, at most, to find the Transpose before one.
+#: How many values are visited, at most, to find the Transpose before a value.
 _MOST_VALUES = 64
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
@@ -32,8 +32,8 @@ def consumers(value: ir.Value) -> list[ir.Node]:
 def pad_apart_from_pool(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """A ``Pad`` with zeros before a pool pads a tensor of one more axis.
 
-    ONNX Runtime makes such a Pad the pool's own padding. A MaxPool's own holds −∞ instead of 0: negative maxima at the border
-    are wrong. Of either pool, padding as wide as the kernel does not load, and several Pads are added up.
+    ONNX Runtime makes such a Pad the pool's own padding. A MaxPool pads with −∞ instead of 0: negative maxima at the border are
+    wrong. Either pool does not load with padding as wide as the kernel, and several Pads are added up.
     """
     x, pads, fill, axes = [*node.inputs, None, None][:4]
     readers = consumers(node.outputs[0])
@@ -76,10 +76,10 @@ def _scale_of(g: GraphBuilder, value: ir.Value | None) -> tuple[ir.Value, float]
 
 
 def one_scale_before_matmul(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """A number times a number times ``x`` before a ``MatMul``, where ``x`` times the first is read elsewhere too.
+    """A number times a number times ``x`` before a ``MatMul``, where ``x`` times the first number has another reader.
 
     ONNX Runtime folds both numbers into the product and removes the inner node, which is still read: the model does not
-    load. The one number is the product of both in double precision.
+    load. The new number is the product of both in double precision.
     """
     result = node.outputs[0]
     if result.dtype not in _FLOATS or not any(_feeds_matmul(n) for n in consumers(result)):
@@ -134,7 +134,7 @@ def _second_is_vector(node: ir.Node) -> bool:
 
 
 def _is_transposed(value: ir.Value) -> bool:
-    """Whether a Transpose stands before a value, so that ONNX Runtime may move it up to the value."""
+    """Whether a Transpose comes before a value, so that ONNX Runtime may move it up to the value."""
     pending, seen = [value], {value}
     while pending and len(seen) <= _MOST_VALUES:
         node = pending.pop().producer()
@@ -150,7 +150,7 @@ def _is_transposed(value: ir.Value) -> bool:
 
 
 def vector_before_matrix(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """``MatMul`` of a transposed matrix with a vector: the vector with the matrix itself.
+    """``MatMul`` of a transposed matrix with a vector becomes the product of the vector with the matrix itself.
 
     ONNX Runtime fuses the Transpose into the product and then computes the wrong product of the matrix and the vector. The vector
     as the first operand is right.
@@ -174,8 +174,8 @@ def vector_before_matrix(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """A ``ScatterND`` with a reduction is a ``ScatterElements`` of rows.
 
-    ONNX Runtime's ScatterND adds slices in several threads at once, without a lock: slices that go to one place are lost now
-    and then. Its ScatterElements goes through them one after the other.
+    ONNX Runtime's ScatterND adds slices in several threads at once, without a lock: slices for the same place are sometimes
+    lost. Its ScatterElements adds them one after the other.
     """
     reduction = node.attributes.get("reduction")
     x, index, updates = node.inputs
@@ -215,7 +215,7 @@ def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _rows_in_turn(g: GraphBuilder, x: ir.Value, index: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
-    """``ScatterND`` by [N, 1], places of rows, which ScatterElements counts from the end below 0 too."""
+    """``ScatterND`` by the places of rows, [N, 1]; ScatterElements too counts negative places from the end."""
     unsqueeze = made_by(index, "Unsqueeze")
     rows = unsqueeze.inputs[0] if unsqueeze is not None and len(unsqueeze.inputs) > 1 else None
     axes = g.constant(unsqueeze.inputs[1]) if unsqueeze is not None and rows is not None else None
@@ -231,12 +231,12 @@ def _rows_in_turn(g: GraphBuilder, x: ir.Value, index: ir.Value, updates: ir.Val
 def gather_by_range(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """``Gather`` by a ``Range`` that may begin or end below 0: the Range of the opposite numbers, negated.
 
-    ONNX Runtime makes it a Slice from the Range's start to its end, which reads -1 as the last element.
+    ONNX Runtime turns it into a Slice from the Range's start to its end, which reads -1 as the last element.
     """
-    made = made_by(node.inputs[1], "Range")
-    if made is None:
+    range_node = made_by(node.inputs[1], "Range")
+    if range_node is None:
         return None
-    start, end, step = made.inputs
+    start, end, step = range_node.inputs
     first, by = g.constant(start), g.constant(step)
     upwards = by is not None and by > 0
     if upwards and (g.sizes.never_negative(start) if first is None else first >= 0):

@@ -1,4 +1,4 @@
-"""The builtin rewrites. Each one alone, and all together, is tested against the plain form."""
+"""The builtin rewrites. Each rewrite alone, and all together, are tested against the plain form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gemm_from_matmul_add(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def transposed_weight(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """A weight that is only ever read transposed is stored transposed, as ``NAME.transposed``; a tied one as it is."""
+    """A weight that is only ever read transposed is stored transposed, as ``NAME.transposed``; a tied weight stays."""
     weight = node.inputs[0]
     if weight is None or not g.is_weight(weight) or len(weight.uses()) != 1 or node.outputs[0].is_graph_output():
         return None

@@ -1,8 +1,8 @@
 """Quantised graphs in forms that ONNX Runtime keeps right.
 
-ONNX Runtime 1.31 makes integer kernels of DequantizeLinear, an operator and QuantizeLinear. Where what it makes is wrong, does
-not load or does not run, the numbers are restored by arithmetic (a Cast, a difference and a product) instead, which it
-leaves alone; of constants it folds that when it loads the model. ``tests/rewrite/test_quantised.py`` shows each fault.
+ONNX Runtime 1.31 fuses DequantizeLinear, an operator and QuantizeLinear into integer kernels. Where the fused kernel is wrong,
+does not load or does not run, the numbers are restored by arithmetic (a Cast, a difference and a product) instead, which it
+does not fuse; on constants it folds the arithmetic when it loads the model. ``tests/rewrite/test_quantised.py`` shows each fault.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Operators that ONNX Runtime moves a DequantizeLinear past, or removes (the Cast of a half, for which it has no kernel).
 _MOVES = ("Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "MaxPool")
-#: How many nodes are looked at, at most, to tell that a value depends on no input.
+#: How many nodes are visited, at most, to show that a value depends on no input.
 _MOST_NODES = 64
 
 
@@ -47,7 +47,7 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _restored(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """What a ``DequantizeLinear`` computes, by arithmetic; ``None`` for scales by block, of which nothing is made."""
+    """The result of a ``DequantizeLinear`` by arithmetic; ``None`` for scales by block, which ONNX Runtime does not fuse."""
     x, scale, zero = [*node.inputs, None][:3]
     dtype, shape, parameters = node.outputs[0].dtype, node.outputs[0].shape, dims_of(scale)
     assert x is not None and scale is not None
@@ -79,7 +79,7 @@ def _is_scalar(value: ir.Value | None) -> bool:
 
 
 def _by_column(node: ir.Node, moves: list[ir.Node]) -> bool:
-    """Whether a restored matrix, moved about, has one scale, or one for each of its columns."""
+    """Whether a restored and moved matrix has a single scale, or a scale for each of its columns."""
     shape = dims_of(node.outputs[0])
     if _is_scalar(node.inputs[1]):
         return True
@@ -96,7 +96,7 @@ def _by_column(node: ir.Node, moves: list[ir.Node]) -> bool:
 
 
 def _is_quantised(node: ir.Node, moves: list[ir.Node]) -> bool:
-    """Whether a restored value, moved about, surely counts as quantised for ONNX Runtime.
+    """Whether a restored and moved value surely counts as quantised for ONNX Runtime.
 
     It moves a DequantizeLinear past other nodes where its scale is a constant number.
     """
@@ -120,10 +120,10 @@ def _left_is_restored(node: ir.Node) -> bool:
 
 
 def restored_weight(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Value] | None:
-    """A ``MatMul`` with a constant that DequantizeLinear restores, beside numbers that are not quantised.
+    """A ``MatMul`` of a constant that DequantizeLinear restores with numbers that are not quantised.
 
-    ONNX Runtime makes a MatMulNBits of it, which rounds the other operand to bytes. Beside quantised numbers it makes an
-    integer product, which fails for scales along another axis than the columns.
+    ONNX Runtime turns it into a MatMulNBits, which rounds the other operand to bytes. With quantised numbers it makes an integer
+    product, which fails for scales along another axis than the columns.
     """
     restoring, moves = _behind(node.inputs[1])
     if restoring is None or restoring.graph is not node.graph:
@@ -140,8 +140,8 @@ def restored_weight(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Valu
 def bias_of_all_axes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """The bias of a product of quantised numbers whose scale is computed has as many axes as the product.
 
-    ONNX Runtime makes a Gemm of a MatMul of more than two axes and a bias of one, and reshapes the first operand for it. A
-    DequantizeLinear of a computed scale stays before that Reshape, and the Gemm becomes a MatMulNBits, which rounds its
+    ONNX Runtime turns a MatMul of more than two axes and a bias of one axis into a Gemm, and reshapes the first operand for it.
+    A DequantizeLinear of a computed scale stays before that Reshape, and the Gemm becomes a MatMulNBits, which rounds its
     operand to bytes again.
     """
     products = [(made_by(value, "MatMul"), bias) for value, bias in zip(node.inputs, node.inputs[::-1], strict=True)]
@@ -157,7 +157,7 @@ def bias_of_all_axes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _leads_to_quantisation(node: ir.Node) -> bool:
-    """Whether the one node that reads the result is a QuantizeLinear, a Relu, a Clip and what moves it about aside.
+    """Whether single readers lead from the result to a QuantizeLinear, past Relu, Clip and nodes that move elements.
 
     A MatMul's bias comes first.
     """
@@ -196,8 +196,8 @@ def quantised_operands(g: GraphBuilder, node: ir.Node) -> ir.Value | Mapping[ir.
         return None
     if moves:
         return {restoring.outputs[0]: plain}
-    made: ir.Value = getattr(g.op, node.op_type)(plain, weight, *bias, **attribute_values(node))
-    return made
+    replacement: ir.Value = getattr(g.op, node.op_type)(plain, weight, *bias, **attribute_values(node))
+    return replacement
 
 
 def _only_dequantised(g: GraphBuilder, value: ir.Value, zero: np.ndarray | None) -> bool:
@@ -222,10 +222,10 @@ def _as_unsigned(values: np.ndarray) -> np.ndarray:
 
 
 def unsigned_bytes(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """``DequantizeLinear`` of int8 is one of uint8, with its zero point 128 higher.
+    """``DequantizeLinear`` of int8 as ``DequantizeLinear`` of uint8, with its zero point 128 higher.
 
-    From opset 21 on ONNX Runtime repeats it behind a Transpose, Slice, MaxPool and the like without its zero point, whose
-    type it then takes to be uint8: the model does not load.
+    From opset 21 on ONNX Runtime repeats it behind a Transpose, Slice, MaxPool and the like without its zero point, and then
+    assumes uint8: the model does not load.
     """
     value, zero = node.inputs[0], _zero_point(g, node)
     if value is None or value.dtype != ir.DataType.INT8 or zero is None or zero.size != 1:
@@ -261,9 +261,9 @@ def _quantised_unsigned(g: GraphBuilder, value: ir.Value, zero: np.ndarray | Non
 def unsigned_second_operand(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Value] | None:
     """A convolution or a product of two quantised operands, the second of which is int8: it is stored as uint8, 128 higher.
 
-    ONNX Runtime's kernels for uint8 and int8, to which it turns those for int8 and int8 too, add up pairs of products in 16 bits
-    on x86 processors without VNNI, which saturate. Those for uint8 and uint8 do not, in about 1.4 times the time. PyTorch's kernels
-    for x86 saturate alike, which is why it quantises for them to 7 bits: products of these are left as they are.
+    ONNX Runtime's kernels for uint8 and int8, which it also uses for int8 and int8, add up pairs of products in 16 bits on x86
+    processors without VNNI, which saturate. The kernels for uint8 and uint8 do not, in about 1.4 times the time. PyTorch's kernels
+    for x86 saturate alike, which is why it quantises for them to 7 bits: products of 7-bit numbers are left as they are.
     """
     (first, _), (second, _) = _behind(node.inputs[0]), _behind(node.inputs[1])
     if first is None or second is None or second.graph is not node.graph:
@@ -304,9 +304,9 @@ _RANGE = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
 
 
 def second_rounding(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """Two pairs of QuantizeLinear and DequantizeLinear in a row: the second one is computed by Round and Clip.
+    """Two pairs of QuantizeLinear and DequantizeLinear in a row: the second pair is computed by Round and Clip.
 
-    ONNX Runtime replaces both pairs by one of other scale, which rounds once.
+    ONNX Runtime replaces both pairs by a single pair of another scale, which rounds once.
     """
     quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
     if quantise is None or not is_op(quantise, "QuantizeLinear"):
@@ -339,7 +339,7 @@ def _output_transposed(node: ir.Node) -> bool:
 
 
 def output_apart_from_quantisation(g: GraphBuilder, node: ir.Node) -> Mapping[ir.Value, ir.Value] | None:
-    """An output of the graph that is quantised after a ``Transpose``, and that nothing else reads, is a copy.
+    """An output of the graph that is quantised after a ``Transpose``, and that no other node reads, is a copy.
 
     ONNX Runtime moves QuantizeLinear before the Transpose, and then makes the quantised numbers the output.
     """

@@ -26,13 +26,12 @@ MODEL = "import torch\ndef make(): return torch.nn.Linear(3, 2), (torch.randn(4,
 CODE = """
 from onnxplug.cli.app import run
 assert run(["export", "alone_model.py:make", "-o", "m.onnx", "--verify", "--dynamic", "input=batch,_"]) == 0
-assert run(["verify", "m.onnx", "alone_model.py:make"]) == 0
 assert run(["--help"]) == 0
 import onnxplug, torch
 from onnxplug import *
 program = onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), verify=True)
 assert not [name for name in sys.modules if name.startswith("onnxplug_")]
-for command in ("inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "fleet", "run"):
+for command in ("verify", "inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "fleet", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
@@ -42,14 +41,17 @@ def check_model():
     from onnxplug.testing import check_model
 for name, ask in {
     "profile=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), profile=True),
+    "progress=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), progress=True),
     "report=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), report=True),
     "functions=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), functions=True),
     "dtype=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), dtype="float16"),
     "quantize=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), quantize="int4"),
+    "target=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), target="onnxruntime:openvino"),
     "checks=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), checks=True),
     "onnxplug.runtime": lambda: onnxplug.runtime.inference_session("m.onnx"),
     "metadata=full": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), metadata="full"),
-    "weights from files": lambda: program.apply_weights("model.safetensors"),
+    "onnxplug.fake_weights": lambda: onnxplug.fake_weights(),
+    "other weights": lambda: program.apply_weights({}),
     "examples=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), examples=[(x,), (torch.randn(4),)]),
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
@@ -85,13 +87,14 @@ def test_it_exports_and_verifies(printed: str) -> None:
 
 def test_what_is_lacking_names_its_package(printed: str) -> None:
     for package, names in {
-        "onnxplug-tools": "profile= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.testing inspect bench why plugins",
+        "onnxplug-tools": "profile= progress= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.fake_weights onnxplug.testing verify inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",
         "onnxplug-fleet": "fleet",
+        "onnxplug-targets": "target='onnxruntime:openvino'",
         "onnxplug-torch-onnx": "onnxplug.export onnxplug.as_torch_onnx onnxplug.compat custom_translation_table= metadata=full run",
     }.items():
         for name in names.split():
             assert f"{name} needs the package {package}, which is not installed" in printed
-    assert "weights from files needs the package onnxplug-tools, which is not installed" in printed
-    assert printed.count("hint: pip install onnxplug-tools") == 8
+    assert "other weights needs the package onnxplug-tools, which is not installed" in printed
+    assert printed.count("hint: pip install onnxplug-tools") == 9
     assert printed.count("hint: pip install onnxplug-torch-onnx") == 1

@@ -16,7 +16,17 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 #: Pages of packages that the environment of development has installed.
 PAGES += [
     CONTRIB / f"onnxplug-{name}" / "README.md"
-    for name in ("compile", "fleet", "precision", "quantized", "reference", "tools", "torch-onnx", "torchscript")
+    for name in (
+        "compile",
+        "fleet",
+        "precision",
+        "quantized",
+        "reference",
+        "targets",
+        "tools",
+        "torch-onnx",
+        "torchscript",
+    )
 ]
 #: Pages that tell of packages under contrib/, by these packages.
 PLUGINS = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.logs import parse
 
 import onnxplug
 from onnxplug import logs
@@ -75,7 +76,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
     ],
 )
 def test_values(text: str, levels: dict[str, int]) -> None:
-    assert logs.parse(text) == levels
+    assert parse(text) == levels
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_values(text: str, levels: dict[str, int]) -> None:
 )
 def test_values_that_cannot_be_read_are_warned_of_once(text: str, wrong: str, setting: Any) -> None:
     with pytest.raises(ValueError, match=wrong.replace("[", r"\[") if "\\" not in wrong else "no level"):
-        logs.parse(text)
+        parse(text)
     with pytest.warns(logs.LogSettingWarning, match="ONNXPLUG_LOG=.* is ignored") as caught:
         setting(text)
     assert len(caught) == 1

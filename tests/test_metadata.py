@@ -18,7 +18,7 @@ from torch._higher_order_ops import scan, while_loop
 
 import onnxplug
 from onnxplug import Metadata, OnnxProgram, Rule, UsageError
-from onnxplug.build.module_calls import KEY
+from onnxplug.build.provenance import MODULE_CALL
 from onnxplug.build.scope import nodes_of
 from onnxplug.cli.app import run
 from onnxplug.run.save import to_bytes
@@ -158,7 +158,7 @@ def test_every_node_says_where_it_comes_from(name: str, level: str) -> None:
             said = node.metadata_props
             assert wanted <= said.keys(), (node.name, node.op_type, said)
             assert said["namespace"] != "onnxplug: graph", (node.name, node.op_type)
-            assert KEY not in said
+            assert MODULE_CALL not in said
             assert all(isinstance(text, str) for text in said.values())
             if level == "short":
                 assert said.keys() <= {"namespace", "pkg.onnxplug.source", REWRITE}, said
@@ -481,8 +481,8 @@ def test_the_environment_says_what_is_written_by_default(
     said: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONNXPLUG_METADATA", said)
-    assert Metadata.asked(None).level == level
-    assert Metadata.asked("short").level == "short"
+    assert Metadata.of_option(None).level == level
+    assert Metadata.of_option("short").level == "short"
     program = onnxplug.export(torch.nn.Linear(4, 2), (X,), verbose=False)
     (node,) = program.model.graph
     assert len(node.metadata_props) == {"none": 0, "short": 2}.get(level, len(node.metadata_props))

@@ -27,7 +27,7 @@ _REACH = {"linear": 1.0, "cubic": 2.0, "lanczos": 3.0}
 def antialiased_weights(
     size: int, out: int, factor: float | None, corners: bool, mode: str, dtype: ir.DataType
 ) -> np.ndarray:
-    """What each element of one axis contributes to each one of the result: [out, size].
+    """The weight of each element of an axis in each element of the result: [out, size].
 
     Args:
         size, out: Number of elements before and after. A size that stays is copied, whatever the factor.

@@ -1,4 +1,4 @@
-"""Arithmetic in the dtype of the result, or in a wider one where the operator or its kernel does not take that."""
+"""Arithmetic in the dtype of the result, or in a wider dtype where the operator or its kernel does not take it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Matrices balanced before their eigenvalues are computed (Parlett & Reinsch 1969; LAPACK's gebal).
 
-Eigenvalues that stand alone, as all those of a triangular matrix do, are set apart by a permutation and found exactly; rows
-and columns of very different size are scaled by powers of two, so that rounding is small beside each.
+Isolated eigenvalues, such as all eigenvalues of a triangular matrix, are set apart by a permutation and are exact; rows and
+columns of very different size are scaled by powers of two, so that rounding is small relative to each.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _REACH = {FLOAT: 30.0, DOUBLE: 250.0}
 
 
 class Balanced(NamedTuple):
-    """A balanced matrix, and what undoes it.
+    """A balanced matrix, with the permutation and scales that undo it.
 
     Attributes:
-        parts: The matrix, one part or a real and an imaginary one, ``[*batch, n, n]``.
-        order: Which row of the given matrix each one is, ``[*batch, n]``.
-        scales: What a row was divided and a column multiplied by, in the given order, ``[*batch, n]``.
+        parts: The matrix: one part, or a real and an imaginary part, ``[*batch, n, n]``.
+        order: The row of the original matrix that each row is, ``[*batch, n]``.
+        scales: The divisors of rows and factors of columns, in the original order, ``[*batch, n]``.
     """
 
     parts: list[Value]
@@ -51,12 +51,12 @@ def balanced(g: GraphBuilder, parts: Sequence[Value]) -> Balanced:
     scales = _scales(g, size, active)
     across, down = unsqueeze(g, scales, rank - 2), unsqueeze(g, scales, rank - 1)
     _, order = g.op.TopK(keys, g.as_vector(n), axis=rank - 2, largest=0, sorted=1, _outputs=2)
-    made = [g.op.Div(g.op.Mul(part, across), down) for part in parts]
-    return Balanced([rearranged(g, rearranged(g, x, order, -2), order, -1) for x in made], order, scales)
+    scaled = [g.op.Div(g.op.Mul(part, across), down) for part in parts]
+    return Balanced([rearranged(g, rearranged(g, x, order, -2), order, -1) for x in scaled], order, scales)
 
 
 def restored(g: GraphBuilder, x: Value, order: Value, scales: Value) -> Value:
-    """Vectors (columns) of a balanced matrix as those of the given one."""
+    """Vectors (columns) of the balanced matrix as vectors of the original matrix."""
     rank, n = rank_of(x), g.dim(x, -2)
     _, inverse = g.op.TopK(order, g.as_vector(n), axis=rank - 2, largest=0, sorted=1, _outputs=2)
     return g.op.Mul(rearranged(g, x, inverse, -2), unsqueeze(g, scales, rank - 1))
@@ -76,8 +76,8 @@ def _set_apart(g: GraphBuilder, size: Value) -> tuple[Value, Value]:
     def step(j: Value, keys: Value, axis: int, key: Value) -> list[Value]:
         active = g.op.And(g.op.GreaterOrEqual(keys, g.const(0)), g.op.Less(keys, count))
         others = g.op.And(filled, unsqueeze(g, active, axis - 1 if axis == rank - 1 else axis + 1))
-        found = reduce(g, "ReduceSum", g.cast(others, INT64), [axis], False)
-        free = g.op.And(active, g.op.Equal(found, g.const(0)))
+        neighbours = reduce(g, "ReduceSum", g.cast(others, INT64), [axis], False)
+        free = g.op.And(active, g.op.Equal(neighbours, g.const(0)))
         chosen = reduce(g, "ReduceMax", g.op.Where(free, index, none), [rank - 2], True)
         return [g.op.Where(g.op.Equal(index, chosen), key, keys)]
 
@@ -121,11 +121,11 @@ def _scales(g: GraphBuilder, size: Value, active: Value) -> Value:
         power, factor = g.op.Where(better, power, zero), g.op.Where(better, factor, one)
         wide = g.op.Where(here, factor, one)
         size = g.op.Div(g.op.Mul(size, unsqueeze(g, wide, rank - 2)), unsqueeze(g, wide, rank - 1))
-        found = reduce(g, "ReduceSum", g.cast(better, INT64), None, False)
+        improved = reduce(g, "ReduceSum", g.cast(better, INT64), None, False)
         return [
             size,
             g.op.Add(powers, g.op.Where(here, power, zero)),
-            g.op.Or(changed, g.op.Greater(found, g.const(0))),
+            g.op.Or(changed, g.op.Greater(improved, g.const(0))),
         ]
 
     def sweep(_: Value, size: Value, powers: Value) -> list[Value]:

@@ -11,14 +11,14 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
 
 
-def expand_to(g: GraphBuilder, x: Value, shape: Sequence[Any], given: Sequence[Any]) -> Value:
+def expand_to(g: GraphBuilder, x: Value, shape: Sequence[Any], requested: Sequence[Any]) -> Value:
     """``x`` broadcast to a shape.
 
     An axis that keeps its size is 1 in ONNX's Expand, which leaves larger sizes as they are.
     """
     source: list[Any] = [1] * (len(shape) - rank_of(x)) + list(x.shape or ())
     target: list[Any] = []
-    for have, want, argument in zip(source, shape, given, strict=True):
+    for have, want, argument in zip(source, shape, requested, strict=True):
         if isinstance(argument, int) and argument == -1:
             target.append(1)
         elif isinstance(want, int):

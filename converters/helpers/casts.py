@@ -1,4 +1,4 @@
-"""Conversion between dtypes, with torch's rules for what is out of range."""
+"""Conversion between dtypes, with torch's rules for numbers out of range."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Coefficients of the approximations in Cephes (S. L. Moshier, Methods and Programs for Mathematical Functions, 1989).
 
-Polynomials stand highest power first, Chebyshev series highest order first. Cephes' ``p1evl`` has a leading 1, which
+Polynomials are written highest power first, Chebyshev series highest order first. Cephes' ``p1evl`` has a leading 1, which
 torch omits in the denominators of J, Y and Ai, and so do these tables: the difference is below 1e-6 of the result, but
 the result is torch's.
 """

@@ -48,7 +48,7 @@ def c_mul(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
 
 
 def bilinear(g: GraphBuilder, product: Callable[..., Value], x: Complex, y: Complex) -> Complex:
-    """A bilinear operation on two complex tensors, as four operations on real ones."""
+    """A bilinear operation on two complex tensors, as four operations on real tensors."""
     return Complex(
         g.op.Sub(product(x.real, y.real), product(x.imag, y.imag)),
         g.op.Add(product(x.real, y.imag), product(x.imag, y.real)),

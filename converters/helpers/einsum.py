@@ -30,7 +30,7 @@ def sum_of_products(g: GraphBuilder, equation: str, tensors: Sequence[Value]) ->
     if not arrow:
         right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
     if _is_long(g, _summed(g, terms, tensors, right), tensors):
-        # A letter that one operand alone has is summed there.
+        # A letter that only one operand has is summed there.
         tensors = [_summed_alone(g, x, term, left, right) for x, term in zip(tensors, terms, strict=True)]
     summed = _summed(g, terms, tensors, right)
     if not _is_long(g, summed, tensors):
@@ -73,7 +73,7 @@ def _in_steps(
     sizes = {c: size for term, x in zip(terms, tensors, strict=True) for c, size in zip(term, g.dims(x), strict=True)}
     static = [size for c in (*kept, *right) if isinstance(size := sizes[c], int)]
     memory = sum(math.prod(size for size in g.dims(x) if isinstance(size, int)) for x in tensors)
-    if math.prod(static) > memory:  # what the Einsum keeps would take more than the operands
+    if math.prod(static) > memory:  # the Einsum's intermediate result would be larger than the operands
         kept = []
     result = g.op.Einsum(*tensors, equation=f"{','.join(terms)}->{''.join(kept)}{right}")
     for _ in kept:

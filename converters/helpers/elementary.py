@@ -86,7 +86,7 @@ def arctan2(g: GraphBuilder, y: Value, x: Value) -> Value:
     zero, one, pi = g.const(0.0, dtype), g.const(1.0, dtype), g.const(math.pi, dtype)
     below, left = is_negative(g, y), is_negative(g, x)
     a, b = g.op.Abs(y), g.op.Abs(x)
-    # Equal magnitudes, infinite ones included, have the quotient 1; two zeros have the angle 0.
+    # Equal magnitudes, also infinite, have the quotient 1; two zeros have the angle 0.
     quotient = g.op.Where(g.op.Equal(a, b), one, g.op.Div(a, b))
     ratio = g.op.Where(g.op.Equal(g.op.Max(a, b), zero), zero, arctan(g, quotient))
     angle = g.op.Where(left, g.op.Sub(pi, ratio), ratio)
@@ -94,19 +94,19 @@ def arctan2(g: GraphBuilder, y: Value, x: Value) -> Value:
 
 
 def hypot_of(g: GraphBuilder, x: Value, y: Value) -> Value:
-    """sqrt(x² + y²) without overflow; NaN where an operand is NaN, even if the other one is infinite."""
+    """sqrt(x² + y²) without overflow; NaN where an operand is NaN, even if the other operand is infinite."""
     dtype = x.dtype
     assert dtype is not None
     one = g.const(1.0, dtype)
     a, b = g.op.Abs(x), g.op.Abs(y)
     top, low = g.op.Max(a, b), g.op.Min(a, b)
-    # Equal magnitudes, infinite ones and zeros included, have the quotient 1.
+    # Equal magnitudes, also infinities and zeros, have the quotient 1.
     ratio = g.op.Where(g.op.Equal(top, low), one, g.op.Div(low, top))
     return g.op.Mul(top, g.op.Sqrt(g.op.Add(one, g.op.Mul(ratio, ratio))))
 
 
 def hypot_exact(g: GraphBuilder, x: Value, y: Value) -> Value:
-    """As :func:`hypot_of`, but infinite where one operand is infinite, even if the other one is NaN."""
+    """As :func:`hypot_of`, but infinite where one operand is infinite, even if the other operand is NaN."""
     infinite = g.op.Or(g.op.IsInf(x), g.op.IsInf(y))
     return g.op.Where(infinite, g.const(float("inf"), x.dtype), hypot_of(g, x, y))
 

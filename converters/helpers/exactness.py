@@ -1,4 +1,4 @@
-"""Conditions and reasons of rules that stand beside the plain one of their operator.
+"""Conditions and reasons of rules that an operator has in addition to its plain rule.
 
 Rules with ``exact`` differ only for NaN, infinities, ties or integers beyond 2**53, and cost more than a tenth of the
 operator's time: they are used with ``to_onnx(exact=True)``, and docs/numerics.md states the cost of each. Rules with a
@@ -30,7 +30,7 @@ WRONG_AND_SLOW: dict[str, Any] = {
     "target": "onnxruntime",
     "reason": "its kernel for integers goes through double, which is wrong beyond 2**53, and is slower",
 }
-#: For hypot, which is infinite where one operand is, whatever the other one is.
+#: For hypot, which is infinite where either operand is, whatever the other operand is.
 INFINITE_BESIDE_NAN: dict[str, Any] = {"exact": True, "reason": "infinite as soon as one operand is, also beside NaN"}
 #: For operators whose kernel gives a number where the result is NaN.
 KERNEL_FORGETS_NAN: dict[str, Any] = {
@@ -54,7 +54,7 @@ def of_floats(node: FxNode) -> bool:
 
 
 def of_wide_integers(node: FxNode) -> bool:
-    """Whether the result is a tensor of 64-bit integers: narrower ones are exact in double."""
+    """Whether the result is a tensor of 64-bit integers: narrower integers are exact in double."""
     return node.dtype == INT64
 
 

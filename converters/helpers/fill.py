@@ -32,5 +32,5 @@ def filled(g: GraphBuilder, value: Any, sizes: Sequence[Any], dtype: ir.DataType
 
 def sizes_of(node: FxNode, position: int) -> list[Any]:
     """A size argument, its static sizes as ints."""
-    given = node.args[position]
-    return [d if isinstance(d, int) else s for d, s in zip(node.shape, given, strict=True)]
+    sizes = node.args[position]
+    return [d if isinstance(d, int) else s for d, s in zip(node.shape, sizes, strict=True)]

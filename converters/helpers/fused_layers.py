@@ -1,4 +1,4 @@
-"""Layers that a trace without gradients calls as one operator of torch's, which has no other kernel: by their parts."""
+"""Layers that a trace without gradients records as a single torch operator without a decomposition, computed by their parts."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def attention(
     """``aten::_native_multi_head_attention``: inputs are (batch, sequence, embed_dim), the weights (batch, query, key)."""
     weights = qkv_weight.chunk(3)
     biases = qkv_bias.chunk(3)
-    given = zip((query, key, value), weights, biases, strict=True)
+    projections = zip((query, key, value), weights, biases, strict=True)
     # (batch, head, sequence, size of a head)
-    q, k, v = (functional.linear(x, w, b).unflatten(-1, [num_head, -1]).transpose(1, 2) for x, w, b in given)
+    q, k, v = (functional.linear(x, w, b).unflatten(-1, [num_head, -1]).transpose(1, 2) for x, w, b in projections)
     if mask is None and not need_weights:
         mixed = functional.scaled_dot_product_attention(q, k, v)
         return functional.linear(mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), None

@@ -15,7 +15,7 @@ from onnxplug.errors import Unsupported
 
 
 def index_tensors(g: GraphBuilder, x: Value, indices: Sequence[Any]) -> tuple[list[int], list[Value]]:
-    """The indexed axes and an int64 tensor for each; a bool mask becomes one a dimension of the mask."""
+    """The indexed axes and an int64 tensor for each; a bool mask becomes a tensor for each dimension of the mask."""
     axes: list[int] = []
     tensors: list[Value] = []
     axis = 0

@@ -1,6 +1,6 @@
 """Interpolation one axis at a time: the coordinates of the result's elements in the input, and their weights.
 
-They are computed here for static sizes, in the graph for dynamic ones. The formulas are those of
+They are computed here for static sizes, and in the graph for dynamic sizes. The formulas are those of
 ATen/native/UpSample.h: ``area_pixel_compute_scale``, ``area_pixel_compute_source_index``, and for nearest neighbours
 ``nearest_neighbor_compute_source_index``.
 """
@@ -52,7 +52,7 @@ class Axis(NamedTuple):
 
 
 def axes_of(g: GraphBuilder, node: FxNode) -> list[Axis]:
-    """The spatial axes of either form of an upsampling operator (``.vec`` and the one with a factor an axis)."""
+    """The spatial axes of either form of an upsampling operator (``.vec``, or with a factor for each axis)."""
     x = node.args[0]
     named = node.kwargs
     size = named["output_size"]
@@ -66,8 +66,8 @@ def axes_of(g: GraphBuilder, node: FxNode) -> list[Axis]:
         dim, want = (x.shape or ())[2 + number], node.shape[2 + number]
         out: Any = want
         if not isinstance(want, int):
-            given = size[number] if size is not None else None
-            out = given if isinstance(given, Value) else g.size(want)
+            fixed = size[number] if size is not None else None
+            out = fixed if isinstance(fixed, Value) else g.size(want)
         # torch ignores a factor that is not positive.
         factor = factors[number]
         factor = float(factor) if factor is not None and factor > 0 else None
@@ -171,7 +171,7 @@ def by_weights(
 def _bytes_by_weights(g: GraphBuilder, x: Value, axes: list[Axis], corners: bool, mode: str, widen: bool) -> Value:
     """The same of bytes, in PyTorch's integers: weights of 15 bits, and bytes after each axis, the last of which comes first.
 
-    Every number here is whole, or a whole one by a power of two, and small enough to be exact.
+    Every number here is whole, or a whole number divided by a power of two, and small enough to be exact.
     """
     result = x
     for number, axis in reversed(list(enumerate(axes))):
@@ -198,7 +198,7 @@ def _bytes_by_weights(g: GraphBuilder, x: Value, axes: list[Axis], corners: bool
 
 
 def _weights(size: int, out: int, factor: float | None, corners: bool, mode: str) -> np.ndarray:
-    """What each element of one axis contributes to each one of the result: [out, size].
+    """The weight of each element of an axis in each element of the result: [out, size].
 
     Linear interpolation copies a size that stays, whatever the factor; cubic interpolation follows the factor there too.
     """
@@ -243,7 +243,7 @@ def _computed_sources(g: GraphBuilder, out: Value, step: Value, corners: bool) -
 
 
 def _computed_linear(g: GraphBuilder, size: Value, sources: Value) -> Value:
-    """Linear weights; coordinates outside the input are those of its first or last element."""
+    """Linear weights; coordinates outside the input are clamped to its first or last element."""
     end = g.cast(g.op.Sub(size, g.const(1)), DOUBLE)
     places = unsqueeze(g, g.cast(g.op.Range(g.const(0), size, g.const(1)), DOUBLE), 0)
     sources = g.op.Min(g.op.Max(sources, g.const(0.0, DOUBLE)), end)
@@ -251,7 +251,7 @@ def _computed_linear(g: GraphBuilder, size: Value, sources: Value) -> Value:
 
 
 def _computed_cubic(g: GraphBuilder, size: Value, sources: Value) -> Value:
-    """Cubic weights of the four nearest elements; those outside the input are its first or last element."""
+    """Cubic weights of the four nearest elements; elements outside the input are its first or last element."""
     op, zero = g.op, g.const(0.0, DOUBLE)
     end = g.cast(op.Sub(size, g.const(1)), DOUBLE)
     places = unsqueeze(g, g.cast(op.Range(g.const(0), size, g.const(1)), DOUBLE), 0)

@@ -106,9 +106,9 @@ def _tangent(g: GraphBuilder, a: Value, b: Value, d: Value) -> Value:
 
 
 def _skewed(g: GraphBuilder, a: Value, b: Value, d: Value, symmetric: bool) -> Value:
-    """Whether any d is more than the rounding error of matrices with these diagonal elements; NaN says no.
+    """Whether any d is more than the rounding error of matrices with these diagonal elements; no for NaN.
 
-    The bound is relative to the matrix's largest: what remains of a product below that is not known.
+    The bound is relative to the matrix's largest element: smaller remainders of products are not known.
     """
     dtype = dtype_of(a)
     longer = g.op.Max(g.op.Abs(a), g.op.Abs(b))
@@ -128,7 +128,7 @@ def _halves(g: GraphBuilder, n: Size) -> tuple[Size, Size]:
 
 
 def _tournament(g: GraphBuilder, half: Size) -> Value:
-    """Where each column's successor stands: the first stays, the others move round it by one place."""
+    """The place of each column's successor: the first stays, the others move round it by one place."""
     if isinstance(half, int):
         seats = np.arange(2 * half)
         top = np.where(seats == 1, half, seats - 1)

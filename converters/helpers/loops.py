@@ -37,8 +37,8 @@ def repeat(
     inputs: list[tuple[ir.DataType, Any]] = [(INT64, ()), (BOOL, ())]
     inputs += [(dtype_of(s), s.shape.dims if s.shape is not None else None) for s in states]
     graph = g.subgraph(body, inputs)
-    found = g.op.Loop(g.as_scalar(count), g.const(True), *states, body=graph, _outputs=len(states))
-    results = [found] if len(states) == 1 else list(found)
+    looped = g.op.Loop(g.as_scalar(count), g.const(True), *states, body=graph, _outputs=len(states))
+    results = [looped] if len(states) == 1 else list(looped)
     for result, state in zip(results, states, strict=True):
         result.type = state.type
         result.shape = state.shape

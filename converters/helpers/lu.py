@@ -88,7 +88,7 @@ def _pivot(g: GraphBuilder, a: Value, j: Value, rows: Value) -> Value:
 
 
 def permutation_of(g: GraphBuilder, pivots: Value, m: Size) -> Value:
-    """The permutation that LAPACK's pivots (int64, from 1) stand for: its rows' order, ``[*batch, m]``."""
+    """The permutation of LAPACK's pivots (int64, from 1): the order of the rows, ``[*batch, m]``."""
     rows = iota(g, m)
     rank = rank_of(pivots)
 
@@ -106,7 +106,7 @@ def permutation_of(g: GraphBuilder, pivots: Value, m: Size) -> Value:
 def first_zero(g: GraphBuilder, packed: Value) -> Value:
     """LAPACK's ``info`` of an LU factorization: the number of the first zero on U's diagonal, 0 when there is none."""
     is_zero = g.op.Equal(diagonal(g, packed), g.const(0.0, dtype_of(packed)))
-    # Counted from the end, so that the first one is the largest and none at all is 0.
+    # Counted from the end, so that the first is the largest number and none at all is 0.
     count = g.as_scalar(smaller(g, g.dim(packed, -2), g.dim(packed, -1)))
     score = g.op.Where(is_zero, g.op.Sub(count, iota(g, smaller(g, g.dim(packed, -2), g.dim(packed, -1)))), g.const(0))
     none = full(g, 0, INT64, [*batch_of(g, packed), 1])
@@ -118,7 +118,7 @@ def first_zero(g: GraphBuilder, packed: Value) -> Value:
 def solve_triangular(g: GraphBuilder, t: Value, b: Value, *, upper: bool, unit: bool = False) -> Value:
     """``X`` of ``T X = B`` by substitution, a row of X a step (Golub & Van Loan, 3.1.1); the batches broadcast.
 
-    The other triangle of T is not read, nor is its diagonal when it is said to be ones.
+    The other triangle of T is not read, nor is its diagonal if it is declared to be ones.
     """
     n = g.dim(t, -1)
     rows = unsqueeze(g, iota(g, n), 1)

@@ -1,6 +1,6 @@
 """Parts and properties of stacks of dense real matrices ``[*batch, m, n]``.
 
-These helpers, and those of the factorizations, work on a whole batch at once, by operators that take any number of leading
+These helpers, and the helpers of the factorizations, work on a whole batch at once, by operators that take any number of leading
 dimensions, so that the batch and the sizes may be dynamic or 0. Elements that must not count are masked by Where: a
 product with 0 would keep NaN and turn infinities into NaN.
 """
@@ -49,7 +49,7 @@ def product_along(g: GraphBuilder, x: Value, axis: int, matrix: Value) -> Value:
 
 
 def take(g: GraphBuilder, x: Value, index: Value, axis: int) -> Value:
-    """``x`` at an index along an axis: a 0-dim index removes the axis, one of shape [1] keeps it."""
+    """``x`` at an index along an axis: a 0-dim index removes the axis, an index of shape [1] keeps it."""
     return g.op.Gather(x, index, axis=axis % rank_of(x))
 
 
@@ -60,7 +60,7 @@ def cut(g: GraphBuilder, x: Value, axis: int, start: Size, stop: Size | None = N
 
 
 def triangle(g: GraphBuilder, x: Value, *, upper: bool, diagonal: float | None = None, strict: bool = False) -> Value:
-    """One triangle of each matrix, zeros elsewhere; ``diagonal`` stands in the diagonal's place."""
+    """One triangle of each matrix, zeros elsewhere; ``diagonal`` replaces the diagonal."""
     dtype = dtype_of(x)
     rows, columns = unsqueeze(g, iota(g, g.dim(x, -2)), 1), unsqueeze(g, iota(g, g.dim(x, -1)), 0)
     less, more = (rows, columns) if upper else (columns, rows)
@@ -110,6 +110,6 @@ def scale_of(g: GraphBuilder, x: Value) -> Value:
 
 
 def poison(g: GraphBuilder, x: Value) -> Value:
-    """0 for a finite matrix, NaN for one that holds NaN or an infinity: ``[*batch, 1, 1]``, to be added to results."""
+    """0 for a finite matrix, NaN for a matrix that holds NaN or an infinity: ``[*batch, 1, 1]``, to be added to results."""
     rank = rank_of(x)
     return reduce(g, "ReduceSum", g.op.Mul(x, g.const(0.0, dtype_of(x))), [rank - 2, rank - 1], True)

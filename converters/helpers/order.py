@@ -18,16 +18,16 @@ from onnxplug.interpret.node import FxNode
 
 
 def count_below(g: GraphBuilder, edges: Value, x: Value, right: bool, dtype: ir.DataType) -> Value:
-    """For each element of ``x`` how many of the ascending ``edges`` come before it; with ``right`` equal ones too.
+    """For each element of ``x`` the number of ascending ``edges`` before it; with ``right`` also those equal to it.
 
-    That number is what a binary search finds. NaN comes after every edge.
+    That number is the result of a binary search. NaN comes after every edge.
 
     Args:
         g: The builder.
         edges: [n], or [..., n] with the leading axes of ``x``.
         x: Any shape, [..., m] when the edges have leading axes.
         right: Whether edges equal to the element count.
-        dtype: What to compare in.
+        dtype: The dtype of the comparison.
     """
     edges, x = g.cast(edges, dtype), g.cast(x, dtype)
     if rank_of(edges) > 1:
@@ -45,7 +45,7 @@ def first_beyond(g: GraphBuilder, edges: Value, x: Value) -> Value:
 
     Args:
         g: The builder.
-        edges: [..., n] with n of at least 1; its last one is greater than every element.
+        edges: [..., n] with n of at least 1; the last edge is greater than every element.
         x: [..., m] of the same dtype and leading axes.
     """
     axis = rank_of(edges) - 1
@@ -128,7 +128,7 @@ def at_rank(g: GraphBuilder, node: FxNode, x: Value, axis: int, keepdim: bool, p
 
 
 def nan_rows(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, Value]:
-    """Whether a row holds NaN, and where its first one is; the axis kept with size 1."""
+    """Whether a row holds NaN, and the place of its first NaN; the axis kept with size 1."""
     flags = g.cast(g.op.IsNaN(x), FLOAT)
     some = g.cast(reduce(g, "ReduceMax", flags, [axis], True), BOOL)
     return some, g.op.ArgMax(flags, axis=axis, keepdims=1)

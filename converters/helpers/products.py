@@ -70,7 +70,7 @@ def is_restored(x: Value) -> bool:
 def _by_restored_weight(g: GraphBuilder, a: Value, b: Value) -> Value | None:
     """The product with a weight that DequantizeLinear restores, where ``a`` isn't quantised; ``None`` for any other.
 
-    It is a Gemm of [out, in], or has the weight first: ONNX Runtime fuses a MatMul by it into one that rounds ``a`` to
+    It is a Gemm of [out, in], or has the weight first: ONNX Runtime fuses a MatMul by it into a product that rounds ``a`` to
     bytes.
     """
     weight = _behind(b, frozenset({"Transpose"}))

@@ -31,8 +31,8 @@ def operands_in(g: GraphBuilder, *args: Any, dtype: ir.DataType, inner: ir.DataT
 
     The first conversion wraps integers and rounds floats: -1 becomes 255 in uint8, and 0.1 becomes 0.09998 in float16.
     """
-    given = operands(g, *args, dtype=dtype)
-    return given if dtype == inner else operands(g, *given, dtype=inner)
+    promoted = operands(g, *args, dtype=dtype)
+    return promoted if dtype == inner else operands(g, *promoted, dtype=inner)
 
 
 def common_dtype(node: FxNode, *positions: int) -> ir.DataType:
@@ -60,7 +60,7 @@ def common_dtype(node: FxNode, *positions: int) -> ir.DataType:
 
 
 def _number(value: Any) -> Any:
-    """A number of the same category as a symbolic one; promotion depends on the category alone."""
+    """A number of the same category as a symbolic number; promotion depends only on the category."""
     if isinstance(value, torch.SymInt):
         return 1
     if isinstance(value, torch.SymFloat):

@@ -17,7 +17,7 @@ from onnxplug.converters.helpers.reductions import reduce
 def householder(g: GraphBuilder, a: Value) -> tuple[Value, Value]:
     """QR by reflections, as LAPACK's geqrf returns it: R and below it the vectors, and ``tau``.
 
-    Golub & Van Loan, 5.2.1, with LAPACK's signs: the new diagonal has the opposite sign of the old one, and a column that
+    Golub & Van Loan, 5.2.1, with LAPACK's signs: the new diagonal has the opposite sign of the old diagonal, and a column that
     is zero below the diagonal is left alone (tau is 0).
     """
     dtype = dtype_of(a)

@@ -62,12 +62,12 @@ def _hashed(g: GraphBuilder, x: Value, dtype: ir.DataType) -> Value:
 
 
 #: Numbers of a mask that are not used. ONNX Runtime seeds a linear congruential generator anew for each mask, by a counter: the
-#: first numbers of one mask after the other hardly differ.
+#: first numbers of successive masks hardly differ.
 _SKIPPED = 16
 
 
 def _random_words(g: GraphBuilder, count: int) -> Sequence[Value]:
-    """Random integers of 32 bits, from the mask of a Dropout in training mode; other ones at each run."""
+    """Random integers of 32 bits, from the mask of a Dropout in training mode; different at each run."""
     ones = g.const(np.ones(_SKIPPED + 32 * count, dtype=np.float32))
     _, mask = g.op.Dropout(ones, 0.5, True, _outputs=2)
     bits = np.zeros((_SKIPPED + 32 * count, count))

@@ -22,9 +22,9 @@ INF, NAN, PI = math.inf, math.nan, math.pi
 
 
 class Real:
-    """A value in a formula; numbers beside it become constants of its dtype.
+    """A value in a formula; numbers combined with it become constants of its dtype.
 
-    Comparisons give boolean ones, which ``&``, ``|``, ``~`` and :func:`where` take.
+    Comparisons give boolean values, which ``&``, ``|``, ``~`` and :func:`where` take.
     """
 
     __slots__ = ("dtype", "g", "value")
@@ -214,7 +214,7 @@ def iterate(count: Value, body: Callable[..., Sequence[Real]], *state: Real, nam
 
 
 def largest(x: Real) -> Value:
-    """The largest element of an int64 value and zero, as a scalar; zero for an empty one."""
+    """The largest element of an int64 value and zero, as a scalar; zero for an empty value."""
     g = x.g
     flat = g.op.Concat(g.op.Reshape(x.value, [-1]), [0], axis=0)
     return g.op.ReduceMax(flat, keepdims=0)

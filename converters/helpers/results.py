@@ -8,7 +8,7 @@ from onnxplug.interpret.node import FxNode
 
 
 def wanted(node: FxNode, index: int) -> bool:
-    """Whether anything reads one of the results of a node."""
+    """Whether anything reads a given result of a node."""
     users = node.fx.users
     if not all(user.target is operator.getitem for user in users):
         return True

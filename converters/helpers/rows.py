@@ -9,7 +9,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 
-#: What may stand between queries, keys and values in one and what takes them apart.
+#: Operators that may come between a joint product of queries, keys and values and the operator that separates them.
 _LAYS_OUT = frozenset(
     {"view", "_unsafe_view", "reshape", "unflatten", "permute", "transpose", "contiguous", "clone", "dropout"}
 )

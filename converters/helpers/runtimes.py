@@ -1,7 +1,7 @@
-"""What a runtime's kernels lack or compute wrongly: one table, for the cases that a rule's ``target`` cannot express.
+"""Gaps and faults of a runtime's kernels: one table, for the cases that a rule's ``target`` cannot express.
 
-A whole form for one runtime is a rule with ``target`` and ``reason``. This table has what concerns many rules, or helpers deep
-inside of them: element types without a kernel, and single faults. In portable ONNX none of it holds. docs/numerics.md shows it.
+A whole form for one runtime is a rule with ``target`` and ``reason``. This table is for many rules, or helpers deep inside of them:
+element types without a kernel, and single faults. In portable ONNX none of it holds. docs/numerics.md shows it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _UNSIGNED = frozenset({_DT.UINT32, _DT.UINT64})
 
 @dataclass(frozen=True)
 class Gap:
-    """Element types that a runtime has no kernel for: what holds them is computed in a wider one and cast back.
+    """Element types without a kernel in a runtime: operators on them are computed in a wider type and cast back.
 
     Attributes:
         operators: Operators of ai.onnx, separated by blanks.
         dtypes: The element types.
-        reason: Since or until when, and what there is instead.
-        until: The last opset of which that is true; ``None`` for all.
+        reason: Since or until when, and the substitute.
+        until: The last opset for which that is true; ``None`` for all.
         target: The runtime.
     """
 
@@ -47,8 +47,8 @@ class Fault:
     """A way in which a runtime differs from ONNX, and which concerns several converters.
 
     Attributes:
-        reason: What it does.
-        instead: What is emitted.
+        reason: The fault.
+        instead: The emitted form.
         target: The runtime.
     """
 
@@ -145,14 +145,14 @@ def has_kernel(g: GraphBuilder, operators: str, dtype: ir.DataType) -> bool:
 
 
 def computed_in(g: GraphBuilder, operators: str, dtype: ir.DataType) -> ir.DataType:
-    """The element type in which operators are computed: ``dtype`` itself, or the least wider one that all of them take.
+    """The element type in which operators are computed: ``dtype`` itself, or the narrowest wider type that all of them take.
 
     Args:
         g: The builder.
         operators: Operators of ai.onnx, separated by blanks.
         dtype: Element type of the operands.
     """
-    if dtype is FLOAT:  # the one that every operator and every runtime has
+    if dtype is FLOAT:  # the type that every operator and every runtime has
         return dtype
     return _computed(operators, dtype, g.opset, g.runtime)
 
@@ -160,7 +160,7 @@ def computed_in(g: GraphBuilder, operators: str, dtype: ir.DataType) -> ir.DataT
 @lru_cache(maxsize=4096)
 def _computed(operators: str, dtype: ir.DataType, opset: int, runtime: str | None) -> ir.DataType:
     candidates = (dtype, *_wider(dtype))
-    return next((found for found in candidates if _computes(operators, found, opset, runtime)), dtype)
+    return next((candidate for candidate in candidates if _computes(operators, candidate, opset, runtime)), dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ def scan(g: GraphBuilder, x: Value, axis: int, starts: list[Any], step: Step) ->
         g: The builder.
         x: The tensor.
         axis: Non-negative axis.
-        starts: What each state starts from: a number and its dtype; it takes the shape of ``x`` without the axis.
+        starts: The start of each state: a number and its dtype; it gets the shape of ``x`` without the axis.
         step: From the states and one slice of ``x`` to the next states and the slices of the outputs.
 
     Returns:
@@ -61,7 +61,7 @@ def is_empty(x: Value) -> bool:
 
 
 def running_product(g: GraphBuilder, x: Value, axis: int) -> Value:
-    """The product of all elements up to each one."""
+    """The product of all elements up to each element."""
 
     def step(states: list[Value], item: Value) -> tuple[list[Value], list[Value]]:
         product = g.op.Mul(states[0], item)

@@ -31,7 +31,7 @@ _COMBINE = {
 
 
 def _by_hits(g: GraphBuilder, x: Value, places: Value, source: Value, reduction: str) -> Value:
-    """A scatter with a reduction before ONNX had one: each element of ``x`` against every place that is written.
+    """A scatter with a reduction for opsets without ONNX's: each element of ``x`` against every place that is written.
 
     Args:
         g: The builder.
@@ -147,7 +147,7 @@ def run_of_each(g: GraphBuilder, starts: Value, count: Value | int) -> Value:
 
     Args:
         g: The builder.
-        starts: [runs], int64, ascending from 0, none greater than ``count``; equal ones start empty runs.
+        starts: [runs], int64, ascending from 0, none greater than ``count``; equal starts give empty runs.
         count: The number of items.
     """
     ones = g.op.Expand(g.const(1), g.op.Shape(starts))

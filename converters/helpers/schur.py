@@ -1,8 +1,8 @@
 """Schur forms of dense matrices, by Householder reflections and shifted QR steps (Golub & Van Loan, 7.4 and 7.5).
 
-A complex matrix is held as a real one of twice the size, with ``[[a, -b], [b, a]]`` in the place of ``a + bi``, so that
-real and complex matrices go through the same products; a *number* is the list of its parts, one of a real matrix and two of a
-complex one. Each step works on the whole batch; which rows it changes differs from matrix to matrix.
+A complex matrix is held as a real matrix of twice the size, with ``[[a, -b], [b, a]]`` instead of ``a + bi``, so that real and
+complex matrices go through the same products; a *number* is the list of its parts, one for a real matrix and two for a complex
+matrix. Each step works on the whole batch; the rows that it changes differ from matrix to matrix.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onnxplug.converters.helpers.reductions import reduce
 Number = list[Value]
 #: QR steps for each eigenvalue, and for each matrix; LAPACK gives up after as many.
 _STEPS, _LEAST_STEPS = 30, 300
-#: After so many steps without a result comes one with another shift, made with LAPACK's factors.
+#: After this number of steps without a result comes a step with another shift, made with LAPACK's factors.
 _PATIENCE, _SHIFT, _SPREAD = 10, 0.75, math.sqrt(0.4375)
 
 
@@ -37,10 +37,10 @@ class Grid(NamedTuple):
     """The indices of a stack of matrices that the steps compare with.
 
     Attributes:
-        parts: 1 for real matrices, 2 for complex ones.
+        parts: 1 for real matrices, 2 for complex matrices.
         n: Size of the matrices.
         places: The numbers of the rows, ``[n]``.
-        rows, columns: To which row ``[parts * n, 1]`` and column ``[parts * n]`` each stored one belongs.
+        rows, columns: The row ``[parts * n, 1]`` and column ``[parts * n]`` that each stored row and column belongs to.
         units: Which stored rows hold a part, as numbers ``[parts * n, 1]``, for each part.
     """
 
@@ -165,9 +165,9 @@ class _Bands(NamedTuple):
 
 
 def _cleaned(g: GraphBuilder, grid: Grid, x: Value) -> tuple[Value, _Bands, Value]:
-    """A Hessenberg matrix without what is negligible, its diagonals, and where its subdiagonal is left, ``[*batch, n]``.
+    """A Hessenberg matrix without negligible elements, its diagonals, and the mask of its remaining subdiagonal, ``[*batch, n]``.
 
-    An element is negligible beside those on the diagonal that it stands between; the matrix's largest is about 1.
+    An element is negligible relative to the two diagonal elements next to it; the matrix's largest element is about 1.
     """
     dtype = dtype_of(x)
     parts = parts_of(g, grid, x)
@@ -175,9 +175,9 @@ def _cleaned(g: GraphBuilder, grid: Grid, x: Value) -> tuple[Value, _Bands, Valu
         x = stored(g, grid, parts)
     main, upper, lower = ([band(g, grid, part, above) for part in parts] for above in (0, 1, -1))
     eps = epsilon(dtype)
-    beside = _size(g, main)
-    beside = g.op.Max(g.op.Add(beside, moved(g, grid, beside, 1)), g.const(eps, dtype))
-    edges = g.op.Greater(_size(g, lower), g.op.Mul(beside, g.const(eps, dtype)))
+    neighbours = _size(g, main)
+    neighbours = g.op.Max(g.op.Add(neighbours, moved(g, grid, neighbours, 1)), g.const(eps, dtype))
+    edges = g.op.Greater(_size(g, lower), g.op.Mul(neighbours, g.const(eps, dtype)))
     kept = unsqueeze(g, take(g, edges, grid.columns, -1), rank_of(edges) - 1)
     kept = g.op.And(kept, g.op.Equal(grid.rows, g.op.Add(grid.columns, g.const(1))))
     kept = g.op.Or(kept, g.op.LessOrEqual(grid.rows, grid.columns))
@@ -202,8 +202,8 @@ def _window(g: GraphBuilder, grid: Grid, edges: Value) -> tuple[Value, Value]:
 
     def last(where: Value, by: int) -> Value:
         """The last k with a property, plus ``by``; 0 where there is none."""
-        found = g.op.Where(where, g.op.Add(grid.places, g.const(by)), g.const(0))
-        return reduce(g, "ReduceMax", g.op.Concat(found, none, axis=axis), [axis], True)
+        places = g.op.Where(where, g.op.Add(grid.places, g.const(by)), g.const(0))
+        return reduce(g, "ReduceMax", g.op.Concat(places, none, axis=axis), [axis], True)
 
     end = g.op.Sub(last(long, span + 1), g.const(1))
     inside = g.op.Less(grid.places, end)
@@ -218,8 +218,8 @@ def _at(g: GraphBuilder, grid: Grid, x: Number, k: Value) -> Number:
 
 
 class Two(NamedTuple):
-    """What the eigenvalues of real matrices ``[[a, b], [c, d]]`` are made of: they less d are ``mean ± i root`` where they
-    are ``paired``, and otherwise ``far`` and ``near``, the one that is closer to 0."""
+    """The parts of the eigenvalues of real matrices ``[[a, b], [c, d]]``: less d they are ``mean ± i root`` where they are
+    ``paired``, and otherwise ``far`` and ``near``, which is closer to 0."""
 
     paired: Value
     mean: Value
@@ -244,15 +244,15 @@ def block_of_two(g: GraphBuilder, a: Value, b: Value, c: Value, d: Value) -> Two
 def _real_shifts(g: GraphBuilder, grid: Grid, bands: _Bands, last: Value, stuck: Value) -> tuple[Value, Value]:
     """The shifts ``r ± i s`` of a step of real matrices as r and s, ``[*batch, 1]``.
 
-    The eigenvalues of the last block of two; the closer one to the last element, twice, where they are real.
+    The eigenvalues of the last block of two; where they are real, twice the eigenvalue that is closer to the last element.
     """
     before = g.op.Sub(last, g.const(1))
     (a,), (b,), (c,) = (_at(g, grid, x, before) for x in (bands.main, bands.upper, bands.lower))
     (d,), (above,) = _at(g, grid, bands.main, last), _at(g, grid, bands.lower, g.op.Sub(last, g.const(2)))
     dtype = dtype_of(d)
-    found = block_of_two(g, a, b, c, d)
-    real = g.op.Add(d, g.op.Where(found.paired, found.mean, found.near))
-    imag = g.op.Where(found.paired, found.root, g.const(0.0, dtype))
+    block = block_of_two(g, a, b, c, d)
+    real = g.op.Add(d, g.op.Where(block.paired, block.mean, block.near))
+    imag = g.op.Where(block.paired, block.root, g.const(0.0, dtype))
     size = g.op.Add(g.op.Abs(c), g.op.Abs(above))
     real = g.op.Where(stuck, g.op.Add(d, g.op.Mul(size, g.const(_SHIFT, dtype))), real)
     return real, g.op.Where(stuck, g.op.Mul(size, g.const(_SPREAD, dtype)), imag)

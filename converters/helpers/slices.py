@@ -13,7 +13,7 @@ INT_MAX = (1 << 63) - 1
 
 
 def slice_axis(g: GraphBuilder, x: Value, axis: int, start: Any, end: Any, step: int = 1) -> Value:
-    """``x[start:end:step]`` along one axis. Negative and out-of-range bounds mean in ONNX what they mean in torch."""
+    """``x[start:end:step]`` along one axis. Negative and out-of-range bounds mean the same in ONNX as in torch."""
     start = 0 if start is None else start
     end = INT_MAX if end is None else end
     size = x.shape[axis] if x.shape is not None else None

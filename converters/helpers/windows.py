@@ -26,8 +26,8 @@ def windows_of(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Va
 
 def spread(values: Any, count: int) -> list[int]:
     """One number for each spatial axis."""
-    given = [values] if isinstance(values, int) else list(values)
-    return given * count if len(given) == 1 else given
+    numbers = [values] if isinstance(values, int) else list(values)
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,9 +97,9 @@ def largest_along(g: GraphBuilder, x: Value, axis: int, exact: bool = False) -> 
 
 
 def adaptive_max_dynamic(g: GraphBuilder, x: Value, out: Sequence[int], exact: bool = False) -> list[Value]:
-    """Adaptive max pool of sizes that are only known at run time: an axis at a time, the last one first.
+    """Adaptive max pool of sizes that are only known at run time: an axis at a time, the last axis first.
 
-    Equal elements keep the index of the first one in the plane.
+    Equal elements keep the index of the first element in the plane.
     """
     assert x.dtype is not None
     rank = rank_of(x)
@@ -126,7 +126,7 @@ def ceil_extra_dynamic(
 ) -> list[Value]:
     """The padding that ceil_mode adds at the end of each axis, computed at run time.
 
-    The number of windows is rounded up; a last one that would start in the padding is dropped.
+    The number of windows is rounded up; a last window that would start in the padding is dropped.
     """
     extra = []
     for axis, (k, s, p) in enumerate(zip(spans, stride, pads, strict=True)):

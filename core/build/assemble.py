@@ -23,7 +23,7 @@ def assemble(
     outputs: Sequence[tuple[str, Any]],
     state: Mapping[ir.Value, torch.Tensor],
 ) -> tuple[ir.Graph, dict[ir.Value, torch.Tensor]]:
-    """Makes the graph of what was emitted: only nodes that the outputs need, every value named.
+    """Makes the graph of the emitted nodes: only nodes that the outputs need, every value named.
 
     Args:
         g: The builder, everything emitted.
@@ -89,7 +89,7 @@ def _refuse_newer_dtypes(g: GraphBuilder, values: Iterable[ir.Value]) -> None:
 
 
 def _name_values(names: Names, nodes: Iterable[ir.Node], named: Container[int]) -> None:
-    """Gives what nodes make and the constants that they read their names; results have theirs."""
+    """Names the results of nodes and the constants that they read; outputs of the graph have their names."""
     constants = 0
     for node in nodes:
         for value in node.outputs:
@@ -105,7 +105,7 @@ def _name_values(names: Names, nodes: Iterable[ir.Node], named: Container[int]) 
 
 
 def _name_within(graphs: Iterable[ir.Graph], unique: Callable[[str], str]) -> None:
-    """Names what graphs within the graph make: a name is visible in them, where it must not be made again."""
+    """Names the results within subgraphs: they see the names of the graph around them and must not reuse any."""
     for graph in graphs:
         for value in graph.inputs:
             value.name = unique(value.name or "graph_input")

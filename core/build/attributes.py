@@ -1,4 +1,4 @@
-"""Attributes as converters give them, and as ONNX holds them; what a schema says of a node."""
+"""Attributes as converters write them, and as ONNX holds them; checks of nodes against their schemas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MANY = {
 
 
 def make_attribute(spec: OpSpec, name: str, value: Any) -> ir.Attr:
-    """An attribute of an operator, of the type that its schema wants, or that the value has.
+    """An attribute of an operator: of the type in its schema, else of the type of the value.
 
     Args:
         spec: The operator.
@@ -64,11 +64,11 @@ def make_attribute(spec: OpSpec, name: str, value: Any) -> ir.Attr:
 
 def _attribute_value(kind: ir.AttributeType, value: Any) -> Any:
     """The value as ``onnx_ir`` keeps it for an attribute type."""
-    one = _MANY.get(kind)
-    if one is not None:
+    item_kind = _MANY.get(kind)
+    if item_kind is not None:
         if not isinstance(value, list | tuple | np.ndarray | torch.Size):
             raise TypeError("expected a list")
-        converted = [_attribute_value(one, item) for item in value]
+        converted = [_attribute_value(item_kind, item) for item in value]
         if any(isinstance(item, bytes) for item in converted):
             raise ValueError("in a list each string must be UTF-8")
         return converted
@@ -115,11 +115,11 @@ def guess_type(name: str, value: Any) -> ir.AttributeType:
             f"attribute {name!r} is an empty list, whose element type is unknown",
             hint=f"Give it as onnx_ir.AttrInt64s({name!r}, []) or another typed attribute.",
         )
-    found = {_guess_one(item) for item in value} if many else {_guess_one(value)}
-    if found == {_KINDS.INT, _KINDS.FLOAT}:
-        found = {_KINDS.FLOAT}
-    kind = found.pop()
-    if kind is None or found:
+    kinds = {_guess_one(item) for item in value} if many else {_guess_one(value)}
+    if kinds == {_KINDS.INT, _KINDS.FLOAT}:
+        kinds = {_KINDS.FLOAT}
+    kind = kinds.pop()
+    if kind is None or kinds:
         raise ConversionError(f"attribute {name!r} has a value that ONNX can't hold: {value!r}")
     if not many:
         return kind
@@ -141,7 +141,7 @@ def _guess_one(value: Any) -> ir.AttributeType | None:
 
 
 class Attributes:
-    """The attributes of a graph's nodes: equal numbers, texts and lists of integers of one operator share theirs.
+    """The attributes of a graph's nodes: nodes of an operator share equal numbers, texts and lists of integers.
 
     Args:
         describe: How a message calls a dynamic size.
@@ -219,7 +219,8 @@ def check_dtypes(spec: OpSpec, values: Sequence[ir.Value | None], is_stored: Cal
     Args:
         spec: The operator.
         values: The inputs.
-        is_stored: Tells what the model stores: nodes of ai.onnx on that alone are computed at export, whatever the schema says.
+        is_stored: Whether the model stores a value: nodes of ai.onnx on stored values alone are computed at export, whatever the
+            schema says.
 
     Raises:
         ConversionError: They don't fit.

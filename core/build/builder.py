@@ -1,4 +1,4 @@
-"""GraphBuilder: what a converter emits through."""
+"""GraphBuilder: emits the nodes of converters."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ class GraphBuilder:
 
     Args:
         opsets: Target version of each domain; ``""`` is ai.onnx.
-        optimize: Fold constants, share equal pure nodes, drop nodes that do nothing. Without it, every node asked for is
-            made.
+        optimize: Fold constants, share equal pure nodes, drop nodes that do nothing. Without it, every requested node is
+            emitted.
         domains: Known versions of other domains, used when a converter names none.
         schemas: Domain to the ``OpSchema`` objects that plugins registered for it.
         runtime: The program that the model is made for; ``None`` is portable ONNX.
-        kernels: The runtime's kernels; what none is for is computed in a wider element type. ``None``: not known.
+        kernels: The runtime's kernels; an operator without a kernel is computed in a wider element type. ``None``: not known.
         exact: Whether special values must be exact where that costs time.
         expressions: Name of a dynamic size to its sympy expression.
-        events: Who is told of what the builder spends time on; ``None``: nobody.
+        events: Receives the builder's counts and times; ``None``: nobody does.
 
     Attributes:
         op: The operators of ai.onnx at the target opset.
         opset: The target version of ai.onnx.
         opsets: Every domain that the graph imports, with its version.
-        optimize, runtime, exact: As given.
+        optimize, runtime, exact: The arguments.
         sizes: Which values hold dynamic sizes.
-        weights: The tensors that are exported with the model, and what is made of them.
+        weights: The tensors that are exported with the model, and the initializers derived from them.
         scope: The graph and its subgraphs under construction.
         functions: The model-local functions.
         provenance: The call under conversion, and where each node comes from.
@@ -108,7 +108,7 @@ class GraphBuilder:
 
         Args:
             name: The domain; ``""`` is ai.onnx.
-            version: Its version; ``None`` is the one that the user asked for, else the one that a plugin declares, else 1.
+            version: Its version; ``None`` is the user's, else the version that a plugin declares, else 1.
 
         Returns:
             An object whose attributes are the domain's operators, as ``g.op`` is for ai.onnx.
@@ -131,8 +131,8 @@ class GraphBuilder:
 
         Args:
             spec: The operator.
-            inputs: Values, ``None`` for an absent optional one, or Python objects, which become constants.
-            attributes: Attributes by name; those that are ``None`` are left out.
+            inputs: Values, ``None`` for an absent optional input, or Python objects, which become constants.
+            attributes: Attributes by name; attributes that are ``None`` are left out.
             outputs: Number of outputs.
 
         Returns:
@@ -174,34 +174,34 @@ class GraphBuilder:
         key = None
         if self.optimize and spec.pure:
             if outputs == 1 and not references:
-                found = self._without_node(spec, values, raw)
-                if found is not None:
-                    return found
+                known = self._without_node(spec, values, raw)
+                if known is not None:
+                    return known
             if len(keys) > 1:
                 keys.sort(key=_first)
             key = (spec, outputs, *map(id, values), *keys)
             seen = self.scope.innermost.lookup(key)
             if seen is not None:
                 return seen[0] if outputs == 1 else seen
-        # A float that is known at a function's call alone tells nothing of shapes; anything else may.
+        # A float that is only known at a function's call does not determine shapes; anything else may.
         typed = spec.op_type != "Constant" and (
             not references or all(a.type == ir.AttributeType.FLOAT for a in references)
         )
         return self._append(spec, values, attrs, raw if typed else None, outputs, key)
 
     def _without_node(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
-        """A value that holds the result already, or is the constant that it is; ``None`` where a node must compute it."""
+        """A value that holds the result already, or the folded constant; ``None`` where a node must compute it."""
         started = time.perf_counter_ns() if self.events is not None else 0
-        found = self._simplified(spec, values, raw)
+        known = self._simplified(spec, values, raw)
         if self.events is not None:
             self.events.count("part", "simplification and folding", started)
-        return found
+        return known
 
     def _simplified(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
         if spec.simplify is not None:
-            found: Value | None = spec.simplify(self, values, raw)
-            if found is not None:
-                return found
+            simplified: Value | None = spec.simplify(self, values, raw)
+            if simplified is not None:
+                return simplified
         if spec.fold is None:
             return None
         if any(value is not None and value.const_value is None for value in values):
@@ -212,7 +212,7 @@ class GraphBuilder:
         return folded
 
     def _folded(self, spec: OpSpec, values: Sequence[Value | None], raw: Mapping[str, Any]) -> Value | None:
-        """The constant that an operator on constants gives; ``None`` where that is left to the runtime."""
+        """The folded result of an operator on constants; ``None`` where it is left to the runtime."""
         assert spec.fold is not None
         arrays = [None if v is None else self.constant(v) for v in values]
         if sum(a.size for a in arrays if a is not None) > folding.MAX_ELEMENTS:
@@ -316,32 +316,32 @@ class GraphBuilder:
         kind = type(value)
         if (kind is list or kind is tuple) and set(map(type, value)) <= _INT:
             quick = (list, tuple(value), wanted)
-            found = self._constants.get(quick)
-            if found is not None:
-                return found
+            constant = self._constants.get(quick)
+            if constant is not None:
+                return constant
         elif isinstance(value, int | float):
             # 1 == 1.0 == True and 0.0 == -0.0 to a dict, but not to us.
             quick = (type(value), value, math.copysign(1.0, value) if value == 0 else 1.0, wanted)
-            found = self._constants.get(quick)
-            if found is not None:
-                return found
+            constant = self._constants.get(quick)
+            if constant is not None:
+                return constant
         array = as_array(value, wanted)
         key = content_key(array)
-        found = self._constants.get(key)
-        if found is None:
+        constant = self._constants.get(key)
+        if constant is None:
             tensor = Constant(array) if array.dtype.kind not in "OU" else text_tensor(array)
-            found = Value(type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-            self._constants[key] = found
+            constant = Value(type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+            self._constants[key] = constant
         if quick is not None:
-            self._constants[quick] = found
+            self._constants[quick] = constant
             if self._has_kernels and wanted in HALVES and quick[0] is not list:
-                self._widening.remember(found, self.const(value, ir.DataType.FLOAT))
-        return found
+                self._widening.remember(constant, self.const(value, ir.DataType.FLOAT))
+        return constant
 
     def constant(self, value: Value | None) -> np.ndarray | None:
-        """The numpy array that a value is known to be, ``None`` for one that is only known at run time.
+        """The numpy array of a constant, ``None`` for a value that is only known at run time.
 
-        Parameters and buffers are never known: their values may be replaced in the exported model. What they are stored as
+        Parameters and buffers are never known: their values may be replaced in the exported model. The form they are stored in
         may depend on them: ``g.stored(x)`` and ``g.derive(x, make, key)``.
         """
         if value is None or value.const_value is None:
@@ -376,7 +376,7 @@ class GraphBuilder:
 
         Args:
             x: The value.
-            axis: The axis; a negative one counts from the end.
+            axis: The axis; a negative axis counts from the end.
 
         Returns:
             An int when the size is static, else a 0-dim int64 Value.
@@ -395,8 +395,8 @@ class GraphBuilder:
         return [size if isinstance(size, int) else self._dynamic_dim(x, axis, size) for axis, size in enumerate(dims)]
 
     def _dynamic_dim(self, x: Value, axis: int, dim: ir.SymbolicDim) -> Value:
-        found = self.sizes.find(dim)
-        return found if found is not None else self.sizes.read(x, axis, dim.value)
+        size = self.sizes.find(dim)
+        return size if size is not None else self.sizes.read(x, axis, dim.value)
 
     def size(self, dim: int | ir.SymbolicDim) -> Size:
         """A dimension as a size.
@@ -414,7 +414,7 @@ class GraphBuilder:
 
         Args:
             x: A value, whose shape is meant, or sizes.
-            what: What the sizes are, for the message of the error.
+            what: A noun for the sizes, for the message of the error.
 
         Raises:
             Unsupported: A size is dynamic, and the message names it; or the rank is unknown.
@@ -432,7 +432,7 @@ class GraphBuilder:
         return list(sizes)
 
     def vector(self, sizes: Sequence[Size | ir.SymbolicDim]) -> Value:
-        """A 1-dim int64 Value of sizes, axes or other integers; ints beside each other become one constant."""
+        """A 1-dim int64 Value of sizes, axes or other integers; adjacent ints become one constant."""
         parts: list[Value] = []
         pending: list[int] = []
         for size in sizes:
@@ -464,14 +464,14 @@ class GraphBuilder:
         """``x`` with another shape, by as few nodes as the sizes allow.
 
         A size equal to the input's at the same axis is copied (0 in ONNX's Reshape), one other dynamic size is inferred at run time
-        (-1), and only further ones are computed. A size of -1 stays -1.
+        (-1), and only additional dynamic sizes are computed. A size of -1 stays -1.
 
         Args:
             x: The value.
             sizes: The new shape: ints, sizes or dimensions; their product is the number of elements of ``x``.
 
         Raises:
-            Unsupported: A size of 0 is asked for below opset 14, or no value in the graph holds a dynamic size.
+            Unsupported: A size is 0 below opset 14, or no value in the graph holds a dynamic size.
         """
         return reshape(self, self.sizes, x, sizes)
 
@@ -486,7 +486,7 @@ class GraphBuilder:
         return self.weights.stored(x)
 
     def is_weight(self, x: Value | None) -> bool:
-        """Whether a value is a parameter or a buffer of the model, or was made of one by :meth:`derive` as a torch tensor.
+        """Whether a value is a parameter or a buffer of the model, or was derived from one by :meth:`derive` as a torch tensor.
 
         :meth:`derive` takes such a value, also in a model with fake weights, for which :meth:`stored` is ``None``.
         """
@@ -498,13 +498,13 @@ class GraphBuilder:
         Args:
             source: A parameter, a buffer or a constant: a value for which :meth:`is_weight` is true or :meth:`stored` is
                 not ``None``.
-            make: A function of the tensor that returns what is stored: a torch tensor, or an ``onnx_ir`` tensor for dtypes
+            make: A function of the tensor that returns the stored tensor: a torch tensor, or an ``onnx_ir`` tensor for dtypes
                 that torch lacks.
-            key: Identifies what ``make`` does: equal keys of one source share one initializer.
-            form: A word for what is made: the initializer is called ``SOURCE.FORM``.
+            key: Identifies ``make``: equal keys of one source share one initializer.
+            form: A word for the new form: the initializer is called ``SOURCE.FORM``.
 
         Returns:
-            The initializer, with the dtype and shape of what ``make`` returned.
+            The initializer, with the dtype and shape of the result of ``make``.
 
         Raises:
             UsageError: ``source`` is known at run time only.
@@ -514,16 +514,16 @@ class GraphBuilder:
     # -- other calls and graphs ----------------------------------------------------------------------------------------
 
     def convert(self, call: Any) -> Any:
-        """Converts a call that was made of the current one: ``g.convert(node.part("real"))``.
+        """Converts a call that was derived from the current call: ``g.convert(node.part("real"))``.
 
         Args:
             call: The call (:class:`onnxplug.FxNode`).
 
         Returns:
-            What the first rule returns that does not decline.
+            The results of the first rule that does not decline.
 
         Raises:
-            Decline: No rule translates it; the converter that asks for it declines too unless it handles that.
+            Decline: No rule translates it; the calling converter declines too unless it catches that.
         """
         return self.interpreter.convert(call)
 
@@ -534,7 +534,7 @@ class GraphBuilder:
             node: The converter's own ``node``.
 
         Returns:
-            What that rule or decomposition returns.
+            The results of that rule or decomposition.
         """
         return self.interpreter.convert(node)
 
@@ -547,7 +547,7 @@ class GraphBuilder:
         """A graph for an If, Loop or Scan attribute; it may use every value of the graphs around it.
 
         Args:
-            build: Called with one Value an input; returns the graph's outputs.
+            build: Called with a Value for each input; returns the graph's outputs.
             inputs: Dtype and dimensions (``None`` for an unknown rank) of each input.
             name: The graph's name.
         """
@@ -569,11 +569,11 @@ class GraphBuilder:
         Args:
             domain: The function's domain; the model imports it at ``version``.
             name: The function's name.
-            build: Called with one formal Value an input (dtypes those of the call, ranks known, sizes not; ``None`` for
-                an absent input) and with a reference an attribute, to be given to the nodes of the body as theirs; emits
+            build: Called with a formal Value for each input (with the call's dtypes and ranks, without sizes; ``None`` for
+                an absent input) and with a reference for each attribute, to pass to nodes of the body as their own; emits
                 the body through this builder and returns its outputs.
             inputs: The call's inputs.
-            version: Version of the domain; the one that the plugin or the target gives it when ``None``, else 1.
+            version: Version of the domain; ``None`` is the version that the plugin or the target gives it, else 1.
             outputs: Number of outputs.
             attributes: The call's attributes. The function declares them; calls with other values share the body.
 
@@ -589,11 +589,11 @@ class GraphBuilder:
     # -- undoing -------------------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """The present end of emission, to be given to :meth:`rollback`."""
+        """The present end of emission, for :meth:`rollback`."""
         return len(self.scope.innermost.nodes), self.sizes.mark(), self._domains.mark()
 
     def rollback(self, mark: Mark) -> None:
-        """Removes every node emitted since ``mark``, and what was remembered of them: the domains' versions too."""
+        """Removes every node emitted since ``mark``, and all records of them: the domains' versions too."""
         nodes, sizes, domains = mark
         self.scope.innermost.rollback(nodes)
         self.sizes.undo(sizes)

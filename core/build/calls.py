@@ -1,4 +1,4 @@
-"""Who converts the calls of an FX graph, as converters see it through ``g.interpreter``."""
+"""The interpreter of an FX graph, as converters see it through ``g.interpreter``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnxplug.errors import UsageError
 
 
 class Interpreter(Protocol):
-    """Whoever walks the FX graph and converts its calls (:class:`onnxplug.DynamoInterpreter`)."""
+    """Walks the FX graph and converts its calls (:class:`onnxplug.DynamoInterpreter`)."""
 
     def convert(self, call: Any) -> Any:
-        """What the first rule that doesn't decline returns for a call (:class:`onnxplug.FxNode`)."""
+        """The results of a call (:class:`onnxplug.FxNode`) by the first rule that doesn't decline."""
 
     def has_rule(self, call: Any) -> bool:
         """Whether some rule applies to a call."""
@@ -23,13 +23,13 @@ class Interpreter(Protocol):
         """Converts another graph (a branch, a loop's body) in place."""
 
     def value_of(self, argument: Any) -> Any:
-        """What an argument of an FX node of this graph became; lists element by element, numbers as they are."""
+        """The value of an argument of an FX node of this graph; lists element by element, numbers as they are."""
 
     def dims(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         """The ONNX dimensions of a fake tensor."""
 
     def dim(self, size: int | torch.SymInt) -> Any:
-        """The ONNX dimension that a size of torch's trace is, a stride or an offset too."""
+        """The ONNX dimension of a size, a stride or an offset in torch's trace."""
 
 
 class NoInterpreter:

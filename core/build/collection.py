@@ -14,9 +14,9 @@ _was_enabled = False
 
 @contextmanager
 def collection_held() -> Iterator[None]:
-    """Holds off collections, of which one visits every object of torch: longer than the conversion of a small model takes.
+    """Holds off collections: a single collection visits every object of torch and takes longer than converting a small model.
 
-    What a conversion makes is wanted at its end, so there is next to nothing to collect. Nested and concurrent holders
+    All that a conversion makes is needed at its end, so there is next to nothing to collect. Nested and concurrent holders
     share one: the last to leave turns the collector on, if it was on.
     """
     global _holders, _was_enabled

@@ -1,7 +1,7 @@
-"""Complex tensors as two real ones.
+"""Complex tensors as two real tensors.
 
 ONNX has complex element types, but neither operators nor ONNX Runtime compute with them. Through a whole graph a complex
-tensor is a :class:`Complex`, its real and its imaginary part. Where one enters or leaves the model it is one real tensor
+tensor is a :class:`Complex`, its real and its imaginary part. As an input or output of the model it is one real tensor
 with a last axis of size 2, as ``torch.view_as_real`` makes it.
 """
 
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 #: Element type of the parts.
 PART_DTYPE = {ir.DataType.COMPLEX64: ir.DataType.FLOAT, ir.DataType.COMPLEX128: ir.DataType.DOUBLE}
-#: Prefix of the operator name under which rules for complex arguments or results stand.
+#: Prefix of the operator's name in rules for complex arguments or results.
 COMPLEX_PREFIX = "complex:"
 
 
@@ -45,7 +45,7 @@ class Complex:
 
 
 def from_pairs(g: Any, value: ir.Value) -> Complex:
-    """A complex tensor of a real one whose last axis holds real and imaginary part."""
+    """A complex tensor from a real tensor whose last axis holds real and imaginary part."""
     return Complex(g.op.Gather(value, g.const(0), axis=-1), g.op.Gather(value, g.const(1), axis=-1))
 
 
@@ -53,7 +53,7 @@ def to_pairs(g: Any, value: Complex) -> ir.Value:
     """Both parts on a last axis of size 2."""
     sizes = list(value.real.shape) if value.real.shape is not None else [None]
     if 0 in sizes and all(isinstance(size, int) for size in sizes):
-        # ONNX Runtime's Concat passes over what is empty, and forgets the axis of two.
+        # ONNX Runtime's Concat skips empty operands, and forgets the axis of two.
         return g.op.Expand(g.const(0, value.real.dtype), g.vector([*sizes, 2]))
     last = g.const([-1])
     return g.op.Concat(g.op.Unsqueeze(value.real, last), g.op.Unsqueeze(value.imag, last), axis=-1)

@@ -36,11 +36,11 @@ TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
     STRING: _DT.STRING,
 }
 ONNX_TO_TORCH: dict[ir.DataType, torch.dtype] = {onnx: torch_ for torch_, onnx in TORCH_TO_ONNX.items()}
-# torch packs two numbers of four bits into a byte, computes nothing with them, and views bytes as such and back: they are
-# bytes in ONNX, whose FLOAT4E2M1 counts each number as an element.
+# torch packs two numbers of four bits into a byte, computes nothing with them, and only views bytes as such pairs and back:
+# they are bytes in ONNX, whose FLOAT4E2M1 counts each number as an element.
 TORCH_TO_ONNX[torch.float4_e2m1fn_x2] = _DT.UINT8
 
-#: The ai.onnx versions since which there are element types, where a version that is exported for may lack them.
+#: The opset that introduced an element type, where that is later than the oldest opset exported to.
 SINCE: dict[ir.DataType, int] = {
     **dict.fromkeys((_DT.FLOAT8E4M3FN, _DT.FLOAT8E4M3FNUZ, _DT.FLOAT8E5M2, _DT.FLOAT8E5M2FNUZ), 19),
     **dict.fromkeys((_DT.INT4, _DT.UINT4), 21),
@@ -58,12 +58,12 @@ def to_onnx_dtype(dtype: torch.dtype | ir.DataType) -> ir.DataType:
     """
     if isinstance(dtype, ir.DataType):
         return dtype
-    found = TORCH_TO_ONNX.get(dtype)
-    if found is None:
+    element_type = TORCH_TO_ONNX.get(dtype)
+    if element_type is None:
         if not isinstance(dtype, torch.dtype):
             raise Unsupported(f"{dtype!r} is no dtype: give a torch.dtype or an onnx_ir.DataType")
         raise Unsupported(f"ONNX has no element type for {dtype}")
-    return found
+    return element_type
 
 
 def to_torch_dtype(dtype: ir.DataType | torch.dtype) -> torch.dtype:
@@ -74,10 +74,10 @@ def to_torch_dtype(dtype: ir.DataType | torch.dtype) -> torch.dtype:
     """
     if isinstance(dtype, torch.dtype):
         return dtype
-    found = ONNX_TO_TORCH.get(dtype)
-    if found is None:
+    torch_dtype = ONNX_TO_TORCH.get(dtype)
+    if torch_dtype is None:
         raise Unsupported(f"torch has no dtype for the ONNX element type {dtype.name}")
-    return found
+    return torch_dtype
 
 
 def as_array(value: Any, dtype: ir.DataType | None = None) -> np.ndarray:
@@ -114,7 +114,7 @@ def as_array(value: Any, dtype: ir.DataType | None = None) -> np.ndarray:
     return np.ascontiguousarray(array) if array.ndim else array
 
 
-#: Element types that torch has no tensors of, and what they come as.
+#: Element types that torch has no tensors of, and the dtypes that hold them.
 _COMES_AS = {
     **dict.fromkeys(("int4", "int2"), np.int8),
     **dict.fromkeys(("uint4", "uint2"), np.uint8),

@@ -55,9 +55,9 @@ class SizeComputer:
 
     def values(self, expr: Any) -> list[ir.Value]:
         """The arguments of an expression, all int64 or all double."""
-        found = [self.value(a) for a in expr.args]
-        dtype = _DOUBLE if any(v.dtype == _DOUBLE for v in found) else _INT
-        return [self.g.cast(v, dtype) for v in found]
+        operands = [self.value(a) for a in expr.args]
+        dtype = _DOUBLE if any(v.dtype == _DOUBLE for v in operands) else _INT
+        return [self.g.cast(v, dtype) for v in operands]
 
     def doubles(self, expr: Any) -> list[ir.Value]:
         """The arguments of an expression in double."""
@@ -146,9 +146,9 @@ def _shift(left: bool) -> Handler:
 
 def _where(c: SizeComputer, expr: Any) -> ir.Value:
     condition, *choices = expr.args
-    found = [c.value(a) for a in choices]
-    dtype = _DOUBLE if any(v.dtype == _DOUBLE for v in found) else found[0].dtype or _INT
-    yes, no = (c.g.cast(v, dtype) for v in found)
+    branches = [c.value(a) for a in choices]
+    dtype = _DOUBLE if any(v.dtype == _DOUBLE for v in branches) else branches[0].dtype or _INT
+    yes, no = (c.g.cast(v, dtype) for v in branches)
     return c.op.Where(c.g.cast(c.value(condition), _BOOL), yes, no)
 
 

@@ -48,7 +48,7 @@ def _cast(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:
     with np.errstate(all="ignore"):
         result = np.asarray(array.astype(target.numpy()))
     if target.is_floating_point() and target.bitwidth == 8 and not np.all(np.isfinite(result.astype(np.float32))):
-        # Whether what is too large saturates is up to the node.
+        # Whether numbers out of range saturate depends on the node.
         return None
     return result
 

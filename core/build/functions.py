@@ -99,8 +99,8 @@ class Functions:
         own = self._provenance
         provenance = own.current.in_function(name)
         with self._scope.nested(isolated=True), own.converting(own.call, provenance), self._sizes.isolated():
-            given = [None if value is None else formal for value, formal in zip(actual, formals, strict=True)]
-            outputs = self._scope.own_outputs(build(*given, **references))
+            inputs = [None if value is None else formal for value, formal in zip(actual, formals, strict=True)]
+            outputs = self._scope.own_outputs(build(*inputs, **references))
             nodes = self._scope.live(outputs)
         constants = _constant_nodes(nodes)
         own.of.update(dict.fromkeys(constants, provenance))
@@ -116,7 +116,7 @@ class Functions:
 
 
 def _refuse_captures(name: str, formals: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> None:
-    """A function sees its inputs and what it makes, nothing of the graph that calls it."""
+    """Refuses a body that reads values of the calling graph: a function sees only its inputs and its own nodes."""
     own = {id(v) for v in formals}
     pending = list(nodes)
     inside: list[ir.Node] = []

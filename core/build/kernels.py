@@ -1,17 +1,15 @@
-"""Which element types a runtime's kernels take: a table of them, and what is asked of it while a graph is built."""
+"""The element types that a runtime's kernels take, as a table, and its look-ups while a graph is built."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import onnx
 import onnx_ir as ir
 
-from onnxplug.build.spec import OpSpec, onnx_spec
+from onnxplug.build.spec import OpSpec
 
 _DT = ir.DataType
-#: One letter an element type; the types without a letter are never asked for.
+#: A letter for each element type; types without a letter are never looked up.
 LETTERS: dict[str, ir.DataType] = {
     "f": _DT.FLOAT,
     "d": _DT.DOUBLE,
@@ -39,10 +37,10 @@ class Kernels:
     """The kernels of a runtime.
 
     Args:
-        table: Operator of ai.onnx to its kernels, ``"13-13 T=fd; 14- T=fdil"``: the operator's versions for which a kernel
-            is, then for each type variable the letters of :data:`LETTERS` that it takes. An open end (``14-``) is the
-            version that the operator has had since 14. A kernel is for every combination of its letters; several with the
-            same versions stand beside each other. An operator that isn't in the table has a body of other operators.
+        table: Operator of ai.onnx to its kernels, ``"13-13 T=fd; 14- T=fdil"``: the versions of the operator that a kernel
+            serves, then for each type variable the letters of :data:`LETTERS` that it takes. An open end (``14-``) is the
+            version that the operator has had since 14. A kernel takes every combination of its letters; several may
+            have the same versions. An operator that isn't in the table has a body of other operators.
     """
 
     def __init__(self, table: Mapping[str, str]) -> None:
@@ -67,7 +65,7 @@ class Kernels:
         return any(_holds(row, spec.since) for row in self._rows_of(spec.op_type))
 
     def wider(self, spec: OpSpec, types: Types) -> dict[str, ir.DataType] | None:
-        """Type variables that must be widened for a kernel to be there, with what to; ``None`` when none need or can be.
+        """The type variables to widen for a kernel to take the operator, with their wider types; ``None`` when no widening helps.
 
         16-bit floats become float32; if that isn't enough, small integers and bools int32, or int64.
         """
@@ -82,15 +80,15 @@ class Kernels:
         return next((c for c in candidates if c and self.takes(spec, {**types, **c})), None)
 
     def _rows_of(self, op_type: str) -> list[_Row]:
-        found = self._rows.get(op_type)
-        if found is None:
+        rows = self._rows.get(op_type)
+        if rows is None:
             text = self._table.get(op_type, "")
-            found = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
-        return found
+            rows = self._rows[op_type] = [_parse(part) for part in text.split("; ") if part]
+        return rows
 
 
 def _holds(row: _Row, since: int) -> bool:
-    """A kernel without a last version is for the very version that it names."""
+    """Whether a kernel's row is for an operator's version; a row without a last version is only for its first."""
     first, last, _ = row
     return first <= since <= last if last is not None else first == since
 
@@ -103,58 +101,3 @@ def _parse(text: str) -> _Row:
         name, _, letters = constraint.partition("=")
         allowed[name] = frozenset(LETTERS[letter] for letter in letters)
     return int(first), int(last) if last else None, allowed
-
-
-def lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, list[str]]:
-    """The operators of a graph that there is no kernel for, sorted, by the element type of their first operand.
-
-    Operators of float32 and float16 are left out (ONNX Runtime computes float16 in float32), and those that the runtime
-    replaces by their bodies.
-    """
-    found: dict[ir.DataType, set[str]] = {}
-    for node in graph.all_nodes():
-        if node.domain:
-            continue
-        spec = onnx_spec(node.op_type, opset)
-        types: dict[str, ir.DataType] = {}
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.dtype is not None and spec.only_dtype(index) is None:
-                types.setdefault(spec.group_of(index), value.dtype)
-        types.pop("", None)
-        asked = {name: _DT.FLOAT if dtype == _DT.FLOAT16 else dtype for name, dtype in types.items()}
-        if not spec.has_schema or set(asked.values()) <= {_DT.FLOAT} or _is_computed(kernels, spec, asked):
-            continue
-        dtype = next(dtype for dtype in asked.values() if dtype != _DT.FLOAT)
-        if dtype == _DT.BFLOAT16 or not _is_inlined(kernels, node.op_type, opset, dtype):
-            found.setdefault(dtype, set()).add(node.op_type)
-    return {dtype: sorted(operators) for dtype, operators in found.items()}
-
-
-def _is_computed(kernels: Kernels, spec: OpSpec, types: Types) -> bool:
-    """Whether a kernel takes an operator; what has neither a kernel nor a body is not known, and counts as taken."""
-    if kernels.has_any(spec):
-        return kernels.takes(spec, types)
-    schema: Any = onnx.defs.get_schema(spec.op_type, spec.since)
-    return HALVES.isdisjoint(types.values()) and not schema.has_function
-
-
-def _is_inlined(kernels: Kernels, op_type: str, opset: int, dtype: ir.DataType) -> bool:
-    """Whether a runtime that has no kernel of an operator puts its body in its place, for whose operators it has them.
-
-    ONNX Runtime does so where no operator of the body has changed since the opset that the body is written for.
-    """
-    schema: Any = onnx.defs.get_schema(op_type, opset)  # onnx's stubs lack what it says of functions
-    if schema.has_context_dependent_function:
-        return True
-    written = max((version for version in schema.function_opset_versions if version <= opset), default=None)
-    if written is None:
-        return False
-    body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(written))
-    for operator in {node.op_type for node in body.node}:
-        spec = onnx_spec(operator, opset)
-        if spec.since != onnx_spec(operator, written).since:
-            return False
-        types = {spec.group_of(0): dtype} if spec.group_of(0) else {}
-        if not _is_computed(kernels, spec, types) and not _is_inlined(kernels, operator, opset, dtype):
-            return False
-    return True

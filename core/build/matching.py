@@ -20,7 +20,7 @@ def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def reads(*op_types: str) -> Callable[[ir.Node], bool]:
-    """A condition: a node reads what one of these operators of ai.onnx makes."""
+    """A condition: a node reads the result of one of these operators of ai.onnx."""
     wanted = frozenset(op_types)
 
     def condition(node: ir.Node) -> bool:
@@ -55,7 +55,7 @@ def used_once(value: ir.Value | None) -> bool:
 
 
 def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
-    """The node that alone reads a value, if it is one of these operators of ai.onnx and in the same graph."""
+    """The only reader of a value, if it is one of these operators of ai.onnx and in the same graph."""
     producer = value.producer()
     if not used_once(value) or producer is None:
         return None
@@ -70,8 +70,8 @@ def attribute_values(node: ir.Node) -> dict[str, Any]:
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
     """An attribute's value, or the operator's default."""
-    found = node.attributes.get(name)
-    return default if found is None else found.as_int()
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
 
 
 def same_size(a: Any, b: Any) -> bool:

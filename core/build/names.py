@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Names:
-    """The names that a model's values have: each is given once, as it is visible in every branch and body too."""
+    """The names of a model's values: each is used once, as it is visible in every branch and body too."""
 
     def __init__(self) -> None:
         self._taken: set[str | None] = set()

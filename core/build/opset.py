@@ -11,7 +11,7 @@ from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
 from onnxplug.errors import OpsetError, UsageError
 
 Input = Any
-"""What an operator takes as input: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
+"""An input of an operator: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
 
 
 class Emitter(Protocol):
@@ -53,9 +53,9 @@ class Operator(Protocol):
 class Opset:
     """The operators of one domain at one version: ``g.op.Gemm(a, b, c, alpha=2.0)`` emits a node.
 
-    Positional arguments are inputs: Values, ``None`` for an absent optional one, or Python scalars, lists, numpy arrays
+    Positional arguments are inputs: Values, ``None`` for an absent optional input, or Python scalars, lists, numpy arrays
     and torch tensors, which become shared constants of the dtype that the operator wants there. Keyword arguments are
-    attributes; one that is ``None`` is left out. ``_outputs=n`` gives a tuple of n Values.
+    attributes; an attribute that is ``None`` is left out. ``_outputs=n`` gives a tuple of n Values.
 
     Args:
         builder: The builder.
@@ -97,10 +97,10 @@ class Opset:
 
 
 class Domains:
-    """The domains beside ai.onnx that a graph imports, each at one version.
+    """The domains that a graph imports in addition to ai.onnx, each at one version.
 
     Args:
-        g: The builder; ``g.opsets`` has the versions that the user asked for, and takes those of further domains.
+        g: The builder; ``g.opsets`` has the user's versions, and receives the versions of other domains.
         declared: Domain to the version that a plugin declares.
         schemas: Domain to the ``OpSchema`` objects that plugins registered for it.
     """
@@ -134,7 +134,7 @@ class Domains:
         return self._used[name][0]
 
     def mark(self) -> int:
-        """The present number of domains, to be given to :meth:`undo`."""
+        """The present number of domains, for :meth:`undo`."""
         return len(self._used)
 
     def undo(self, mark: int) -> None:

@@ -1,4 +1,4 @@
-"""Where nodes come from: what they are named after, and what their metadata say."""
+"""Where nodes come from: the source of their names and of their metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.version import VERSION
 
-#: The keys of nodes' metadata. Those of torch are what ``torch.onnx.export`` writes.
+#: The keys of nodes' metadata; ``torch.onnx.export`` writes the keys with ``torch.onnx``, and ``namespace``, too.
 NAMESPACE = "namespace"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 NAMES = "pkg.torch.onnx.name_scopes"
@@ -24,28 +24,34 @@ DECOMPOSED = "pkg.onnxplug.decomposed"
 REWRITE = "pkg.onnxplug.rewrite"
 REPLACED = "pkg.onnxplug.rewritten_from"
 FUNCTION = "pkg.onnxplug.function"
-#: Where a function says which class of modules it stands for.
+#: Metadata key of a function: the class of modules whose calls it replaces.
 CLASS = "pkg.onnxplug.class"
-#: What nodes say with full metadata alone.
+#: Metadata key of a node's call of a module, until the model is finished. Rewrites pass it on with the rest of the metadata.
+MODULE_CALL = "pkg.onnxplug.module_call"
+#: The strict mode's name for the model in the graphs of branches and bodies.
+STRICT_ROOT = "_export_root"
+#: torch's mark on nodes that a pass of its own made.
+NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+#: The keys that only full metadata has.
 FULL_ALONE = (CLASSES, NAMES, FX_NODE, TRACE, RULE, PACKAGE, DECOMPOSED, REPLACED)
-#: All that they may say.
+#: All keys.
 ALL_KEYS = (*FULL_ALONE, NAMESPACE, SOURCE, REWRITE, FUNCTION)
 
 
 class Provenance:
-    """Where nodes come from that are no FX node's: an output's copy, for example.
+    """The origin of nodes that no FX node led to, for example the copy of an output.
 
-    Nothing is worked out before it is asked for: nobody asks of a call whose nodes are shared, or that makes none.
+    Metadata are made on demand: a call whose nodes are shared, or that emits none, costs nothing.
 
     Args:
-        name: What it is part of.
-        kind: What that is.
+        name: The part of the model: a function, an output.
+        kind: Its kind in a word.
         place: The path of the module, with slashes; nodes' names begin with it.
 
     Attributes:
         place: As above.
-        call: The call of a module, as ``ModuleCalls`` says it; ``None`` where that isn't asked for.
-        words: The nodes' name, where it says in words what they are there for.
+        call: The call of a module, as it stands in the metadata; ``None`` where it isn't needed.
+        words: The nodes' name, where it states their purpose in words.
     """
 
     __slots__ = ("_kind", "_name", "call", "place")
@@ -64,82 +70,78 @@ class Provenance:
 
     @property
     def title(self) -> str:
-        """What it is in a list of others."""
+        """Its line in a list."""
         return f"{self._name}: {self._kind}"
 
-    def said(self, full: bool) -> Mapping[str, str]:
+    def metadata(self, full: bool) -> Mapping[str, str]:
         """The metadata of the nodes.
 
         Args:
-            full: Everything; otherwise what a model is shipped with.
+            full: Everything; otherwise the metadata that a model is shipped with.
         """
         return without_modules(self._name, self._kind, full)
 
     def in_function(self, name: str) -> Provenance:
-        """Where the nodes of a function's body come from, which the calls share.
-
-        Args:
-            name: The function.
-        """
+        """The origin of the nodes of a function's body, which the calls share."""
         return Provenance(name, "function")
 
 
 def without_modules(name: str, kind: str, full: bool) -> dict[str, str]:
-    """The metadata of nodes that are of no module.
+    """The metadata of nodes that belong to no module.
 
     Args:
-        name: What they are part of.
-        kind: What that is.
+        name: The part of the model that they belong to.
+        kind: Its kind in a word.
         full: Everything.
     """
-    said = {NAMESPACE: f"{name}: {kind}"}
-    return {**said, **without_fx_node([kind], [name])} if full else said
+    metadata = {NAMESPACE: f"{name}: {kind}"}
+    return {**metadata, **without_fx_node([kind], [name])} if full else metadata
 
 
 def without_fx_node(classes: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """What nodes say with full metadata alone that onnxplug makes for no FX node.
+    """The full metadata of nodes that onnxplug emits for no FX node.
 
     Args:
         classes: The classes of their modules, the outermost first.
-        names: The paths of those.
+        names: The paths of the modules.
     """
     own = f"{PROJECT_NAME} {VERSION}"
     return {CLASSES: repr([*classes]), NAMES: repr([*names]), FX_NODE: "", TRACE: "", PACKAGE: own}
 
 
 class OfExport(Provenance):
-    """Where nodes of one export come from: what they say is worked out once."""
+    """The origin of nodes of one export; their metadata are made once."""
 
-    __slots__ = ("_said",)
-    _said: dict[str, str] | None
+    __slots__ = ("_metadata",)
+    _metadata: dict[str, str] | None
 
-    def said(self, full: bool) -> Mapping[str, str]:
+    def metadata(self, full: bool) -> Mapping[str, str]:
         """The metadata of the nodes.
 
         Args:
-            full: Everything; otherwise what a model is shipped with. It is the same in every call.
+            full: Everything; otherwise the metadata that a model is shipped with. It is the same in every call.
         """
-        if self._said is None:
-            self._said = self._say(full)
-        return self._said
+        if self._metadata is None:
+            self._metadata = self._make_metadata(full)
+        return self._metadata
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         raise NotImplementedError
 
 
-class Further(OfExport):
-    """The same with further metadata.
+class WithProperties(OfExport):
+    """Another origin with more metadata.
 
     Args:
         before: Where the nodes come from.
-        properties: The further metadata.
+        properties: The additional metadata.
     """
 
     __slots__ = ("_before", "_properties")
 
     def __init__(self, before: Provenance, properties: Mapping[str, str]) -> None:
         super().__init__("", "", before.place, before.call)
-        self._said = None
+        self._metadata = None
         self._before = before
         self._properties = properties
 
@@ -153,16 +155,16 @@ class Further(OfExport):
         """As of the provenance before."""
         return self._before.title
 
-    def _say(self, full: bool) -> dict[str, str]:
-        return {**self._before.said(full), **self._properties}
+    def _make_metadata(self, full: bool) -> dict[str, str]:
+        return {**self._before.metadata(full), **self._properties}
 
     def in_function(self, name: str) -> Provenance:
         """As of the provenance before."""
         return self._before.in_function(name)
 
 
-class Named(Further):
-    """The same under a name in words, which says what the node is there for.
+class Named(WithProperties):
+    """Another origin under a name in words, which states the node's purpose.
 
     Args:
         before: Where the nodes come from.
@@ -176,27 +178,27 @@ class Named(Further):
         self.words = name
 
 
-class Rewritten(Further):
-    """What a rewrite emitted at a node.
+class Rewritten(WithProperties):
+    """The origin of nodes that a rewrite emitted at a node.
 
     Args:
         before: Where the node came from.
         rewrite: The rewrite's name.
 
     Attributes:
-        replaced: The nodes that it took out of the graph: operators, and where they came from.
+        replaced: The nodes that it took out of the graph: their operators and origins.
     """
 
     __slots__ = ("_rewrite", "replaced")
 
     def __init__(self, before: Provenance, rewrite: str) -> None:
-        # Rewrites may follow each other a thousand times: none holds the one before it.
+        # Rewrites may follow each other a thousand times: none holds the rewrite before it.
         super().__init__(before._before if isinstance(before, Rewritten) else before, {})
         self._rewrite = rewrite
         self.replaced: list[tuple[str, Provenance]] = []
 
     def _history(self) -> tuple[list[str], list[str]]:
-        """The rewrites that led to this, the last one first, and the titles of the nodes that were there before any."""
+        """The rewrites that led to this node, the last first, and the titles of the nodes before the first rewrite."""
         rewrites: dict[str, None] = {}
         titles: dict[str, None] = {}
         pending: list[tuple[str, Provenance]] = [("", self)]
@@ -211,27 +213,27 @@ class Rewritten(Further):
                 pending += provenance.replaced[::-1]
         return list(rewrites), list(titles)
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         rewrites, titles = self._history()
-        said = {**super()._say(full), REWRITE: ", ".join(rewrites)}
+        metadata = {**super()._make_metadata(full), REWRITE: ", ".join(rewrites)}
         if full:
-            said[REPLACED] = repr(titles)
-        return said
+            metadata[REPLACED] = repr(titles)
+        return metadata
 
 
-#: Where nodes come from of which nothing is known.
+#: The origin of nodes about which nothing is known.
 NOWHERE = Provenance("onnxplug", "graph")
 
 
 class Provenances:
-    """Where the nodes of a graph come from: the call under conversion, and what each emitted node is recorded with.
+    """The origins of a graph's nodes: the call under conversion, and the record of each emitted node.
 
     Attributes:
         call: The call under conversion (:class:`onnxplug.FxNode`), ``None`` between calls.
-        current: Where every node comes from that is emitted now.
-        package: The distribution whose rule converts it; ``None`` for the builtin ones.
-        of: Node to where it comes from.
-        packages: Node to the distribution whose rule made it, without those of builtin rules.
+        current: The origin of the nodes that are emitted now.
+        package: The distribution whose rule converts it; ``None`` for builtin rules.
+        of: Node to its origin.
+        packages: Node to the distribution whose rule made it; nodes of builtin rules are left out.
     """
 
     def __init__(self) -> None:
@@ -242,18 +244,18 @@ class Provenances:
         self.packages: dict[ir.Node, str] = {}
 
     def record(self, node: ir.Node) -> None:
-        """Records where a node that was emitted comes from."""
+        """Records the origin of an emitted node."""
         self.of[node] = self.current
         if self.package is not None:
             self.packages[node] = self.package
 
     @contextmanager
     def converting(self, call: Any, provenance: Provenance) -> Iterator[None]:
-        """A context in which a call is the current one: errors name it.
+        """A context in which a call is the current call: errors name it.
 
         Args:
             call: The call under conversion.
-            provenance: Where every node comes from that is emitted meanwhile.
+            provenance: The origin of the nodes that are emitted meanwhile.
         """
         outer = self.call, self.current
         self.call, self.current = call, provenance
@@ -263,5 +265,5 @@ class Provenances:
             self.call, self.current = outer
 
     def annotated(self, properties: Mapping[str, str]) -> AbstractContextManager[None]:
-        """A context in which nodes bear further metadata."""
-        return self.converting(self.call, Further(self.current, properties))
+        """A context in which nodes bear additional metadata."""
+        return self.converting(self.call, WithProperties(self.current, properties))

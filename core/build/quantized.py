@@ -1,7 +1,7 @@
 """Quantised tensors of torch (``quint8``, ``qint8``, ``qint32``) as integers with a scale and a zero point.
 
-ONNX has no such element type, and torch.export records them as float32. Through a graph each is a :class:`Quantized`.
-Their rules stand under the operator's name with a prefix, so that no rule for ordinary tensors reads the integers.
+ONNX has no such element types, and torch.export records these tensors as float32. Through a graph each is a :class:`Quantized`.
+Rules for them have a prefix before the operator's name, so that no rule for ordinary tensors reads the integers.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-#: Prefix of the operator name under which rules for quantised arguments stand.
+#: Prefix of the operator's name in rules for quantised arguments.
 QUANTIZED_PREFIX = "quantized:"
 #: On a restored value (``onnx_ir.Value.meta``) whose integers have 7 bits by the range that it was quantised for.
 REDUCED = "onnxplug.reduced"
-#: What makes quantised tensors of ordinary ones.
+#: Operators that make quantised tensors of ordinary tensors.
 QUANTIZERS = frozenset(
     getattr(packet, overload)
     for packet in (torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel)

@@ -1,4 +1,4 @@
-"""Graphs under construction: their nodes in order, which results are there to be shared, and subgraphs within them."""
+"""Graphs under construction: their nodes in order, the results that equal nodes share, and the subgraphs within them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 class Scope:
     """Nodes of a graph or subgraph, with the table of pure nodes by their inputs and attributes.
 
-    A subgraph may share what the graphs around it have made; what it makes itself is not visible outside.
+    A subgraph may share results of the graphs around it; its own results are not visible outside.
     """
 
     __slots__ = ("_keys", "_seen", "isolated", "nodes", "outer")
@@ -38,14 +38,14 @@ class Scope:
         """The outputs of an equal node made earlier, here or around."""
         scope: Scope | None = self
         while scope is not None:
-            found = scope._seen.get(key)
-            if found is not None:
-                return found
+            outputs = scope._seen.get(key)
+            if outputs is not None:
+                return outputs
             scope = None if scope.isolated else scope.outer
         return None
 
     def add(self, node: ir.Node, key: Any, outputs: tuple[ir.Value, ...]) -> None:
-        """Appends a node; ``key`` is ``None`` for one that must not be shared."""
+        """Appends a node; ``key`` is ``None`` for a node that must not be shared."""
         self.nodes.append(node)
         self._keys.append(key)
         if key is not None:
@@ -63,8 +63,8 @@ class Scope:
         """The nodes that the outputs need, in order; the others let go of their inputs. Linear in the graph.
 
         Args:
-            outputs: What is needed.
-            dead: Takes what the other nodes made.
+            outputs: The needed values.
+            dead: Receives the results of the other nodes.
         """
         needed = set(map(id, outputs))
         live: list[ir.Node] = []
@@ -84,8 +84,8 @@ class Scopes:
     """The graphs under construction, one within the other: nodes go into the innermost.
 
     Args:
-        sizes: The builder's sizes: what is recorded within a subgraph is undone when it is complete.
-        provenance: Takes where nodes come from.
+        sizes: The builder's sizes: the records made within a subgraph are undone when it is complete.
+        provenance: Records the origins of nodes.
     """
 
     def __init__(self, sizes: Sizes, provenance: Provenances) -> None:
@@ -100,7 +100,7 @@ class Scopes:
 
         Args:
             isolated: Nodes of the scopes around it are not shared.
-            scope: The scope, instead of a new one within the present one.
+            scope: The scope, instead of a new scope within the present scope.
         """
         outer = self.innermost
         self.innermost = Scope(outer, isolated=isolated) if scope is None else scope
@@ -125,7 +125,7 @@ class Scopes:
         return result
 
     def own_outputs(self, results: ir.Value | Sequence[ir.Value]) -> list[ir.Value]:
-        """The outputs of a graph: each is made inside of the present scope, and stands once."""
+        """The outputs of a graph: each is made inside of the present scope, and none is an output twice."""
         outputs = [results] if isinstance(results, ir.Value) else list(results)
         own_values = {id(v) for node in self.innermost.nodes for v in node.outputs}
         for position, value in enumerate(outputs):
@@ -165,7 +165,7 @@ def detach(node: ir.Node) -> None:
 
 
 def used_by(node: ir.Node) -> Iterator[ir.Value]:
-    """The values a node reads, those that its subgraphs take from outside included."""
+    """The values a node reads, including the outer values that its subgraphs read."""
     pending: list[ir.Node] = [node]
     while pending:
         current = pending.pop()
@@ -186,16 +186,16 @@ def graphs_of(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs that a node's attributes hold: branches, bodies."""
     if not may_have_graphs(node):
         return ()
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attr in node.attributes.values():
         kind = attr.type
         if (kind is _GRAPH or kind is _GRAPHS) and not attr.is_ref():
-            found += (attr.as_graph(),) if kind is _GRAPH else attr.as_graphs()
-    return found
+            graphs += (attr.as_graph(),) if kind is _GRAPH else attr.as_graphs()
+    return graphs
 
 
 def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """Every node of a graph, those of its subgraphs included."""
+    """Every node of a graph, including the nodes of its subgraphs."""
     for node in graph:
         yield node
         if node.op_type in _WITH_SUBGRAPHS or node.domain:

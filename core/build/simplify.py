@@ -1,4 +1,4 @@
-"""Simplification at emission: a node that would do nothing, or undo the one before it, is never made.
+"""Simplification at emission: a node that would do nothing, or undo the node before it, is never made.
 
 Each function takes ``(g, inputs, attributes)`` and returns the value to use instead, or ``None`` to emit the node. It may
 emit other nodes through ``g``. Everything here is exact: no value changes by a bit, no shape by a dimension.
@@ -17,7 +17,7 @@ from onnxplug.build.matching import made_by
 
 
 class Emitter(Protocol):
-    """What a simplification needs of the builder."""
+    """The part of the builder that simplifications use."""
 
     @property
     def op(self) -> Any:
@@ -27,7 +27,7 @@ class Emitter(Protocol):
         """A shared constant, 1-dim and int64."""
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
-        """The array that a value is known to be."""
+        """The array of a constant; ``None`` for other values."""
 
 
 Inputs = Sequence[ir.Value | None]
@@ -38,9 +38,9 @@ _INT_MAX = (1 << 31) - 1
 
 
 def _ints(g: Emitter, value: ir.Value | None) -> Sequence[int] | None:
-    found = known(value)
-    if found is not None or value is None:
-        return found
+    numbers = known(value)
+    if numbers is not None or value is None:
+        return numbers
     array = g.constant(value)
     return [int(v) for v in array.reshape(-1)] if array is not None else None
 
@@ -83,7 +83,7 @@ def _reshape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | N
     dims = dims_of(x)
     zero_copies = not attributes.get("allowzero")
     if dims is not None and len(dims) == len(target):
-        # One -1 may stand for the one dimension that isn't known to be equal: the element count settles it,
+        # One -1 may replace the only dimension that isn't known to be equal: the element count determines it,
         # unless another dimension may be 0.
         equal = [(t == 0 and zero_copies) or (isinstance(d, int) and d == t) for d, t in zip(dims, target, strict=True)]
         if all(equal) or (equal.count(False) == 1 and target[equal.index(False)] == -1):
@@ -96,7 +96,7 @@ def _reshape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | N
     source = dims_of(before.inputs[0])
     if not zero_copies or dims is None or source is None:
         return None
-    # Copied sizes are those of the tensor before it where it has them at the same axes.
+    # Copied sizes are sizes of the tensor before it where it has them at the same axes.
     copied = [axis for axis, t in enumerate(target) if t == 0]
     if copied[-1] < len(source) and all(_same_dims((source[axis],), (dims[axis],)) for axis in copied):
         return g.op.Reshape(before.inputs[0], shape)
@@ -105,7 +105,7 @@ def _reshape(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | N
 
 
 def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> ir.Value | None:
-    """A target whose leading zeros are the sizes that the Reshape before it was given."""
+    """A target whose leading zeros are replaced by the sizes in the target of the Reshape before it."""
     count = next((at for at, t in enumerate(target) if t != 0), len(target))
     rest = list(target[count:])
     known = _ints(g, shape)
@@ -113,11 +113,11 @@ def _copied_from(g: Emitter, shape: ir.Value | None, target: Sequence[int]) -> i
         leading = known[:count]
         fits = 0 not in leading and 0 not in rest and [*leading, *rest].count(-1) <= 1
         return g.vector([*leading, *rest]) if fits else None
-    made = made_by(shape, "Concat")
-    if made is None or not rest or 0 in rest or -1 in rest:
+    concat = made_by(shape, "Concat")
+    if concat is None or not rest or 0 in rest or -1 in rest:
         return None
     parts, length = [], 0
-    for part in made.inputs:
+    for part in concat.inputs:
         size = (dims_of(part) or (None,))[0]
         if length == count or not isinstance(size, int):
             break
@@ -138,7 +138,7 @@ def _expand(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | No
 def _squeeze(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value | None:
     x = inputs[0]
     axes = _ints(g, inputs[1]) if len(inputs) > 1 else None
-    if not axes:  # ONNX Runtime and the reference differ in what no axes mean: the node stays.
+    if not axes:  # ONNX Runtime and the reference differ in the meaning of an empty list of axes: the node stays.
         return None
     before = made_by(x, "Unsqueeze")
     if before is not None and x is not None and x.shape is not None:
@@ -161,7 +161,7 @@ def _unsqueeze(g: Emitter, inputs: Inputs, attributes: Attributes) -> ir.Value |
         removed = _ints(g, before.inputs[1])
         if removed is not None and source.shape is not None:
             rank = len(source.shape)
-            # Only as many axes as went: [0, 1] after [0] is not the same, though equal modulo a rank of 1.
+            # Only as many axes as were squeezed: [0, 1] after [0] is not the same, though equal modulo a rank of 1.
             if len(removed) == len(axes) and {a % rank for a in removed} == {a % rank for a in axes}:
                 return source
     return None

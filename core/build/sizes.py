@@ -1,16 +1,16 @@
-"""The sizes of a graph: which value holds each, and how a size is computed that no value holds yet.
+"""The sizes of a graph: the value that holds each, and how to compute a size that no value holds yet.
 
 torch states each dynamic size as an expression, and the name of a size is the text of that expression. An example, for an input
 ``x`` of shape ``[batch, 2*seq]``:
 
 - ``add_source`` records that ``batch`` can be read at axis 0 of ``x`` and ``2*seq`` at axis 1. No node is made yet.
 - ``g.dim(x, 0)`` emits ``Shape(x, start=0, end=1)``, the *vector* of ``batch``, and ``Squeeze`` of it, its *scalar*. The record of
-  ``batch`` has both now; whoever asks for ``batch`` again, also as the size of another tensor, is given the same values.
+  ``batch`` has both now; later requests for ``batch``, also as the size of another tensor, get the same values.
 - ``g.size(SymbolicDim("batch + 1"))`` is computed from the expression: ``Add(batch, 1)``.
 - ``g.size(SymbolicDim("seq"))`` is solved for: the size at axis 1 is twice ``seq``, hence ``Div(2*seq, 2)``.
 
-Each fact of a record (its scalar, its vector, its source) also stands in a journal. What a branch, a loop's body or a rule that
-declined has recorded is undone by going back to the journal's length before it: nothing outside reads a value made inside.
+Each fact of a record (its scalar, its vector, its source) is also an entry of a journal. The records of a branch, a loop's body
+or a rule that declined are undone by going back to the journal's length before it: nothing outside reads a value made inside.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Size = int | ir.Value
 
 
 class _Record:
-    """What is known of a size.
+    """The record of a size.
 
     Attributes:
         name: Its name; ``None`` for a size that a converter computed.
-        dim: The dimension of that name, one object for all shapes: identical dimensions are compared fastest.
+        dim: The dimension of that name, a single object for all shapes: identical dimensions are compared fastest.
         scalar: The 0-dim int64 value that holds it.
         vector: The same as a value of shape [1].
         source, axis: A value, and its axis that has this size.
-        is_wanted: Whether it is being solved for.
+        is_wanted: Whether it is being solved for now.
     """
 
     __slots__ = ("axis", "dim", "is_wanted", "name", "scalar", "source", "vector")
@@ -82,7 +82,7 @@ class Sizes:
         return record
 
     def _record_of(self, scalar: ir.Value) -> _Record:
-        """The record of a size that a value holds; a new one, without a name, where there is none."""
+        """The record of a size that a value holds; a new record, without a name, where there is none."""
         for record in self._holders.get(scalar, ()):
             if record.scalar is scalar:
                 return record
@@ -100,7 +100,7 @@ class Sizes:
         """Records that a 0-dim int64 value holds a dynamic size."""
         record = self._record(name)
         if record.scalar is not None and record.scalar is not scalar:
-            record = _Record(name)  # a further value of the size, which knows its name
+            record = _Record(name)  # another value of a size that has its name already
         self._keep(record, "scalar", scalar)
 
     def add_source(self, dim: ir.SymbolicDim, value: ir.Value, axis: int) -> None:
@@ -129,7 +129,7 @@ class Sizes:
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def mark(self) -> int:
-        """The present state of the table, to be given to :meth:`undo`."""
+        """The present state of the table, for :meth:`undo`."""
         return len(self._journal)
 
     def undo(self, mark: int) -> None:
@@ -142,7 +142,7 @@ class Sizes:
                 self._holders[value].remove(record)
 
     def forget(self, values: Iterable[ir.Value]) -> None:
-        """Takes back what was recorded of values that are no longer in the graph."""
+        """Takes back the records of values that are no longer in the graph."""
         for value in values:
             for record in self._holders.pop(value, ()):
                 if record.scalar is value:
@@ -156,7 +156,7 @@ class Sizes:
     def local(self) -> Iterator[None]:
         """A context whose records are undone at its end.
 
-        For graphs that are put in place more than once: their symbols have another value each time.
+        For graphs that are inlined more than once: their symbols have another value each time.
         """
         mark = self.mark()
         try:
@@ -177,7 +177,7 @@ class Sizes:
     # -- values of sizes -----------------------------------------------------------------------------------------------
 
     def find(self, dim: ir.SymbolicDim | str) -> ir.Value | None:
-        """The scalar of a dynamic size that a value has or can be read from; ``None`` when there is none."""
+        """The scalar of a dynamic size that a value holds, or that can be read from a value's axis; ``None`` when there is none."""
         name = dim if isinstance(dim, str) else dim.value
         record = self._records.get(name) if name is not None else None
         if record is None:
@@ -206,27 +206,27 @@ class Sizes:
         return scalar
 
     def require(self, dim: ir.SymbolicDim | str) -> ir.Value:
-        """The scalar of a dynamic size, computed where no value has it yet.
+        """The scalar of a dynamic size, computed where no value holds it yet.
 
         Raises:
-            Unsupported: It depends on a size that no value of the graph has, or on a function without a translation.
+            Unsupported: It depends on a size that no value of the graph holds, or on a function without a translation.
         """
-        found = self.find(dim)
-        if found is not None:
-            return found
+        scalar = self.find(dim)
+        if scalar is not None:
+            return scalar
         name = dim if isinstance(dim, str) else dim.value
         expr = self.expressions.get(name) if name is not None else None
         if name is not None and (expr is None or expr.is_Symbol):
-            found = self._solved(name)
+            scalar = self._solved(name)
         elif expr is not None:
-            found = SizeComputer(self._g, self.require).size(expr)
-        if name is None or found is None:
+            scalar = SizeComputer(self._g, self.require).size(expr)
+        if name is None or scalar is None:
             raise Unsupported(f"no value in the graph has the dynamic size {name!r}")
-        self.add(name, found)
-        return found
+        self.add(name, scalar)
+        return scalar
 
     def _solved(self, name: str) -> ir.Value | None:
-        """A free symbol from an axis that has a linear expression of it: ``s`` is ``(size - 1) // 2`` of ``2*s + 1``."""
+        """The scalar of a free symbol, solved from an axis whose size is linear in it: ``s = (size - 1) // 2`` for ``2*s + 1``."""
         wanted = self._record(name)
         if wanted.is_wanted:
             return None
@@ -264,7 +264,7 @@ class Sizes:
         assert record.vector is not None
         return record.vector
 
-    # -- what is known of sizes ----------------------------------------------------------------------------------------
+    # -- facts about sizes ---------------------------------------------------------------------------------------------
 
     def name_of(self, size: Any) -> str | None:
         """The name of a dynamic size, given as a dimension or as its scalar; ``None`` where it has none."""
@@ -276,7 +276,7 @@ class Sizes:
         return None
 
     def describe(self, size: Any) -> str:
-        """How to call a size, or a list of them, in a message."""
+        """A size, or a list of sizes, as messages name it."""
         if isinstance(size, list | tuple):
             return "[" + ", ".join(map(self.describe, size)) + "]"
         if isinstance(size, ir.Value):
@@ -284,7 +284,7 @@ class Sizes:
         return str(size)
 
     def never_negative(self, size: Any) -> bool:
-        """Whether a size is surely 0 or more: an int, or what torch's expression of it says."""
+        """Whether a size is surely 0 or more: an int, or an expression that torch knows to be so."""
         if isinstance(size, int):
             return size >= 0
         expr = self.expressions.get(self.name_of(size) or "") if isinstance(size, ir.Value) else None
@@ -296,7 +296,7 @@ class Sizes:
         return name is not None and _UNBACKED.search(name) is not None
 
     def dim_of(self, size: Any) -> Any:
-        """A size as a dimension of a shape: a new one without a name for a scalar that has none."""
+        """A size as a dimension of a shape: a new dimension without a name for a scalar that has none."""
         if type(size) is not ir.Value:
             return size
         name = self.name_of(size)
@@ -306,7 +306,7 @@ class Sizes:
     def shape_of(self, dims: tuple[Any, ...]) -> ir.Shape:
         """The shape that the values of these dimensions share, which can't be changed.
 
-        A shape with an unknown dimension is new each time: two unknown ones are not equal.
+        A shape with an unknown dimension is new each time: two unknown dimensions are not equal.
         """
         shape = self._shapes.get(dims)
         if shape is None:

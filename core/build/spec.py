@@ -1,4 +1,4 @@
-"""What the builder knows of an ONNX operator at one opset: attribute types, how output dtypes follow, purity."""
+"""The builder's facts about an ONNX operator at one opset: attribute types, output dtypes, purity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxplug.errors import OpsetError
 
-#: Operators that give another result each time they run, or act on the outside: never shared, never folded.
+#: Operators whose result differs from run to run, or that have side effects: never shared, never folded.
 IMPURE = frozenset(
     {
         "RandomNormal",
@@ -36,11 +36,11 @@ class OpSpec:
 
     Attributes:
         domain, op_type: The operator.
-        name: What messages call it.
+        name: Its name in messages.
         attributes: Attribute name to its type; empty when there is no schema.
         input_groups: For each formal input the name of its type variable (``"T"``); the last repeats when variadic.
         input_dtypes: For each formal input the only dtype that it takes, or ``None``.
-        output_groups: For each formal output its type variable, or the one dtype that it always has.
+        output_groups: For each formal output its type variable, or the dtype that it always has.
         pure: Two nodes with equal inputs and attributes give equal results.
         schema: Its schema, by onnx or a plugin; ``None`` when there is none.
         has_schema: Whether there is one.
@@ -92,7 +92,7 @@ class OpSpec:
         self.no_bfloat16: frozenset[str] = frozenset()
         self.input_dtypes: list[ir.DataType | None] = []
         self.output_groups: list[str | ir.DataType | None] = []
-        #: For each formal input the dtypes that the schema allows; none where it takes other things than tensors.
+        #: For each formal input the dtypes that the schema allows; none where it takes more than tensors.
         self.input_types: list[frozenset[ir.DataType]] = []
         #: Combinations of the inputs' dtypes that are known to fit the schema.
         self.fitting: set[tuple[ir.DataType | None, ...]] = set()
@@ -140,11 +140,11 @@ class OpSpec:
         return groups[-1] if groups and self.variadic_input else ""
 
     def is_required(self, index: int) -> bool:
-        """Whether the schema says that the input at ``index`` must be there."""
+        """Whether the schema requires the input at ``index``."""
         return self.has_schema and index not in self._optional
 
     def only_dtype(self, index: int) -> ir.DataType | None:
-        """The one dtype that the input at ``index`` takes, if there is but one."""
+        """The only dtype that the input at ``index`` takes, if there is a single one."""
         return self.input_dtypes[index] if index < len(self.input_dtypes) else None
 
     def output_dtype(self, index: int, inputs: Sequence[ir.Value | None]) -> ir.DataType | None:
@@ -180,9 +180,9 @@ def onnx_spec(op_type: str, opset: int) -> OpSpec:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         since = _first_version(op_type)
-        what = f"it exists since opset {since}" if since else "there is no such operator in ai.onnx"
+        reason = f"it exists since opset {since}" if since else "there is no such operator in ai.onnx"
         raise OpsetError(
-            f"ai.onnx {opset} has no operator {op_type}: {what}",
+            f"ai.onnx {opset} has no operator {op_type}: {reason}",
             hint=f"Export with opset_version={since} or later." if since else "Check the spelling of its name.",
         ) from None
     if schema.deprecated:

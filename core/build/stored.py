@@ -26,7 +26,7 @@ Make = Callable[[torch.Tensor], Tensor]
 
 #: Where an initializer keeps its :class:`Origin` (``onnx_ir.Value.meta``), so that weights replaced later are stored alike.
 META = "onnxplug.origin"
-#: Where the content of an initializer that is made of several tensors keeps what gives each (``onnx_ir.TensorProtocol.meta``).
+#: Metadata key (``onnx_ir.TensorProtocol.meta``) of an initializer made of several tensors: the functions that load each of them.
 PARTS = "onnxplug.parts"
 
 
@@ -34,12 +34,12 @@ class Origin(NamedTuple):
     """The tensor of the PyTorch model that an initializer holds, or is made of.
 
     Attributes:
-        targets: The tensor's names in the PyTorch model; a tied one has several.
-        make: From the tensor to what is stored.
+        targets: The tensor's names in the PyTorch model; a tied tensor has several.
+        make: From the tensor to the stored content.
         dtype, shape: Of the tensor.
         persistent: Whether it is in the model's ``state_dict``.
-        keys: What ``make`` does, step by step, as :meth:`Weights.derive` was told; empty where the tensor itself is stored.
-        parts: Where it is made of several tensors, the origin of each; ``make`` takes what those make.
+        keys: The keys of ``make``, step by step, as :meth:`Weights.derive` received them; empty where the tensor itself is stored.
+        parts: Where it is made of several tensors, the origin of each; ``make`` takes the results of their ``make``.
     """
 
     targets: tuple[str, ...]
@@ -51,7 +51,7 @@ class Origin(NamedTuple):
     parts: tuple[Origin, ...] = ()
 
     def then(self, make: Make, key: Hashable) -> Origin:
-        """The origin of what is made of the initializer."""
+        """The origin of an initializer derived from this one."""
         return self._replace(make=_composed(self.make, make), keys=(*self.keys, key))
 
 
@@ -80,14 +80,14 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 def _joining(
     steps: Sequence[tuple[int, Callable[..., torch.Tensor]]], make: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """``make`` of what each step makes of the next so many tensors."""
+    """``make`` of the results of the steps, each of which takes its number of tensors."""
 
     def join(*tensors: torch.Tensor) -> torch.Tensor:
         left = iter(tensors)
-        made = [step(*islice(left, count)) for count, step in steps]
-        if any(tensor.is_meta for tensor in made):
-            made = [tensor.to("meta") for tensor in made]
-        return make(*made)
+        parts = [step(*islice(left, count)) for count, step in steps]
+        if any(tensor.is_meta for tensor in parts):
+            parts = [tensor.to("meta") for tensor in parts]
+        return make(*parts)
 
     return join
 
@@ -98,7 +98,7 @@ class WeightTensor(TorchTensor):
     Args:
         tensor: The torch tensor.
         name: The initializer's name.
-        shape: The tensor's shape, which can't be changed any more; a new one when ``None``.
+        shape: The tensor's shape, which can't be changed any more; a new shape when ``None``.
     """
 
     def __init__(self, tensor: torch.Tensor, name: str | None = None, shape: ir.Shape | None = None) -> None:
@@ -154,51 +154,52 @@ class WeightTensor(TorchTensor):
         return stream.getvalue()
 
 
-#: Bytes from which on what is made of a weight is not kept, where that is no view of the weight: it is made when it is needed.
+#: Bytes above which a tensor made of a weight is not kept in memory but made when needed, unless it is a view of the weight.
 _LARGE_COPY_BYTES = 1 << 24
 
 
-def content_of(made: Tensor, source: torch.Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
+def content_of(tensor: Tensor, source: torch.Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
     """The content of an initializer that is made of a tensor; a large copy is not kept in memory.
 
     Args:
-        made: What is stored.
+        tensor: The stored tensor.
         source: The tensor that it is made of.
         again: Makes it once more.
     """
-    return as_content(made) if not _is_large_copy(made, source) else _content_made(made, again)
+    return as_content(tensor) if not _is_large_copy(tensor, source) else _content_on_demand(tensor, again)
 
 
-def _content_made(made: Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
-    """The content of an initializer that is made whenever it is needed; ``made`` is what it is like."""
-    shape = ir.Shape(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy())
-    return ir.LazyTensor(lambda: as_content(again()), to_onnx_dtype(made.dtype), shape)
+def _content_on_demand(template: Tensor, again: Callable[[], Tensor]) -> ir.TensorProtocol:
+    """The content of an initializer that is made whenever it is needed; ``template`` has its dtype and shape."""
+    shape = ir.Shape(template.shape if isinstance(template, torch.Tensor) else template.shape.numpy())
+    return ir.LazyTensor(lambda: as_content(again()), to_onnx_dtype(template.dtype), shape)
 
 
-def as_content(made: Tensor) -> ir.TensorProtocol:
-    """What a tensor is in an initializer."""
-    return WeightTensor(made.detach()) if isinstance(made, torch.Tensor) else made
+def as_content(tensor: Tensor) -> ir.TensorProtocol:
+    """A tensor as the content of an initializer."""
+    return WeightTensor(tensor.detach()) if isinstance(tensor, torch.Tensor) else tensor
 
 
-def _is_large_copy(made: Tensor, source: torch.Tensor) -> bool:
-    if made.nbytes < _LARGE_COPY_BYTES or is_fake(source):
+def _is_large_copy(tensor: Tensor, source: torch.Tensor) -> bool:
+    if tensor.nbytes < _LARGE_COPY_BYTES or is_fake(source):
         return False
     return (
-        not isinstance(made, torch.Tensor) or made.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
+        not isinstance(tensor, torch.Tensor)
+        or tensor.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     )
 
 
 class _Derived(NamedTuple):
-    """What is known of a derived initializer.
+    """The record of a derived initializer.
 
     Attributes:
         root: The tensor of the model that it is made of.
-        tensor: Its content; ``None`` where that is a large copy.
+        tensor: Its content; ``None`` for a large copy.
         again: Makes the content.
         is_torch: Whether the content is a torch tensor.
-        content: What the initializer holds.
+        content: The initializer's tensor for the file.
         form: Its form in a word.
-        parts, join: Where it is made of several tensors, those, and what makes it of their contents.
+        parts, join: Where it is made of several tensors, these tensors and the function that joins their contents.
     """
 
     root: ir.Value
@@ -245,37 +246,37 @@ class Weights:
         return tensor.detach()
 
     def is_weight(self, x: ir.Value | None) -> bool:
-        """Whether a value is a weight, or was made of one (:meth:`GraphBuilder.is_weight`)."""
+        """Whether a value is a weight, or was derived from one (:meth:`GraphBuilder.is_weight`)."""
         if x is None:
             return False
-        found = self._derived.get(x)
-        return found.is_torch if found is not None else x in self.state
+        derived = self._derived.get(x)
+        return derived.is_torch if derived is not None else x in self.state
 
     def root_of(self, x: ir.Value) -> ir.Value:
         """The tensor of the model that a derived initializer is made of; any other value itself."""
-        found = self._derived.get(x)
-        return x if found is None else found.root
+        derived = self._derived.get(x)
+        return x if derived is None else derived.root
 
     def _content(self, x: ir.Value) -> Tensor | None:
-        found = self._derived.get(x)
-        if found is None:
+        derived = self._derived.get(x)
+        if derived is None:
             return self.state.get(x)
-        return found.tensor if found.tensor is not None else found.again()
+        return derived.tensor if derived.tensor is not None else derived.again()
 
     def add_readers(self, x: Any, count: int) -> None:
         """Counts calls that read a tensor of the model's state; other values are not counted.
 
         Args:
             x: The value.
-            count: The number of further calls that read it.
+            count: The number of additional calls that read it.
         """
         if x in self._readers or x in self.state:
             self._readers[x] += count
 
     def is_read_once(self, x: ir.Value) -> bool:
-        """Whether a value is a weight that one call alone reads, or made of one: it may be stored as that call wants it."""
-        found = self._derived.get(x)
-        return self._readers[x if found is None else found.root] == 1 and self.is_weight(x)
+        """Whether a value is a weight (or derived from a weight) that a single call reads, and may store in the form it needs."""
+        derived = self._derived.get(x)
+        return self._readers[x if derived is None else derived.root] == 1 and self.is_weight(x)
 
     def permuted(self, source: ir.Value, perm: Sequence[int]) -> ir.Value:
         """A weight stored with its axes in another order, as ``NAME.transposed``.
@@ -292,9 +293,9 @@ class Weights:
 
     def derive(self, source: ir.Value, make: Make, key: Hashable, *, form: str = "derived") -> ir.Value:
         """An initializer made of a stored tensor (:meth:`GraphBuilder.derive`)."""
-        found = self._derived_by_key.get((source, key))
-        if found is not None:
-            return found
+        cached = self._derived_by_key.get((source, key))
+        if cached is not None:
+            return cached
         content = self._content(source)
         tensor = content.detach() if isinstance(content, torch.Tensor) else self.stored(source)
         if tensor is None:
@@ -302,21 +303,21 @@ class Weights:
                 f"g.derive takes a parameter, a buffer or a constant; {source.name or 'the value'!r} is known at run time only",
                 hint="Where a converter may meet both, g.is_weight(x) or g.stored(x) tells which it is.",
             )
-        made = make(tensor)
-        dtype = to_onnx_dtype(made.dtype)
-        shape = self._sizes.shape_of(tuple(made.shape if isinstance(made, torch.Tensor) else made.shape.numpy()))
+        stored = make(tensor)
+        dtype = to_onnx_dtype(stored.dtype)
+        shape = self._sizes.shape_of(tuple(stored.shape if isinstance(stored, torch.Tensor) else stored.shape.numpy()))
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
         known = self._derived.get(source)
-        if known is not None and known.tensor is None:  # of a large copy, of which it may be a view
+        if known is not None and known.tensor is None:  # the source may be a large copy, and the tensor a view of it
             again, is_kept = _composed_again(known.again, make), False
         else:
-            again, is_kept = partial(make, tensor), not _is_large_copy(made, tensor)
+            again, is_kept = partial(make, tensor), not _is_large_copy(stored, tensor)
         self._derived[value] = _Derived(
             source if known is None else known.root,
-            made if is_kept else None,
+            stored if is_kept else None,
             again,
-            isinstance(made, torch.Tensor),
-            as_content(made) if is_kept else _content_made(made, again),
+            isinstance(stored, torch.Tensor),
+            as_content(stored) if is_kept else _content_on_demand(stored, again),
             form,
         )
         origin = source.meta.get(META)
@@ -336,13 +337,13 @@ class Weights:
         """An initializer made of several weights, at export and again whenever some of them are replaced.
 
         Args:
-            sources: Weights as the model has them, what this method made of such, and numbers that stay. The first is a weight.
-            make: From the contents of all to what is stored.
-            key: Identifies what ``make`` does.
-            form: A word for what is made.
+            sources: Weights as the model has them, results of this method, and numbers that stay. The first is a weight.
+            make: From the contents of all sources to the stored content.
+            key: Identifies ``make``.
+            form: A word for the new form.
 
         Returns:
-            The initializer, without numbers where a weight has none; ``None`` where a source is none of these.
+            The initializer, without numbers where a weight has none; ``None`` where a source is of another kind.
         """
         numbers = [(s.dtype, s.shape, s.numpy().tobytes()) if isinstance(s, torch.Tensor) else s for s in sources]
         known = self._derived_by_key.get((tuple(numbers), key))
@@ -368,30 +369,30 @@ class Weights:
         like = tensors
         if any(map(is_fake, tensors)):
             like = [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in tensors]
-        made, again = join(*like), partial(join, *tensors)
-        is_kept = is_fake(made) or made.nbytes < _LARGE_COPY_BYTES
-        content = as_content(made) if is_kept else _content_made(made, again)
+        joint, again = join(*like), partial(join, *tensors)
+        is_kept = is_fake(joint) or joint.nbytes < _LARGE_COPY_BYTES
+        content = as_content(joint) if is_kept else _content_on_demand(joint, again)
         content.meta[PARTS] = tuple(partial(_itself, tensor) for tensor in tensors)
-        value = ir.Value(type=ir.TensorType(to_onnx_dtype(made.dtype)), shape=self._sizes.shape_of(tuple(made.shape)))
+        value = ir.Value(type=ir.TensorType(to_onnx_dtype(joint.dtype)), shape=self._sizes.shape_of(tuple(joint.shape)))
         origins = tuple(part.meta[META] for part in parts)
         targets = tuple(dict.fromkeys(target for origin in origins for target in origin.targets))
         persistent = any(origin.persistent for origin in origins)
-        value.meta[META] = Origin(targets, join, made.dtype, made.shape, persistent, (key,), origins)
-        tensor = made if is_kept else None
+        value.meta[META] = Origin(targets, join, joint.dtype, joint.shape, persistent, (key,), origins)
+        tensor = joint if is_kept else None
         self._derived[value] = _Derived(parts[0], tensor, again, True, content, form, tuple(parts), join)
         self._derived_by_key[tuple(numbers), key] = value
         return value
 
     def derived_tensors(self) -> dict[ir.Value, ir.TensorProtocol]:
         """The derived initializers that nodes read, each with a name of its own."""
-        found: dict[ir.Value, ir.TensorProtocol] = {}
+        tensors: dict[ir.Value, ir.TensorProtocol] = {}
         for value, derived in self._derived.items():
             if not value.uses():
                 continue
             if value.name is None:
                 value.name = self._names.unique(f"{derived.root.name or 'constant'}.{derived.form}")
-            found[value] = derived.content
-        return found
+            tensors[value] = derived.content
+        return tensors
 
     def state_names(self) -> set[str]:
         """The names that the model's tensors have in PyTorch: an initializer of such a name holds that tensor."""

@@ -1,8 +1,9 @@
-"""Operators that lack a kernel (or a schema) for an element type are computed in a wider one and cast back.
+"""Operators that lack a kernel (or a schema) for an element type are computed in a wider type and cast back.
 
 An example, ``torch.relu(x @ y)`` of bfloat16 for ``target="onnxruntime:cpu"``, which has neither kernel: ``g.op.MatMul`` emits
-``Cast(x, FLOAT)``, ``Cast(y, FLOAT)``, ``MatMul`` and ``Cast(…, BFLOAT16)``, and remembers of which value the last Cast is the
-rounded one. ``g.op.Relu`` reads that value, the product in float32; the Cast that nothing reads goes. Behind ``Relu`` one is left.
+``Cast(x, FLOAT)``, ``Cast(y, FLOAT)``, ``MatMul`` and ``Cast(…, BFLOAT16)``, and remembers the unrounded operand of the last Cast.
+``g.op.Relu`` reads that operand, the product in float32; the Cast between them has no reader and is removed, the Cast after
+``Relu`` stays.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ _JUMPS = frozenset(
     """ArgMax ArgMin Cast CastLike Ceil Equal Floor Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Mod NonZero OneHot
     QuantizeLinear Round Sign TopK Unique""".split()
 )
-#: The same among torch's operators: what their converters cast by themselves.
+#: torch's operators of the same kind, whose converters cast by themselves.
 _JUMPING_PACKETS = frozenset(
     """bucketize ceil floor floor_divide fmod frac heaviside remainder round searchsorted sign sgn sort trunc
     _to_copy to type_as convert_element_type""".split()
 )
-#: Never computed in another type: Cast itself, and what holds values of any type in a graph of its own.
+#: Never computed in another type: Cast itself, and operators with subgraphs, whose values have types of their own.
 _AS_THEY_ARE = frozenset({"Cast", "If", "Loop", "Scan", "SequenceMap"})
 
 
 class Widening:
-    """Emits operators in a wider element type where the narrow one is not computed in.
+    """Emits operators in a wider element type where the runtime does not compute in the narrow type.
 
-    A 16-bit float that was computed in float32 is remembered with its float32 value, and what reads it next starts from
-    there: between operators nothing is rounded and no Cast stands, as long as nothing needs the rounded value. It is
-    rounded before what jumps (Floor, comparisons), before a Cast that the model itself asks for, and everywhere when
-    ``islands`` is false.
+    A 16-bit float that was computed in float32 is remembered with its float32 value, which the next operator reads:
+    nothing is rounded between operators, and there is no Cast, as long as no reader needs the rounded value. It is rounded
+    before operators that jump (Floor, comparisons), before a Cast of the model itself, and everywhere when ``islands`` is
+    false.
 
     Args:
         g: The builder that the nodes are emitted through.
         provenance: Knows the call under conversion.
-        kernels: The runtime's kernels; ``None``: only what schemas exclude is widened.
+        kernels: The runtime's kernels; ``None``: only element types that schemas exclude are widened.
         islands: Whether float32 values are handed on unrounded.
     """
 
@@ -59,7 +60,7 @@ class Widening:
         self._numbers: dict[ir.Value, ir.Value] = {}
 
     def emit(self, spec: OpSpec, values: Sequence[ir.Value | None], attributes: Mapping[str, Any], outputs: int) -> Any:
-        """The operator in a wider element type; ``None`` where it is computed in the one that its inputs have."""
+        """The operator in a wider element type; ``None`` where it is computed in the element type of its inputs."""
         if not spec.has_schema or spec.domain or spec.op_type in _AS_THEY_ARE:
             return None
         types: dict[str, ir.DataType] = {}
@@ -84,7 +85,7 @@ class Widening:
         return back[0] if outputs == 1 else tuple(back)
 
     def remember(self, narrow: ir.Value, wide: ir.Value) -> None:
-        """Says what a constant is before it is rounded: PyTorch scales by a Python number as it is."""
+        """Remembers a constant before it is rounded: PyTorch scales by the unrounded Python number."""
         self._numbers[narrow] = wide
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -115,7 +116,7 @@ class Widening:
         return dict.fromkeys(excluded, _FLOAT) or None
 
     def _handed_on(self, spec: OpSpec, values: Sequence[ir.Value | None], types: Plan) -> Plan | None:
-        """The plan for an operator that could be computed in 16 bits, all of whose inputs are there in float32."""
+        """The plan for an operator that has a 16-bit kernel but whose inputs are all held in float32."""
         if not self._wide or not spec.pure or spec.op_type in _JUMPS:
             return None
         halves = {name for name, dtype in types.items() if dtype in HALVES}
@@ -131,9 +132,9 @@ class Widening:
             return value
         if dtype == _FLOAT and spec.op_type in ("Mul", "Div") and value in self._numbers:
             return self._numbers[value]
-        found = None if spec.op_type in _JUMPS else self._wide.get(value)
-        if found is not None and found.dtype == dtype:
-            return found
+        wide = None if spec.op_type in _JUMPS else self._wide.get(value)
+        if wide is not None and wide.dtype == dtype:
+            return wide
         return self._cast(value, dtype)
 
     def _narrow(self, value: ir.Value, group: Any, plan: Plan, types: Plan) -> ir.Value:

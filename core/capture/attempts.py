@@ -1,4 +1,4 @@
-"""torch.export, in the few modes and readings of the dynamic shapes that are worth a try."""
+"""The attempts of a capture: torch.export in the few modes and readings of the dynamic shapes that are worth a try."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import torch
 from onnxplug import logs
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import (
-    AskedSize,
     DynamicShapes,
-    asked_sizes,
+    RequestedSize,
     check_dynamic,
     declared_ranges,
-    is_said_by_names,
+    equates_one_name,
+    follows_from_names,
     parse_dynamic_shapes,
-    says_one_name,
+    requested_sizes,
     size_names,
 )
 from onnxplug.capture.eager import copied, run_eagerly
@@ -55,7 +55,7 @@ from onnxplug.capture.size_guards import (
     used_sizes,
     warning_text,
 )
-from onnxplug.capture.squeezes import KeptAxis, kept_axes
+from onnxplug.capture.squeezes import KeptAxis, kept_axes, squeezed_sizes, squeezed_text
 from onnxplug.capture.state import State
 from onnxplug.capture.submodules import Call
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
@@ -77,11 +77,11 @@ class Attempt(NamedTuple):
     Attributes:
         program: The program.
         strategy: The mode and the reading of the dynamic shapes that it was captured in.
-        conditions: What the model's code asks of the sizes.
-        assumptions: What it asks of them that only the size 1 does not fulfil.
-        repeated: How many operator calls repeated the nodes of an equal one.
+        conditions: The conditions of the model's code on the sizes.
+        assumptions: Its conditions that only the size 1 does not fulfil.
+        repeated: How many operator calls repeated the nodes of an equal call.
         bounds: The largest sizes that the model accepts.
-        names: torch's symbols of the sizes to the user's names, of sizes that torch took for equal to others.
+        names: torch's symbols to the user's names, for sizes that torch replaced by equal sizes.
     """
 
     program: torch.export.ExportedProgram
@@ -94,14 +94,14 @@ class Attempt(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """How to capture.
+    """The mode of an attempt.
 
     Attributes:
         strict: torch.export's mode.
-        tied: Whether one name is one size.
+        tied: Whether equal names mean equal sizes.
         oblivious: Whether the sizes 0 and 1 are kept symbolic.
-        below: Whether what the model computes below autograd and functorch is recorded.
-        general: Whether operators that ask whether a size is 1 are answered as for the other sizes.
+        below: Whether the model's operators are recorded below autograd and functorch.
+        general: Whether operators that ask whether a size is 1 get the answer for other sizes.
     """
 
     strict: bool
@@ -141,7 +141,7 @@ def export_program(
         args, kwargs: Its example inputs.
         shapes: Its dynamic dimensions.
         strict: torch.export's mode; ``None`` for either.
-        mentions: What the model's code names; read off the module where it isn't given.
+        mentions: The names in the model's code; read off the module when ``None``.
         patches: Plugins' patches of attempts.
         request: The export's options and rules, for patches.
 
@@ -149,9 +149,9 @@ def export_program(
         The first attempt that succeeded.
 
     Raises:
-        CaptureError: No attempt succeeded; at most three are made, four of a model that names a transform of functions. After an
-            error that depends on data alone there is one more where the model computes with the number in question, and none
-            where that decides a branch.
+        CaptureError: No attempt succeeded; at most three are made, four for a model that names a transform of functions. After an
+            error that depends only on data, another attempt is made if the model computes with the number, and none if the
+            number decides a branch.
     """
     mentions = mentions if mentions is not None else Mentions(module)
     capture = _Capture(module, args, kwargs, shapes, mentions, patches, request)
@@ -165,14 +165,14 @@ def export_program(
             with stage("attempt", "capture", mode=way.text()) as attempt:
                 program = capture.refined(way, capture.shapes.reading(way.tied))
                 with span("conditions on sizes"):
-                    program = capture.settled(program, way)
+                    program = capture.settle_sizes(program, way)
                     check_dynamic(program, shapes)
         except Exception as error:
             tries.append(Try(way.text(), error))
             attempt.about["why"] = tries[-1].text().removeprefix(f"{way.text()}: ")
             _LOGGER.debug("attempt %d, %s, failed: %s: %s", len(tries), way.text(), type(error).__name__, error)
             if len(tries) == 1:
-                remaining = _further_attempts(error, shapes, strict)
+                remaining = _other_attempts(error, shapes, strict)
                 if capture.is_generalized:
                     remaining.insert(0, _Way(bool(strict), general=False))
                     capture.left += 1
@@ -187,7 +187,7 @@ def export_program(
             return Attempt(
                 program, way.text(), conditions, assumptions, capture.repeated, capture.bounds, capture.names
             )
-    # A dimension found static says more than what torch raises in the other modes.
+    # The error about a static dimension tells more than torch's errors in the other modes.
     for failed in tries:
         if isinstance(failed.error, CaptureError):
             raise failed.error
@@ -201,7 +201,7 @@ def export_program(
 def fails_to_export(
     call: Call, patches: Sequence[Patch] = (), request: CaptureRequest | None = None
 ) -> Exception | None:
-    """What torch.export raises for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
+    """torch.export's error for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
     static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
     try:
         capture = _Capture(call.module, call.args, call.kwargs, static, Mentions(call.module), patches, request)
@@ -211,17 +211,17 @@ def fails_to_export(
     return None
 
 
-def _further_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[_Way]:
-    """What is worth trying after the first attempt's error."""
+def _other_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[_Way]:
+    """The attempts that are worth a try after the first attempt's error."""
     in_strict_mode = [_Way(True)] if strict is None else []
     if is_data_dependent(error) and not asks_of_a_size(error):
-        # The strict mode keeps float(tensor) a number of the graph; the other readings say the same again.
+        # The strict mode keeps float(tensor) a number of the graph; the other readings would fail alike.
         return in_strict_mode if is_computed_with(error) else []
     if isinstance(error, FixedExpressionError):
         return in_strict_mode  # which keeps int(size * 1.5) an expression
     mode = bool(strict)
     # some models only get through this way
-    attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.asked()) else []
+    attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.requested_axes()) else []
     not_tied = [_Way(mode, tied=False)] if shapes.shared else []
     about_sizes = any(text in str(error) for text in _ABOUT_SIZES)
     return attempts + (not_tied + in_strict_mode if about_sizes else in_strict_mode + not_tied)
@@ -261,7 +261,7 @@ class _Capture:
         self._handled = Handled()
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
-        """Exports; where torch finds a narrower range or a relation for a dimension that is only named, takes its word."""
+        """Exports; where torch finds a narrower range or a relation for a dimension that is only named, adopts it."""
         from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
         while True:
@@ -278,17 +278,17 @@ class _Capture:
                 try:
                     spec = refine_dynamic_shapes_from_suggested_fixes("Suggested fixes:\n" + "\n".join(fixes), spec)
                 except AttributeError:
-                    # It has no place for Dim.DYNAMIC and Dim.AUTO beside named dimensions.
+                    # It can't hold Dim.DYNAMIC or Dim.AUTO together with named dimensions.
                     raise error from None
 
-    def settled(self, program: torch.export.ExportedProgram, way: _Way) -> torch.export.ExportedProgram:
-        """The program, captured again where a ``Dim.AUTO`` dimension must be static as the model depends on its size.
+    def settle_sizes(self, program: torch.export.ExportedProgram, way: _Way) -> torch.export.ExportedProgram:
+        """The program; captured again where a ``Dim.AUTO`` dimension must be static because the model depends on its size.
 
         Raises:
             CaptureError: A dimension that must be dynamic is fixed by the model's Python code.
         """
         self._warnings, self.conditions, self.assumptions = [], [], []
-        sizes = asked_sizes(program, self.shapes)
+        sizes = requested_sizes(program, self.shapes)
         static = self._squeezed(program, sizes) if way.oblivious else set()
         static |= self._fixed(program, sizes, way)
         if not static:
@@ -300,9 +300,9 @@ class _Capture:
         self.shapes = self.shapes.with_static(static)
         self.left = max(self.left, 1)
         program = self.refined(way, self.shapes.reading(way.tied))
-        return self.settled(program, way)
+        return self.settle_sizes(program, way)
 
-    def _squeezed(self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize]) -> set[tuple[int, int]]:
+    def _squeezed(self, program: torch.export.ExportedProgram, sizes: Sequence[RequestedSize]) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions of size 1 that the model squeezes."""
         static: set[tuple[int, int]] = set()
         for kept in kept_axes(program, {row[3].node.expr for row in sizes}):
@@ -314,30 +314,33 @@ class _Capture:
         return static
 
     def _fixed(
-        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], way: _Way
+        self, program: torch.export.ExportedProgram, sizes: Sequence[RequestedSize], way: _Way
     ) -> set[tuple[int, int]]:
-        """The ``Dim.AUTO`` dimensions in an expression that the model's code makes a constant of."""
+        """The ``Dim.AUTO`` dimensions in an expression that the model's code turns into a constant."""
         names = size_names(program, self.shapes, sizes)
         replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
         self.names = {str(symbol): names[str(symbol)] for symbol in replaced if str(symbol) in names}
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
         self._warnings += text_warnings(self._recorded.texts)
-        asked = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
+        guards = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
         static = self._broadcast(program, sizes, names)
-        self.bounds = asked.bounds
+        self.bounds = guards.bounds
         self._apply_bounds(program, sizes, ranges, names)
-        self.assumptions = [a for a in asked.assumptions if not self._is_said(way, sizes, names, a)]
+        self.assumptions = [a for a in guards.assumptions if not self._follows_from_names(way, sizes, names, a)]
         self._warnings += [warning_text(a, names) for a in self.assumptions if is_own(a.place)]
-        found = asked.conditions
+        conditions = guards.conditions
         if way.oblivious:
-            found = [*small_sizes(program, [row[3] for row in sizes], self._recorded.places), *found]
+            conditions = [*small_sizes(program, [row[3] for row in sizes], self._recorded.places), *conditions]
         if way.below:
-            known = {condition.expr for condition in found}
-            further = conditions_of_decompositions(program, ranges, since=sys.maxsize)
-            found += [condition for condition in further if condition.expr not in known]
-        for condition in found:
-            if self._is_said(way, sizes, names, condition):
+            known = {condition.expr for condition in conditions}
+            in_decompositions = conditions_of_decompositions(program, ranges, since=sys.maxsize)
+            conditions += [condition for condition in in_decompositions if condition.expr not in known]
+        for condition in dict.fromkeys(squeezed_sizes(program, narrowed(ranges, self.bounds))):
+            self.conditions.append(condition)
+            self._warnings.append(squeezed_text(condition, names))
+        for condition in conditions:
+            if self._follows_from_names(way, sizes, names, condition):
                 continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
             for leaf, axis, must_be_dynamic, size in concerned:
@@ -350,7 +353,7 @@ class _Capture:
         return static
 
     def _broadcast(
-        self, program: torch.export.ExportedProgram, sizes: Sequence[AskedSize], names: Mapping[str, str]
+        self, program: torch.export.ExportedProgram, sizes: Sequence[RequestedSize], names: Mapping[str, str]
     ) -> set[tuple[int, int]]:
         """The ``Dim.AUTO`` dimensions of size 1 that are broadcast to a size which the model uses."""
         static: set[tuple[int, int]] = set()
@@ -366,14 +369,14 @@ class _Capture:
     def _apply_bounds(
         self,
         program: torch.export.ExportedProgram,
-        sizes: Sequence[AskedSize],
+        sizes: Sequence[RequestedSize],
         declared: Mapping[Any, tuple[int, int | None]],
         names: Mapping[str, str],
     ) -> None:
-        """Puts the bounds of the model into the ranges of the program, and says those of its code.
+        """Applies the bounds of the model to the ranges of the program, and warns of the bounds of its code.
 
         Raises:
-            CaptureError: The user declared sizes that are larger than what an operator accepts.
+            CaptureError: The user declared sizes beyond an operator's bound.
         """
         for bound in self.bounds:
             low, high = declared.get(bound.expr.lhs, (0, None))
@@ -387,7 +390,7 @@ class _Capture:
 
     @property
     def is_generalized(self) -> bool:
-        """Whether an operator was answered as for sizes that are not 1, though the example's is."""
+        """Whether an operator got the answer for sizes other than 1, though the example's size is 1."""
         return self._recorded.generalized
 
     def fixed_by_operator(self) -> CaptureError | None:
@@ -399,14 +402,16 @@ class _Capture:
                     return fixed_by_operator(self.shapes.name(leaf, axis), fixing, tensors)
         return None
 
-    def _is_said(self, way: _Way, sizes: Sequence[AskedSize], names: Mapping[str, str], condition: Condition) -> bool:
-        """Whether the user's names of the sizes say a condition."""
+    def _follows_from_names(
+        self, way: _Way, sizes: Sequence[RequestedSize], names: Mapping[str, str], condition: Condition
+    ) -> bool:
+        """Whether a condition follows from the user's names of the sizes."""
         return way.tied and (
-            says_one_name(self.shapes, sizes, condition.expr) or is_said_by_names(names, sizes, condition.expr)
+            equates_one_name(self.shapes, sizes, condition.expr) or follows_from_names(names, sizes, condition.expr)
         )
 
     def warn(self) -> None:
-        """Says what was found in the program that is returned."""
+        """Warns of the conditions of the program that is returned."""
         refusing = self._handled.refusing.values()
         for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals), *refusing)):
             warn(text)
@@ -424,11 +429,11 @@ class _Capture:
             self._refusals.append(refusal)
 
     def _refused_last(self) -> bool:
-        """The answer that is tried first: the one that the model refused last, as a check in a loop does."""
+        """The first answer to try: the answer that the model refused last, as in a check within a loop."""
         return not self._refusals[-1].answer if self._refusals else True
 
     def _tried(self, way: _Way, spec: Any, answer: bool) -> tuple[torch.export.ExportedProgram | None, Refusal | None]:
-        """Exports, with an answer to the first question about values that none is known for.
+        """Exports, with an answer to the first question about values that has no known answer.
 
         Returns:
             The program, where there is no such question; else the model's refusal, if it is one.
@@ -459,21 +464,21 @@ class _Capture:
                 stack.enter_context(quiet())
                 stack.enter_context(transforms_closed())
                 stack.enter_context(torch.no_grad())
-                # Oblivious: sizes 0 and 1 of the example inputs say nothing about other sizes, and torch doesn't take them for
+                # Oblivious: sizes 0 and 1 of the example inputs imply nothing about other sizes, and torch doesn't take them for
                 # constants.
                 stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
                 if way.below:
                     stack.enter_context(traced_below(self.module))
-                # Copies: torch.export takes one tensor given twice for one input, and leaves marks on the tensors it is given.
+                # Copies: torch.export makes a single input of a tensor that is passed twice, and leaves marks on its inputs.
                 args, kwargs = copied((self.args, self.kwargs))
                 for patch in self._patches:
                     stack.enter_context(made_by(patch, self.module, request))  # type: ignore[arg-type]
-                # Last: calls of operators that a plugin's patch answers by itself are looked at too.
+                # Last, so that calls of operators that a plugin's patch answers by itself are observed too.
                 records = stack.enter_context(torch_patched(trace))
                 self._recorded = records["questions"]
                 self._fixings.append(self._recorded.fixings)
             with span("torch.export.export"):
-                # In a context of its own: a context variable that the model's code sets is as it was afterwards.
+                # In a context of its own: context variables that the model's code sets are restored.
                 program = contextvars.copy_context().run(
                     torch.export.export, self.module, args, kwargs or None, dynamic_shapes=spec, strict=way.strict
                 )
@@ -499,7 +504,7 @@ class _Capture:
         self._state.restore()
 
 
-def _concerned(sizes: Sequence[AskedSize], symbols: Set[Any]) -> list[AskedSize]:
+def _concerned(sizes: Sequence[RequestedSize], symbols: Set[Any]) -> list[RequestedSize]:
     return [row for row in sizes if row[3].node.expr.free_symbols & symbols]
 
 

@@ -2,8 +2,12 @@
 
 torch.export takes such a size for the constant 1 where an operator broadcasts it to another size. ONNX's operators broadcast
 when the model runs, so the size stays dynamic here: the result has the other size, which is right where the first is 1 or
-equal to it. Where the other one is 1 instead, ONNX's operator still computes the right result, of the first size; what then
-depends on the result's size by more than broadcasting is reported.
+equal to it. Where the other size is 1 instead, ONNX's operator still computes the right result, of the first size; operators
+that use the result's size for more than broadcasting are then reported.
+
+An example, ``z = x + y`` of ``x`` ``[rows, 3]`` and ``y`` ``[batch, 3]``, exported with 1 row and a batch of 4: ``z`` is
+``[batch, 3]``, and the model also computes 5 rows and a batch of 1. But ``z * z.shape[0]`` would multiply by 1 then, not by 5: a
+warning, "right only where rows == 1 or batch != 1".
 """
 
 from __future__ import annotations
@@ -17,24 +21,24 @@ import torch
 
 from onnxplug.torch_private import OpOverload, pytree
 
-#: torch's functions that work out broadcast shapes, with the names of the two sizes that they compare.
+#: torch's functions that compute broadcast shapes, with the names of the two sizes that they compare.
 _SIZES = {"infer_size": ("sizeA", "sizeB"), "expand": ("x", "requested_length"), "should_expand": ("x", "y")}
-#: Operators beside the pointwise ones that work on tensors of any size alike.
+#: Operators, besides pointwise operators, that treat tensors of all sizes alike.
 _OF_ANY_SIZE = frozenset(
     f"aten::{name}"
     for name in "sum mean amax amin prod any all max min logsumexp softmax log_softmax _softmax _log_softmax permute transpose t "
     "matmul mm bmm linear clone contiguous detach alias to _to_copy dropout layer_norm unsqueeze sort cumsum".split()
 )
-#: Operators that ask whether a size is 1, and whose form is the same at every size.
+#: Operators that ask whether a size is 1, but have the same form at every size.
 _SAME_FORM = frozenset({"aten::prelu"})
 
 
 class Broadcast(NamedTuple):
-    """Two sizes that an operator broadcasts.
+    """Two sizes that an operator broadcasts to each other.
 
     Attributes:
         small: torch's symbol of the size that is 1 in the example.
-        size: That of the other operand, and of the result, or the number that it is.
+        size: The size of the other operand and of the result: torch's symbol, or a number.
     """
 
     small: Any
@@ -42,9 +46,9 @@ class Broadcast(NamedTuple):
 
 
 def broadcast_of(condition: Any, frame: FrameType | None) -> Broadcast | None:
-    """What torch would make a size the constant 1 for, to answer a condition that a frame asks for.
+    """The broadcast for which torch would make a size the constant 1, to answer a frame's condition.
 
-    ``None`` where the condition is not that a size is 1, no broadcasting asks for it, or the other size is 1 too.
+    ``None`` where the condition is not that a size is 1, where no broadcasting asks, or where the other size is 1 too.
     """
     if isinstance(condition, sympy.Or):
         return next(filter(None, (broadcast_of(part, frame) for part in condition.args)), None)
@@ -73,9 +77,9 @@ def broadcast_of(condition: Any, frame: FrameType | None) -> Broadcast | None:
 
 
 def broadcasts_last(condition: Any, frame: FrameType | None) -> bool:
-    """Whether an operator that broadcasts asks if ``x[-1:]`` has one element, which it lacks only where x has none.
+    """Whether a broadcasting operator asks if ``x[-1:]`` has one element: it has, unless x has none.
 
-    Broadcast to x's own size it is right for both, without a guard.
+    Broadcasting ``x[-1:]`` to x's own size is right in both cases, without a guard.
     """
     if isinstance(condition, sympy.Or):
         return any(broadcasts_last(part, frame) for part in condition.args)
@@ -100,7 +104,7 @@ def _is_of_last(expr: Any) -> bool:
 
 
 def _pair(values: dict[str, Any], symbol: Any) -> list[Any]:
-    """The size of the operand that a symbol stands for in torch's general broadcast, and that of the result."""
+    """The size of the operand with a symbol in torch's general broadcast, and the size of the result."""
     for axis, size in zip(values["broadcast_dimensions"], values["a"].shape, strict=True):
         if isinstance(size, torch.SymInt) and size.node.expr == symbol:
             return [size, values["shape"][axis]]
@@ -120,7 +124,7 @@ def _broadcast(symbol: Any, sizes: Iterable[Any]) -> Broadcast | None:
 def first_use(
     program: torch.export.ExportedProgram | torch.fx.GraphModule, broadcast: Broadcast
 ) -> torch.fx.Node | None:
-    """The first operator of a program that uses the size of a broadcast's result in another way than by broadcasting."""
+    """The first operator of a program that uses the size of a broadcast's result other than by broadcasting."""
     if not getattr(broadcast.size, "free_symbols", ()):
         return None  # a result of that size, whatever the operand's is
     results: set[torch.fx.Node] = set()
@@ -145,7 +149,7 @@ def _is_of_any_size(node: torch.fx.Node) -> bool:
 
 
 def _broadcasts(node: torch.fx.Node, broadcast: Broadcast) -> bool:
-    """Whether a node's operand has the size that is 1 in the example, and its result the other one instead."""
+    """Whether a node's operand has the size that is 1 in the example, and its result the other size."""
     operands = [argument.meta.get("val") for argument in node.all_input_nodes]
     results = pytree.tree_leaves(node.meta.get("val"))
     return _has_size(operands, broadcast.small) and _has_size(results, broadcast.size)

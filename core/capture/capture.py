@@ -1,4 +1,4 @@
-"""Capture: from whatever the user has to a ``torch.export.ExportedProgram``, undecomposed."""
+"""Capture: any kind of model becomes a ``torch.export.ExportedProgram``, undecomposed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from onnxplug.capture.patching import ONE_AT_A_TIME, is_of_attempt, made_by, pat
 from onnxplug.capture.quantised import PACKAGE as QUANTISED, is_quantised
 from onnxplug.capture.release import clear_size_caches
 from onnxplug.capture.signature import Captured
-from onnxplug.capture.size_guards import bound_warnings, size_guards, warning_text
+from onnxplug.capture.size_guards import bound_warnings, narrowed, size_guards, warning_text
+from onnxplug.capture.squeezes import squeezed_sizes, squeezed_text
 from onnxplug.capture.weightless import tensors_without_numbers, weights_beside, with_numbers
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.packages import load
@@ -50,27 +51,27 @@ def capture(
     """Captures a model.
 
     Args:
-        model: A Module, a function, an ``ExportedProgram`` (taken as it is), a ``GraphModule``, or what ``make_module`` takes.
+        model: A Module, a function, an ``ExportedProgram`` (used as it is), a ``GraphModule``, or an argument of ``make_module``.
         args: Positional example inputs: a tuple or list, or a single tensor.
         kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
-        strict: ``torch.export``'s mode; ``None`` tries the non-strict one, then the strict one.
-        input_names: The user's names of graph inputs; ``dynamic_shapes`` may be given by them.
-        patches: What holds during capture (:data:`onnxplug.plugin_api.Patch`).
-        examples: Inputs of further calls; what differs among them and the first one is dynamic.
-        make_module: Makes the module that is captured of a model of another kind.
+        strict: ``torch.export``'s mode; ``None`` tries the non-strict mode, then the strict mode.
+        input_names: The user's names of graph inputs; ``dynamic_shapes`` may use them.
+        patches: The patches that hold during capture (:data:`onnxplug.plugin_api.Patch`).
+        examples: Inputs of other calls; sizes that differ among the calls are dynamic.
+        make_module: Makes the module to capture from a model of another kind.
         request: The export's options and rules, for patches.
 
     Raises:
         UsageError: The inputs don't fit the model's signature, or ``dynamic_shapes`` doesn't fit the inputs.
-        CaptureError: torch.export failed, or a dimension that was asked to be dynamic came out static.
+        CaptureError: torch.export failed, or a dimension that should be dynamic came out static.
     """
     warn_if_untested(torch.__version__, platform.python_version())
     positional = _as_tuple(args)
     keywords = dict(kwargs or {})
     positional, keywords, examples = with_numbers((positional, keywords, list(examples)))
     if isinstance(model, torch.export.ExportedProgram):
-        captured = _given(model, positional, keywords, dynamic_shapes)
+        captured = _of_program(model, positional, keywords, dynamic_shapes)
         captured.examples = list(examples)
         return captured
     started = time.perf_counter()
@@ -93,16 +94,16 @@ def capture(
         offered: list[Sequence[CaptureMode]] = []
         of_attempts = [patch for patch in patches if is_of_attempt(patch)]
         for patch in (patch for patch in patches if not is_of_attempt(patch)):
-            made = made_by(patch, module, about)
-            if isinstance(made, contextlib.AbstractContextManager):
-                stack.enter_context(made)
-            elif made:
-                offered.append(made)
+            contexts = made_by(patch, module, about)
+            if isinstance(contexts, contextlib.AbstractContextManager):
+                stack.enter_context(contexts)
+            elif contexts:
+                offered.append(contexts)
         if make_module is None and not offered and is_quantised(module, mentions):
             raise UsageError(
                 f"can't export a quantised model without the package {QUANTISED}", hint=f"pip install {QUANTISED}"
             )
-        # Under the patches: a plugin's pytree nodes say what an input is made of.
+        # Under the patches: a plugin's pytree nodes define the structure of inputs.
         dynamic_shapes = by_argument(dynamic_shapes, module, positional, keywords, input_names)
         calls = [(positional, keywords), *examples]
         inferred = load("examples=").shapes_of(module, calls) if examples else None
@@ -147,19 +148,19 @@ def _refuse_strict(strict: bool | None, kind: str) -> None:
 
 
 def _exported(export: Callable[..., Attempt], strict: bool | None, offered: Sequence[Sequence[CaptureMode]]) -> Attempt:
-    """The capture in the first of the modes that patches offer, a mode of each, in which it succeeds.
+    """The capture in the first combination of the patches' modes in which it succeeds.
 
     Raises:
-        CaptureError: It succeeds in none; the error of the first is raised.
+        CaptureError: It succeeds in none; the first error is raised.
     """
     failed: list[CaptureError] = []
     for modes in itertools.product(*offered):
-        asked = next((mode.strict for mode in modes if mode.strict is not None), None)
+        strictness = next((mode.strict for mode in modes if mode.strict is not None), None)
         try:
             with contextlib.ExitStack() as stack:
                 for mode in modes:
                     stack.enter_context(mode.context())
-                return export(strict=strict if strict is not None else asked)
+                return export(strict=strict if strict is not None else strictness)
         except CaptureError as error:
             failed.append(error)
     raise failed[0]
@@ -178,7 +179,7 @@ def _captured(
     )
 
 
-def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any) -> Captured:
+def _of_program(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any) -> Captured:
     if dynamic_shapes is not None:
         raise UsageError(
             "dynamic_shapes can't be given with an ExportedProgram: its shapes are settled already",
@@ -187,17 +188,20 @@ def _given(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynami
     program = _with_gradients_in_structure(program)
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
-    found = size_guards(program, {}, one_size=False)  # who exported it has named the sizes
-    for text in (*(warning_text(condition, {}) for condition in found.conditions), *bound_warnings(found.bounds, {})):
+    guards = size_guards(program, {}, one_size=False)  # the user who exported it has named the sizes
+    squeezed = list(dict.fromkeys(squeezed_sizes(program, narrowed({}, guards.bounds))))
+    for text in (*(warning_text(condition, {}) for condition in guards.conditions), *bound_warnings(guards.bounds, {})):
         warn(text)
-    conditions = [*found.conditions, *(bound for bound in found.bounds if bound.of_code)]
+    for condition in squeezed:
+        warn(squeezed_text(condition, {}))
+    conditions = [*guards.conditions, *squeezed, *(bound for bound in guards.bounds if bound.of_code)]
     return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=conditions)
 
 
 def _with_gradients_in_structure(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program itself, or one whose structure of results counts the gradients that torch has added to its loss.
+    """The program itself, or a copy whose result structure includes the gradients that torch has added to its loss.
 
-    Otherwise the module made of it would not run.
+    Otherwise the program's module would not run.
     """
     signature = program.graph_signature
     if all(spec.kind is not OutputKind.LOSS_OUTPUT for spec in signature.output_specs):
@@ -223,10 +227,10 @@ def _as_tuple(args: Any) -> tuple[Any, ...]:
 
 
 def as_module(model: Any) -> torch.nn.Module:
-    """A model as a module; a function becomes the ``forward`` of one.
+    """A model as a module; a function becomes the ``forward`` of a module.
 
     Raises:
-        UsageError: It is neither; or a script, whose graph torch.export does not take.
+        UsageError: It is neither; or it is a script, which torch.export does not accept.
     """
     if is_script(model):
         raise UsageError(
@@ -250,7 +254,7 @@ def as_module(model: Any) -> torch.nn.Module:
 
 
 def is_script(model: Any) -> bool:
-    """Whether a model is one of TorchScript's."""
+    """Whether a model is a TorchScript module or function."""
     return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
 
 
@@ -258,7 +262,7 @@ def is_script(model: Any) -> bool:
 def _keywords_spelled_out(module: torch.nn.Module, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Gives a ``forward(..., **kwargs)`` the signature of the keywords that it is called with.
 
-    torch.export (2.13) can't say dynamic shapes of inputs that ``**kwargs`` takes in.
+    torch.export (2.13) has no dynamic shapes for inputs within ``**kwargs``.
     """
     try:
         signature = inspect.signature(module.forward)
@@ -273,8 +277,8 @@ def _keywords_spelled_out(module: torch.nn.Module, kwargs: Mapping[str, Any]) ->
         return
     original = module.forward
 
-    def forward(*args: Any, **given: Any) -> Any:
-        return original(*args, **given)
+    def forward(*args: Any, **keywords: Any) -> Any:
+        return original(*args, **keywords)
 
     kept = [p for p in parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     spelled = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra]
@@ -286,7 +290,7 @@ def _keywords_spelled_out(module: torch.nn.Module, kwargs: Mapping[str, Any]) ->
 def _without_subclasses(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of the model whose weights are plain tensors, where some are tensor subclasses (torchao's quantised weights).
 
-    Otherwise torch.export hides what they hold behind operators that no exporter can translate.
+    Otherwise torch.export hides their tensors behind operators that no exporter can translate.
     """
     if not any(is_traceable_wrapper_subclass(p) for p in (*module.parameters(), *module.buffers())):
         return module
@@ -311,7 +315,7 @@ def _with_signature(function: Any) -> Any:
 
 
 def _record_source_lines(function: Any) -> None:
-    """Asks torch to keep the lines of a function that isn't called ``forward``; without it errors name no line."""
+    """Makes torch keep the lines of a function that isn't named ``forward``; otherwise errors name no line."""
     from onnxplug.torch_private import register_stack_trace_anchor
 
     register_stack_trace_anchor(function)

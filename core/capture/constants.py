@@ -1,8 +1,8 @@
-"""Constants that torch makes of dynamic sizes when it calls operators, which no Python code of the model asks for.
+"""Dynamic sizes that torch turns into constants when it calls operators, without a question of the model's Python code.
 
 An operator whose schema has ``int`` and not ``SymInt`` takes a plain number: ``avg_pool2d(x, x.shape[2:])`` has the
 example's size as its kernel at every size. An operator that returns a list has as many tensors as with the example:
-``x.split(4)``. torch records the same guard as where an operator rejects other sizes; what tells them apart is that the
+``x.split(4)``. torch records the same guard as for an operator that rejects other sizes; the difference is that here the
 constant is in the graph.
 """
 
@@ -20,21 +20,21 @@ from onnxplug.capture.locations import source_location
 from onnxplug.fake import is_fake
 from onnxplug.torch_private import OpOverload, pytree
 
-#: Where torch calls an operator, and asks for a plain number: files of torch, with the function where it matters.
+#: Places where torch asks for a plain number to call an operator: files of torch, with the function where it matters.
 _CALLS = {
     os.path.join("_export", "non_strict_utils.py"): "__torch_function__",
     os.path.join("_dynamo", "utils.py"): "run_node",
     "_ops.py": None,
     os.path.join("_decomp", "decompositions.py"): "split",
 }
-#: Elements of a tensor that code makes of a list.
+#: The largest number of elements of a tensor that is searched for a number.
 _FEW = 1000
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Where a number of the graph comes from.
+    """The origin of a number in the graph.
 
     Attributes:
         place: The user's ``file:line``, ``None`` where torch recorded none.
@@ -50,13 +50,13 @@ class Constants:
         self._program = program
 
     def of_guard(self, guard: Any) -> Constant | None:
-        """What a guard that no Python code of the model asked for makes constant.
+        """The constant in the graph that a guard fixes, if the guard does not come from the model's Python code.
 
         Args:
-            guard: torch's guard: an expression of sizes, and where it was asked for.
+            guard: torch's guard: an expression of sizes, and its stack.
 
         Returns:
-            ``None`` for a guard that is only about which sizes an operator accepts.
+            ``None`` for a guard that only limits the sizes that an operator accepts.
         """
         frame = getattr(guard.sloc, "framework_loc", None)
         file, function = getattr(frame, "filename", "").removeprefix(_TORCH), getattr(frame, "name", None)
@@ -67,7 +67,7 @@ class Constants:
             return self._list_lengths.get(number)
         if file == "_ops.py":
             return None
-        # An operator of constants alone leaves no node: torch.hann_window(n // 2).
+        # An operator on constants only leaves no node: torch.hann_window(n // 2).
         whole = _CALLS[file] == "__torch_function__" or (_CALLS[file] == "run_node" and self._is_in_tensors(number))
         return self._arguments.get(number, Constant(None) if whole else None)
 
@@ -83,23 +83,23 @@ class Constants:
 
     @cached_property
     def _arguments(self) -> dict[float | None, Constant]:
-        """Plain numbers that operators are called with, each with the first such place."""
-        found: dict[float | None, Constant] = {}
+        """The plain numbers among operators' arguments, each with its first place."""
+        places: dict[float | None, Constant] = {}
         for node in self._calls():
             for number in pytree.tree_leaves((node.args, node.kwargs)):
                 if isinstance(number, int | float) and not isinstance(number, bool):
-                    found.setdefault(number, Constant(source_location(node)))
-        return found
+                    places.setdefault(number, Constant(source_location(node)))
+        return places
 
     @cached_property
     def _list_lengths(self) -> dict[float | None, Constant]:
-        """Lengths of the lists that operators return of tensors with a dynamic axis, each with the first such place."""
-        found: dict[float | None, Constant] = {}
+        """The lengths of lists that operators return for tensors with a dynamic axis, each with its first place."""
+        places: dict[float | None, Constant] = {}
         for node in self._calls():
             results = node.meta.get("val")
             if isinstance(results, list) and any(map(_is_dynamic, node.all_input_nodes)):
-                found.setdefault(len(results), Constant(source_location(node)))
-        return found
+                places.setdefault(len(results), Constant(source_location(node)))
+        return places
 
     def _calls(self) -> Iterator[torch.fx.Node]:
         modules = [m for m in self._program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
@@ -109,7 +109,7 @@ class Constants:
 
 
 def _number(expr: Any) -> float | None:
-    """The number of an equality with one; torch writes those that are true."""
+    """The number in a guard that is an equality with a number."""
     if expr.func.__name__ != "Equality":
         return None
     number = next((side for side in expr.args if side.is_number), None)

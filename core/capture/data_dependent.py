@@ -1,4 +1,4 @@
-"""Errors of torch.export that depend on tensors' values: what was asked, and whether the strict mode may do without it."""
+"""torch.export's errors about values of tensors: the code that needed a value, and whether the strict mode may do without it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from onnxplug.capture.locations import frames_of_model, is_torch_file
 
 _DATA_DEPENDENT = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"}
-#: Files of torch that are a part of models, not of what captures them.
+#: Files of torch that are a part of models, not of capture.
 _OF_MODELS = re.compile(r"[/\\]torch[/\\](nn|distributions)[/\\]|[/\\]torch[/\\]functional\.py$")
 
 
@@ -27,21 +27,21 @@ def is_data_dependent(error: BaseException) -> bool:
 def asks_of_a_size(error: BaseException) -> bool:
     """Whether a data-dependent error is about an input's size too: it may be decided where sizes are at least 2.
 
-    ``Eq(s0 + u0, 0)`` is never true then. torch calls a size ``s`` and a number that follows from data ``u``.
+    ``Eq(s0 + u0, 0)`` is never true then. torch writes ``s`` for a size and ``u`` for a number that depends on data.
     """
     expression = re.search(r"unhinted: (.*?)\)\.", str(error))
     return expression is not None and re.search(r"\bs\d+\b", expression.group(1)) is not None
 
 
 def is_of_models(file: str) -> bool:
-    """Whether a file is a model's, or of the parts of torch that belong to models."""
+    """Whether a file is a model's, or a part of torch that belongs to models."""
     return bool(_OF_MODELS.search(file)) or not is_torch_file(file)
 
 
 def is_computed_with(error: BaseException) -> bool:
     """Whether the model only computes with the number that a data-dependent error is about, as in ``max(float(x), 1.0)``.
 
-    The strict mode keeps such a number in the graph. It can no more decide a branch or count a loop by it than the other.
+    The strict mode keeps such a number in the graph. Like the non-strict mode it can't decide a branch or count a loop by it.
     """
     innermost = (f for f in frames_of_model(error) if is_of_models(f.filename))
     frame = next(innermost, None)
@@ -53,7 +53,7 @@ def is_computed_with(error: BaseException) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _deciding(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Start and end, as line and column in bytes, of the expressions that decide what code of a file runs."""
+    """Start and end, as line and column in bytes, of a file's expressions that decide which code runs."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -61,7 +61,7 @@ def _deciding(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     deciding: list[tuple[ast.stmt | ast.expr, ast.expr]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.While | ast.Assert):
-            deciding.append((node, node.test))  # the jump itself stands where the statement begins
+            deciding.append((node, node.test))  # the jump itself has the position of the statement
         elif isinstance(node, ast.IfExp):
             deciding.append((node.test, node.test))
         elif isinstance(node, ast.For | ast.comprehension):

@@ -19,7 +19,7 @@ _FUNCTIONS = frozenset(("min", "max", "Min", "Max"))
 
 
 def names_in(text: str) -> list[str]:
-    """The names that a sum, difference, product, ``min`` or ``max`` is made of, in order; none of a plain name or another text."""
+    """The names in a sum, difference, product, ``min`` or ``max``, in order; empty for a plain name or another text."""
     tree = _parse(text)
     if tree is None:
         return []
@@ -76,17 +76,12 @@ def named(names: Mapping[str, str], symbol: Any) -> Any:
 
 
 def in_names(names: Mapping[str, str], size: Any) -> Any:
-    """A size, an int or torch's expression of symbols, with the user's names for the symbols.
-
-    Args:
-        names: As for :func:`named`.
-        size: The size.
-    """
+    """A size, an int or torch's expression of symbols, with the user's names for the symbols."""
     return size if isinstance(size, int) else size.xreplace({s: named(names, s) for s in size.free_symbols})
 
 
 def same_symbols(expr: Any) -> Any:
-    """An expression in which one name is one symbol: torch says of a number that it may be negative, of a size that it isn't."""
+    """An expression with a single symbol for each name: torch declares sizes not negative and numbers unrestricted."""
     from sympy import Symbol
 
     if not hasattr(expr, "free_symbols"):

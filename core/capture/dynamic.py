@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ import torch
 
 from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in, same_symbols
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.text import type_with_article
+from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.torch_private import DimHint, pytree
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
@@ -25,51 +24,56 @@ Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass
 class DynamicShapes:
-    """What the user asked for, ready for torch.export.
+    """The user's dynamic shapes, ready for torch.export.
 
     Attributes:
-        given: As the user gave it.
-        leaves: For each leaf of the flattened inputs its own part of it, ``None`` where it says nothing.
-        paths: For each leaf what to call it.
+        spec: The user's argument.
+        leaves: For each leaf of the flattened inputs its part of the argument, ``None`` where it has none.
+        paths: For each leaf its name in messages.
         shared: Names used in several places; each becomes one ``Dim``.
         inputs: The inputs by name, their leaves in the order of ``leaves``.
     """
 
-    given: Any
+    spec: Any
     leaves: list[Any]
     paths: list[str]
     shared: frozenset[str] = frozenset()
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def reading(self, tied: bool) -> Any:
-        """What torch.export is given: shared names as one ``Dim`` each (``tied``), or every name on its own."""
+        """torch.export's argument: shared names as one ``Dim`` each (``tied``), or every name on its own."""
         dims = {name: torch.export.Dim(name) for name in self.shared if tied and name.isidentifier()}
-        return _replace_strings(self.given, dims)
+        return _replace_strings(self.spec, dims)
 
     def with_static(self, axes: Set[tuple[int, int]]) -> DynamicShapes:
         """The same with some dimensions static: (leaf, axis)."""
         leaves = [_without(spec, leaf, axes) for leaf, spec in enumerate(self.leaves)]
         rest = iter(leaves)
         # The leaves are in the order of the inputs; torch.export wants the names in the order of the signature.
-        made = {name: _walk(self.given[name], self.inputs[name], name, lambda *_: next(rest)) for name in self.inputs}
-        return replace(self, given={name: made[name] for name in self.given}, leaves=leaves)
+        static_by_name = {
+            name: _walk(self.spec[name], self.inputs[name], name, lambda *_: next(rest)) for name in self.inputs
+        }
+        return replace(self, spec={name: static_by_name[name] for name in self.spec}, leaves=leaves)
 
     def has_empty(self) -> bool:
-        """Whether a dimension that is asked to be dynamic has the size 0 in the example inputs."""
+        """Whether a dimension that should be dynamic has the size 0 in the example inputs."""
         values = pytree.tree_leaves(list(self.inputs.values()))
-        return any(isinstance(v := values[leaf], torch.Tensor) and v.shape[axis] == 0 for leaf, axis, _ in self.asked())
+        return any(
+            isinstance(v := values[leaf], torch.Tensor) and v.shape[axis] == 0
+            for leaf, axis, _ in self.requested_axes()
+        )
 
     def name(self, leaf: int, axis: int) -> str:
-        """What to call one dimension in a message."""
+        """A dimension's name in messages."""
         name = name_of(self.wanted(leaf, axis))
         return f"axis {axis} of the input {self.paths[leaf]}" + (f" ({name!r})" if name else "")
 
     def wanted(self, leaf: int, axis: int) -> Any:
-        """What was asked for one dimension; ``None``: nothing."""
-        return next((wanted for i, a, wanted in self.asked() if (i, a) == (leaf, axis)), None)
+        """The user's request for a dimension; ``None`` without one."""
+        return next((wanted for i, a, wanted in self.requested_axes() if (i, a) == (leaf, axis)), None)
 
-    def asked(self) -> Iterator[tuple[int, int, Any]]:
-        """Leaf, axis and what was asked for, of every dimension that says something."""
+    def requested_axes(self) -> Iterator[tuple[int, int, Any]]:
+        """Leaf, axis and request of every dimension with a request."""
         for leaf, spec in enumerate(self.leaves):
             items: Any = ()
             if isinstance(spec, Mapping):
@@ -81,25 +85,25 @@ class DynamicShapes:
                     yield leaf, axis, wanted
 
     def must_be_dynamic(self) -> Iterator[tuple[int, int, Any]]:
-        """As :meth:`asked`, the dimensions of which a static result would be an error."""
-        yield from (row for row in self.asked() if _must_be_dynamic(row[2]))
+        """As :meth:`requested_axes`, for the dimensions that must not come out static."""
+        yield from (row for row in self.requested_axes() if _must_be_dynamic(row[2]))
 
     def source(self, leaf: int, axis: int) -> str:
-        """What torch calls the size of a dimension."""
+        """torch's name for the size of a dimension."""
         argument, bracket, keys = self.paths[leaf].partition("[")
         return f"L['{argument}']{bracket}{keys}.size()[{axis}]"
 
     def numbers(self) -> Iterator[tuple[int, str]]:
-        """Leaf and name of every number that is named, and so stays an input."""
+        """Leaf and name of every named number, which stays an input."""
         for leaf, spec in enumerate(self.leaves):
             if isinstance(spec, str):
                 yield leaf, spec
 
     def describe(self) -> str:
-        """What was asked to be dynamic, in words."""
+        """The dimensions that should be dynamic, in words."""
         parts = [
             f"axis {axis} of {self.paths[leaf]} ({name_of(wanted) or 'dynamic'})"
-            for leaf, axis, wanted in self.asked()
+            for leaf, axis, wanted in self.requested_axes()
             if _must_be_dynamic(wanted)
         ]
         return ", ".join(parts)
@@ -135,7 +139,7 @@ def parse_dynamic_shapes(
         UsageError: It names an input that isn't there, an axis out of range, or has another structure than the inputs.
     """
     if hasattr(spec, "dynamic_shapes") and not isinstance(spec, Mapping | list | tuple):
-        # ShapesCollection and AdditionalInputs work themselves out.
+        # ShapesCollection and AdditionalInputs compute the structure themselves.
         spec = spec.dynamic_shapes(module, args, dict(kwargs))
     combined = inputs_by_name(module, args, kwargs)
     by_name = _top_level(spec, combined)
@@ -150,7 +154,7 @@ def parse_dynamic_shapes(
         values.append(value)
         return spec
 
-    # Leaves come as in the call: positional inputs, then keywords as given. The signature may have another order.
+    # Leaves are in the order of the call: positional inputs, then keywords. The signature may have another order.
     inputs = {name: combined[name] for name in [*(n for n in combined if n not in kwargs), *kwargs]}
     for name, value in inputs.items():
         _walk(by_name.get(name), value, name, visit)
@@ -175,17 +179,17 @@ def check_name(name: str, where: str = "dynamic_shapes") -> None:
 
 
 def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> frozenset[str]:
-    """Checks every name that was given to a dimension, and returns those that are strings and stand in several places.
+    """Checks the names of dimensions, and returns the strings that several dimensions have.
 
     Raises:
-        UsageError: A name is empty or a number, or stands for example sizes that differ.
+        UsageError: A name is empty or a number, or is shared by example sizes that differ.
     """
     counts: Counter[str] = Counter()
     first: dict[str, tuple[int, int, int]] = {}
     numbers = {name: shapes.paths[leaf] for leaf, name in shapes.numbers()}
     for number in numbers:
         check_name(number)
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         name = name_of(wanted)
         if name is None:
             continue
@@ -212,7 +216,7 @@ def _check_dimension_names(shapes: DynamicShapes, values: Sequence[Any]) -> froz
 
 
 def inputs_by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs, or what is said of each, by the name that torch.export knows them by, in signature order."""
+    """Inputs, or their dynamic shapes, by torch.export's names for them, in the order of the signature."""
     try:
         signature = inspect.signature(module.forward)
         bound = signature.bind(*args, **kwargs)
@@ -234,10 +238,9 @@ def _top_level(spec: Any, combined: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(spec, Mapping):
         for name in spec:
             if name not in combined:
-                near = difflib.get_close_matches(str(name), names, 1)
                 raise UsageError(
                     f"dynamic_shapes names {name!r}, but the inputs are {', '.join(names)}",
-                    hint=f"Did you mean {near[0]!r}?" if near else None,
+                    hint=did_you_mean(name, names),
                 )
         return {name: spec.get(name) for name in names}
     if isinstance(spec, list | tuple):
@@ -254,7 +257,7 @@ def _walk(spec: Any, value: Any, path: str, visit: Callable[[Any, Any, str], Any
     """Calls ``visit`` for each leaf of ``value`` in pytree order, with its part of ``spec``.
 
     Returns:
-        ``spec`` with what ``visit`` returned in the place of each part.
+        ``spec`` with each part replaced by the result of ``visit``.
     """
     node_type = pytree._get_node_type(value)
     if node_type not in pytree.SUPPORTED_NODES:
@@ -329,7 +332,7 @@ def _must_be_dynamic(wanted: Any) -> bool:
 
 
 def name_of(wanted: Any) -> str | None:
-    """The name that was given to a dimension; ``None`` where it has none."""
+    """The user's name of a dimension; ``None`` where it has none."""
     if isinstance(wanted, str):
         return wanted
     if isinstance(wanted, DimHint | int) or wanted is None:
@@ -349,24 +352,24 @@ def _user_values(program: torch.export.ExportedProgram) -> list[Any]:
 
 
 #: Leaf, axis, whether it must be dynamic, torch's size.
-AskedSize = tuple[int, int, bool, torch.SymInt]
+RequestedSize = tuple[int, int, bool, torch.SymInt]
 
 
-def asked_sizes(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> list[AskedSize]:
-    """The dimensions that were asked to be dynamic and are: leaf, axis, whether it must be dynamic, torch's size."""
+def requested_sizes(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> list[RequestedSize]:
+    """The dimensions that should be dynamic and are: leaf, axis, whether it must be dynamic, torch's size."""
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
         return []
     rows = [
         (leaf, axis, _must_be_dynamic(wanted), values[leaf].shape[axis])
-        for leaf, axis, wanted in shapes.asked()
+        for leaf, axis, wanted in shapes.requested_axes()
         if isinstance(values[leaf], torch.Tensor)
     ]
     return [row for row in rows if isinstance(row[3], torch.SymInt)]
 
 
 def size_names(
-    program: torch.export.ExportedProgram, shapes: DynamicShapes, sizes: Sequence[AskedSize]
+    program: torch.export.ExportedProgram, shapes: DynamicShapes, sizes: Sequence[RequestedSize]
 ) -> dict[str, str]:
     """torch's symbols of sizes to the user's names, or to ``x.shape[1]`` where there is none."""
     names: dict[str, str] = {}
@@ -378,7 +381,7 @@ def size_names(
         if size.node.expr.is_Symbol:
             names.setdefault(str(size.node.expr), _called(shapes, leaf, axis))
     if sizes:
-        # A symbol that torch took for equal to another is in no size any more.
+        # A symbol that torch replaced by an equal symbol is in no size any more.
         replaced = sizes[0][3].node.shape_env.replacements
         others = [(size.node.expr, _called(shapes, leaf, axis)) for leaf, axis, _, size in sizes]
         for symbol, other in replaced.items():
@@ -387,28 +390,24 @@ def size_names(
     return names
 
 
-def is_said_by_names(names: Mapping[str, str], sizes: Sequence[AskedSize], expr: Any) -> bool:
-    """Whether a guard holds wherever the sizes are what the user's names say: equal, or those of ``"past + sequence"``.
+def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize], expr: Any) -> bool:
+    """Whether a guard follows from the user's names: sizes with equal names are equal, and ``"past + sequence"`` is that sum.
 
     Args:
         names: See :func:`size_names`.
-        sizes: The sizes asked to be dynamic.
+        sizes: The sizes that should be dynamic.
         expr: The guard.
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
-    same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}  # else it has another name
-    found = in_names(names, same_symbols(expr.xreplace(same)))
-    return found.is_Boolean and not found.free_symbols and bool(found)
+    same = {
+        symbol: other for symbol, other in replaced.items() if str(symbol) not in names
+    }  # a symbol in names has its own
+    truth = in_names(names, same_symbols(expr.xreplace(same)))
+    return truth.is_Boolean and not truth.free_symbols and bool(truth)
 
 
-def says_one_name(shapes: DynamicShapes, sizes: Sequence[AskedSize], expr: Any) -> bool:
-    """Whether a guard only says that sizes are equal to which the user gave one name.
-
-    Args:
-        shapes: What the user asked for.
-        sizes: The sizes asked to be dynamic.
-        expr: The guard.
-    """
+def equates_one_name(shapes: DynamicShapes, sizes: Sequence[RequestedSize], expr: Any) -> bool:
+    """Whether a guard only states that sizes are equal which have the same name."""
     if expr.func.__name__ != "Equality" or not all(side.is_Symbol for side in expr.args) or not sizes:
         return False
     replaced = sizes[0][3].node.shape_env.replacements
@@ -421,7 +420,7 @@ def _called(shapes: DynamicShapes, leaf: int, axis: int) -> str:
     return name_of(shapes.wanted(leaf, axis)) or f"{shapes.paths[leaf]}.shape[{axis}]"
 
 
-def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[Any, tuple[int, int | None]]:
+def declared_ranges(shapes: DynamicShapes, sizes: Sequence[RequestedSize]) -> dict[Any, tuple[int, int | None]]:
     """torch's symbols of sizes to the smallest and largest size that a ``Dim`` declares."""
     ranges: dict[Any, tuple[int, int | None]] = {}
     for leaf, axis, _, size in sizes:
@@ -433,15 +432,15 @@ def declared_ranges(shapes: DynamicShapes, sizes: Sequence[AskedSize]) -> dict[A
 
 
 def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> None:
-    """Holds what came out against what was asked for.
+    """Checks that the requested dimensions of a captured program are dynamic.
 
     Raises:
-        CaptureError: A dimension that was asked to be dynamic came out static.
+        CaptureError: A dimension that should be dynamic came out static.
     """
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
         return
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         value = values[leaf]
         if not _must_be_dynamic(wanted) or not isinstance(value, torch.Tensor):
             continue
@@ -460,11 +459,11 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
 
 
 def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> dict[str, str]:
-    """Symbol of torch to the user's name for it; two symbols share a name only if it is an expression of other names.
+    """torch's symbols to the user's names; two symbols share a name only if it is an expression of other names.
 
     Raises:
         UsageError: An expression has a name that no dimension has.
-        CaptureError: torch.export finds another relation between the sizes than an expression says.
+        CaptureError: torch.export finds another relation between the sizes than an expression states.
     """
     values = _user_values(program)
     names: dict[str, str] = {}
@@ -479,7 +478,7 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
         sizes[number] = expr
         if getattr(expr, "is_Symbol", False):
             names[str(expr)] = number
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         name, value = name_of(wanted), values[leaf]
         if name is None or not isinstance(value, torch.Tensor):
             continue
@@ -504,30 +503,26 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
 
 
 def _plain_names(shapes: DynamicShapes) -> dict[str, None]:
-    named = (name_of(wanted) for _, _, wanted in shapes.asked())
+    named = (name_of(wanted) for _, _, wanted in shapes.requested_axes())
     return {name: None for name in (*named, *(n for _, n in shapes.numbers())) if name and not names_in(name)}
 
 
 def _name_expression(names: dict[str, str], sizes: Mapping[str, Any], where: str, text: str, size: Any) -> None:
-    """Gives the symbol of a size its expression; a size that is an expression for torch too must be the same one."""
+    """Gives the symbol of a size its expression; a size that is an expression for torch too must be equal to it."""
     wanted = evaluate(text, sizes)
     if str(size) not in names and getattr(size, "is_Symbol", False) and hasattr(wanted, "free_symbols"):
         names[str(size)] = str(wanted)
         return
-    found = in_names(names, size)
-    if expand(same_symbols(found) - same_symbols(wanted)) != 0:
+    actual = in_names(names, size)
+    if expand(same_symbols(actual) - same_symbols(wanted)) != 0:
         raise CaptureError(
-            f"{where}: torch.export finds its size to be {found}",
+            f"{where}: torch.export finds its size to be {actual}",
             hint="Name it by that expression, or leave its size to torch.export: {axis: Dim.AUTO}.",
         )
 
 
 def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
-    """Holds the sizes of the inputs against the expressions that name their dimensions.
-
-    Args:
-        shapes: What was asked for.
-        leaves: The flattened inputs.
+    """Checks the sizes of the inputs against the expressions that name their dimensions.
 
     Raises:
         UsageError: The inputs have other sizes, or an expression has a name that no dimension has.
@@ -535,7 +530,7 @@ def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
     known = _plain_names(shapes)
     sizes: dict[str, int] = {name: leaves[leaf] for leaf, name in shapes.numbers()}
     expressions = []
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         name, value = name_of(wanted), leaves[leaf]
         if name is None or not isinstance(value, torch.Tensor):
             continue
@@ -548,9 +543,9 @@ def check_expressions(shapes: DynamicShapes, leaves: Sequence[Any]) -> None:
             continue
         expected, size = evaluate(text, sizes), int(leaves[leaf].shape[axis])
         if size != expected:
-            given = ", ".join(f"{name} {sizes[name]}" for name in names_in(text))
+            values = ", ".join(f"{name} {sizes[name]}" for name in names_in(text))
             raise UsageError(
-                f"axis {axis} of the input {shapes.paths[leaf]} is named {text!r}, which is {expected} ({given}), but its size in "
+                f"axis {axis} of the input {shapes.paths[leaf]} is named {text!r}, which is {expected} ({values}), but its size in "
                 f"the example is {size}"
             )
 

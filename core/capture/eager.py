@@ -13,12 +13,12 @@ from onnxplug.torch_private import pytree
 
 
 def copied(tree: Any) -> Any:
-    """The same tree with detached copies of its tensors; one tensor that stands in it twice becomes two."""
+    """The same tree with detached copies of its tensors; a tensor that it holds twice becomes two."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
 
 
 class _FastPath:
-    """torch's setting of attention's fast path, which all threads share: off as long as one of them needs it off."""
+    """torch's setting of attention's fast path, which all threads share: off as long as any thread needs it off."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,9 +44,9 @@ without_fast_path = _FastPath()
 
 @contextmanager
 def inference() -> Iterator[None]:
-    """PyTorch computes as torch.export captures it: without gradients, and attention without its fast path.
+    """Within the context, PyTorch computes as torch.export captures: without gradients, and without attention's fast path.
 
-    That path (``torch.backends.mha``) gives 0 where ``nn.TransformerEncoder`` is told that there is padding.
+    The fast path (``torch.backends.mha``) gives 0 at padding in a mask of ``nn.TransformerEncoder``.
     """
     with without_fast_path, torch.no_grad():
         yield
@@ -58,12 +58,12 @@ def run_eagerly(
     kwargs: Mapping[str, Any],
     buffers: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
-    """What a model returns.
+    """The result of a model.
 
     Args:
         model: The model; its buffers stay as they were.
-        args, kwargs: Its inputs. The model gets these very tensors.
-        buffers: What stands for the model's buffers and may be written; copies of them when ``None``.
+        args, kwargs: Its inputs. The model gets these tensors themselves.
+        buffers: Replacements of the model's buffers, which may be written; copies of them when ``None``.
 
     Raises:
         Exception: Whatever the model raises.

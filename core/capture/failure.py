@@ -1,9 +1,8 @@
-"""Why torch.export could not capture a model: one error that names the submodule, the user's line and what each try said."""
+"""The error for a model that torch.export can't capture: it names the submodule, the user's line and the error of each attempt."""
 
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +14,9 @@ from onnxplug.capture.locations import frames_of_model, is_torch_file
 from onnxplug.capture.refusals import Doubt
 from onnxplug.capture.submodules import Call, capture_pieces, module_of_error, path_of
 from onnxplug.errors import CaptureError
-from onnxplug.libraries import LIBRARIES
 from onnxplug.torch_private import UnsupportedOperatorException
 
-#: How many submodules are captured to find the one at fault, where torch's error doesn't lead to it.
+#: How many submodules are captured to find the faulty submodule, where torch's error doesn't lead to it.
 _PIECES = 12
 _WIDTH = 200
 
@@ -28,7 +26,7 @@ class Try(NamedTuple):
 
     Attributes:
         way: The mode and the reading of the dynamic shapes, in words.
-        error: What it raised.
+        error: Its error.
     """
 
     way: str
@@ -50,10 +48,10 @@ def explained(
     fails: Callable[[Call], Exception | None],
     doubt: Doubt | None = None,
 ) -> CaptureError:
-    """The error that says where capture stopped, why, and what each try said.
+    """The error with the place where capture stopped, the reason, and the error of each attempt.
 
     Args:
-        tries: The attempts, of which the first one's error says most.
+        tries: The attempts; the first error tells most.
         model, args, kwargs: The model and its example inputs.
         shapes: Its dynamic dimensions.
         fails: Captures a submodule with its inputs and returns the error if that fails.
@@ -90,7 +88,7 @@ def _by_pieces(
     """The first of the smallest submodules that can't be captured by themselves, and its error."""
     try:
         pieces = capture_pieces(model, args, kwargs, fails, _PIECES)
-    except Exception:  # the model doesn't run on its inputs, which torch's error says as well
+    except Exception:  # the model doesn't run on its inputs; torch's error tells as much
         return None
     for piece in pieces:
         if piece.is_cause and piece.error is not None:
@@ -99,7 +97,7 @@ def _by_pieces(
 
 
 def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> CaptureError:
-    """What torch.export raised, as an error of ours.
+    """torch.export's error as a CaptureError.
 
     Args:
         error: The error.
@@ -115,10 +113,10 @@ def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> Captur
             "is known of it by torch._check(...).",
         )
     if any(words in text for words in ("Constraints violated", "specialized", "inferred a static shape")):
-        asked = shapes.describe()
+        requested = shapes.describe()
         return CaptureError(
             f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
-            + (f"\nAsked to be dynamic: {asked}" if asked else ""),
+            + (f"\nAsked to be dynamic: {requested}" if requested else ""),
             hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
         )
     if (op := _without_fake(error, text)) is not None:
@@ -134,7 +132,7 @@ def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> Captur
     )
 
 
-#: How torch names an operator of ``torch.library.custom_op`` that has no fake kernel.
+#: torch's text about an operator of ``torch.library.custom_op`` without a fake kernel.
 _NO_FAKE = re.compile(r"There was no fake impl registered for <CustomOpDef\(([\w:.]+)\)>")
 
 
@@ -147,28 +145,7 @@ def _without_fake(error: Exception, text: str) -> str | None:
     return match[1] if match is not None else None
 
 
-def known_libraries(error: BaseException, model: Any) -> list[str]:
-    """The libraries that a failed capture has to do with, of those that a package of onnxplug is for; one for each package.
-
-    Args:
-        error: What the capture raised, caused by torch's own error.
-        model: The model.
-
-    Returns:
-        Namespaces of operators that the error names, libraries whose code it came through, and those that the model has modules of.
-    """
-    names = re.findall(r"\b([A-Za-z_]\w*)(?:::|\.)\w", str(error))
-    cause: BaseException | None = error
-    while cause is not None:
-        names += [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(cause.__traceback__)]
-        cause = cause.__cause__
-    if isinstance(model, torch.nn.Module):
-        names += [type(module).__module__ for module in model.modules()]
-    libraries = dict.fromkeys(name.partition(".")[0] for name in names)
-    return list({LIBRARIES[name]: name for name in reversed(libraries) if name in LIBRARIES}.values())[::-1]
-
-
-#: Beginnings of lines by which torch tells its developers more, not the user.
+#: Beginnings of lines that torch writes for its developers, not for the user.
 _NOISE = (
     "Caused by:",
     "For extended logs",
@@ -180,7 +157,7 @@ _NOISE = (
     "consider using data-dependent friendly APIs",
     "Hint: This graph break is fundamental",
 )
-#: Texts with which torch's advice on longer messages begins; the message ends there.
+#: Beginnings of torch's advice on longer messages; the message ends there.
 _ENDS = (
     "For more information, run with",
     "The error above occurred",
@@ -190,12 +167,12 @@ _ENDS = (
 )
 
 
-#: How torch writes the size of an input.
+#: torch's notation for the size of an input.
 _SIZE = re.compile(r"L\['(\w+)'\]((?:\[[^\]]*\])*)\.size\(\)\[(\d+)\]")
 
 
 def first_lines(error: BaseException) -> str:
-    """torch's message without the advice on how to get a longer one, and with the inputs in words."""
+    """torch's message without the advice on how to get a longer message, and with the inputs in words."""
     lines: list[str] = []
     for line in _SIZE.sub(r"axis \3 of the input \1\2", str(error)).strip().splitlines():
         if not line.strip() and lines and len(lines) > 12:
@@ -210,6 +187,6 @@ def first_lines(error: BaseException) -> str:
 
 
 def place_in_user_code(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame of the user's that the error came through."""
+    """``file:line`` of the user's innermost frame that the error came through."""
     frame = next((f for f in frames_of_model(error) if not is_torch_file(f.filename)), None)
     return f"{frame.filename}:{frame.lineno}" if frame is not None and frame.name != "<module>" else None

@@ -2,9 +2,9 @@
 
 ``try: x.numpy() except RuntimeError: …`` takes another way while a model is captured than it takes in PyTorch, without a word. So
 does ``try: torch.linalg.cholesky(x) except RuntimeError: …`` for the values that the operator refuses: torch.export traces without
-values. So each call of an operator is looked at: where its caller, or a caller of that, may handle an error that the operator may
-raise (:mod:`onnxplug.capture.handlers`, :mod:`onnxplug.capture.refusing`), the export says so, and PyTorch must raise the same
-errors for the example inputs.
+values. So each call of an operator is examined: where code around it may handle an error that the operator may raise
+(:mod:`onnxplug.capture.handlers`, :mod:`onnxplug.capture.refusing`), the export warns, and PyTorch must raise the same errors for
+the example inputs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Raised = list[tuple[str | None, Exception]]
 
 @dataclass
 class Handled:
-    """What a capture meets of errors that the model's code handles.
+    """A capture's record of errors that the model's code handles.
 
     Attributes:
         raised: The errors of torch's functions.
-        refusing: What a user is told of operators that may refuse values, by the lines of the call and of the handler.
-        under_handler: Whether any operator is called where an error of it may be handled.
+        refusing: The warnings about operators that may refuse values, by the lines of the call and of the handler.
+        under_handler: Whether any operator is called where its error may be handled.
     """
 
     raised: Raised = field(default_factory=list)
@@ -47,12 +47,12 @@ class Handled:
     under_handler: bool = False
 
     def look(self, func: Any, errors: Errors, frame: FrameType | None, refuses: Callable[[], bool]) -> None:
-        """Looks whether the model may handle an operator's errors.
+        """Records whether the model may handle an operator's errors.
 
         Args:
             func: The operator.
-            errors: What it may raise.
-            frame: Where it is called.
+            errors: The errors that it may raise.
+            frame: The caller's frame.
             refuses: Whether it may refuse values of its operands.
         """
         handler = handler_over(frame, errors, ends_model)
@@ -70,10 +70,10 @@ class Handled:
 
 @contextlib.contextmanager
 def handled_errors(*, strict: bool) -> Iterator[Handled]:
-    """Keeps what a capture meets of errors that the model's code handles.
+    """Records errors that the model's code handles, during a capture.
 
     Args:
-        strict: torch.export's mode. In the strict one Dynamo refuses itself to handle most errors.
+        strict: torch.export's mode. In strict mode Dynamo itself refuses to handle most errors.
     """
     handled = Handled()
     places: list[tuple[Any, str, Callable[[Handled, Any], Any]]] = [
@@ -117,7 +117,7 @@ def _look_at_call(handled: Handled, original: Any) -> Any:
 
 def _look_at_dispatch(handled: Handled, original: Any) -> Any:
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_interpreting():  # the strict mode, or what torch.cond and its like use of it
+        if is_interpreting():  # the strict mode, or its part that torch.cond and its like use
             handled.look(func, errors_of(func), sys._getframe(1), lambda: may_refuse(func, args, kwargs))
         return original(mode, func, types, args, kwargs)
 
@@ -153,7 +153,7 @@ def _look_at_check(handled: Handled, original: Any) -> Any:
 
 
 class _Eager(TorchFunctionMode):
-    """Keeps the errors of a run."""
+    """Records the errors of a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,11 +171,11 @@ def check_handled(handled: Handled, run: Callable[[], Any] | None) -> None:
     """Refuses a capture in which the model handles other errors than in PyTorch.
 
     Args:
-        handled: What the capture met.
+        handled: The capture's record.
         run: Runs the model eagerly on the example inputs; ``None`` where it can't be run.
 
     Raises:
-        CaptureError: There are others.
+        CaptureError: The errors differ.
     """
     if run is None or not (handled.raised or handled.under_handler):
         return

@@ -1,8 +1,8 @@
 """Whether the model's code may handle an error: whether it may go on where an operator refuses its operands.
 
-That is read off the table of handlers and their instructions: a handler lets an error pass only where each way through it
-raises again, or where it names other classes of errors, and a ``with`` only where its manager is known to. Every other handler
-may take the error.
+The answer is read off the table of handlers and their instructions: a handler lets an error pass only where each way through it
+raises again, or where it names other classes of errors, and a ``with`` only where its manager is known to let errors pass. Every
+other handler may take the error.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import dis
 import functools
+import itertools
 import os
 import sys
 import types
@@ -28,7 +29,7 @@ _DYNAMO = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_dynam
 Errors = tuple[type[BaseException], ...]
 #: Any error.
 ANY: Errors = (BaseException,)
-#: Methods that Python calls by itself, and the errors that it takes for an answer.
+#: Methods that Python calls by itself, and the errors that it treats as an answer.
 _PROTOCOLS: dict[str, Errors] = {
     "__getattr__": (AttributeError,),
     "__getattribute__": (AttributeError,),
@@ -48,9 +49,9 @@ class Spot(NamedTuple):
 
     Attributes:
         code: The code.
-        offset: That of the instruction.
-        globals, locals: What names stand for.
-        is_subscript: Whether it was called by ``x[…]``, which takes no error for an answer.
+        offset: The instruction's offset.
+        globals, locals: The values of names.
+        is_subscript: Whether it was called by ``x[…]``, which treats no error as an answer.
     """
 
     code: CodeType
@@ -61,7 +62,7 @@ class Spot(NamedTuple):
 
 
 class _Code:
-    """The instructions of a code, the position of each by its offset, and the ranges in which errors are handled."""
+    """The instructions of a code object, their positions by offset, and the ranges in which errors are handled."""
 
     def __init__(self, code: CodeType) -> None:
         left_out = ("CACHE", "EXTENDED_ARG", "NOT_TAKEN", "PRECALL")
@@ -70,16 +71,16 @@ class _Code:
         self.handlers: list[Any] = list(dis.Bytecode(code).exception_entries)  # type: ignore[attr-defined]
 
     def handler(self, offset: int) -> Any:
-        """The range with an instruction in which errors are handled; ``None`` where there is none."""
+        """The entry of the exception table for an instruction; ``None`` where there is none."""
         return next((entry for entry in self.handlers if entry.start <= offset < entry.end), None)
 
     def line(self, offset: int) -> int | None:
-        """The line of an instruction, or of the next one that has a line."""
+        """The line of an instruction, or of the next instruction with a line."""
         lines = (step.positions.lineno for step in self.instructions if step.offset >= offset and step.positions)
         return next(filter(None, lines), None)
 
     def within(self, whole: dis.Instruction) -> list[dis.Instruction]:
-        """The instructions of the expression that ends in one of them."""
+        """The instructions of the expression that ends with an instruction."""
         first, last = _span(whole)
         return [step for step in self.instructions if first <= _span(step)[0] and _span(step)[1] <= last]
 
@@ -95,7 +96,7 @@ def _span(step: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 class Handler(NamedTuple):
-    """A handler of the model's that may take an error.
+    """A handler in the model's code that may take an error.
 
     Attributes:
         place: ``file:line`` of the call under it.
@@ -107,22 +108,31 @@ class Handler(NamedTuple):
 
 
 def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], bool]) -> Handler | None:
-    """What handles an error that is raised in a frame; ``None`` where it leaves the model.
+    """The handler of an error that is raised in a frame; ``None`` where the error leaves the model.
 
     Args:
         frame: The frame.
-        errors: The classes that the error may be of.
-        ends: Whether a frame of a file is none of the model's, nor of what the model calls.
+        errors: The possible classes of the error.
+        ends: Whether the frames of a file belong neither to the model nor to code that it calls.
     """
     as_attribute = _are_taken((AttributeError,), errors)
     while frame is not None:
-        _, role, ranges = _roles.get(id(frame.f_code)) or _role(frame.f_code)
+        _, role, handled, passed = _roles.get(id(frame.f_code)) or _role(frame.f_code)
         if role == "core" and ends(frame.f_code.co_filename):
             return None
         at = frame.f_lasti
-        if role == "interpreter" or (role == "model" and (as_attribute or any(at in range_ for range_ in ranges))):
+        if role == "interpreter" or (role == "model" and (as_attribute or at in handled)):
+            names = None if as_attribute else passed.get((at, errors))
+            if names is not None and all(_global(frame, name) is kind for name, kind in names.items()):
+                frame = frame.f_back
+                continue
             for spot in _interpreted(frame) if role == "interpreter" else [_running(frame)]:
-                left = _leaving(spot, errors)
+                spaces = _Reads(spot.globals), _Reads(spot.locals)
+                left = _leaving(spot._replace(globals=spaces[0], locals=spaces[1]), errors)
+                if left == errors and role == "model" and not spaces[1].names:
+                    kinds = {name: _global(frame, name) for name in spaces[0].names}
+                    if all(_is_builtin_error(kind) for kind in kinds.values()):
+                        passed[at, errors] = kinds
                 if left is None:
                     file, line = spot.code.co_filename, _handler_line(spot) or spot.code.co_firstlineno
                     return Handler(f"{file}:{_code(spot.code).line(spot.offset)}", f"{file}:{line}")
@@ -162,12 +172,46 @@ def passes_errors(frame: FrameType, offset: int) -> bool:
     return _leaving_handlers(_running(frame)._replace(offset=offset), ANY) is not None
 
 
-#: What codes are, by their identity: to hash a code is slow. Each keeps its code alive.
-_roles: dict[int, tuple[CodeType, str, Sequence[range]]] = {}
+class _Reads(Mapping[str, Any]):
+    """A namespace that records the names that are looked up in it."""
+
+    def __init__(self, space: Mapping[str, Any]) -> None:
+        self._space = space
+        self.names: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return name in self._space
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._space[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._space)
+
+    def __len__(self) -> int:
+        return len(self._space)
 
 
-def _role(code: CodeType) -> tuple[CodeType, str, Sequence[range]]:
-    """A code; whether it is of the model, core's or an interpreter of Dynamo's; and where it may handle errors."""
+def _global(frame: FrameType, name: str) -> Any:
+    return frame.f_globals.get(name, vars(builtins).get(name))
+
+
+def _is_builtin_error(kind: Any) -> bool:
+    """Whether an object is one of Python's own classes of errors, whose attributes nobody can set."""
+    return isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == "builtins"
+
+
+#: A code object; its role; the offsets at which it may handle errors; and the offsets that all errors of some classes leave, with
+#: the names of classes that this depends on.
+_Role = tuple[CodeType, str, frozenset[int], dict[tuple[int, Errors], dict[str, Any]]]
+#: Facts about code objects, by identity: to hash a code object is slow. Each keeps its code object alive.
+_roles: dict[int, _Role] = {}
+
+
+def _role(code: CodeType) -> _Role:
+    """A code object, whether it is the model's, core's or an interpreter of Dynamo, and where it may handle errors."""
     file, role = code.co_filename, "model"
     ranges: Sequence[range] = ()
     if is_core_file(file):
@@ -180,8 +224,8 @@ def _role(code: CodeType) -> tuple[CodeType, str, Sequence[range]]:
         ranges = [range(entry.start, entry.end) for entry in _code(code).handlers]
     if len(_roles) > 16384:
         _roles.clear()
-    _roles[id(code)] = made = code, role, ranges
-    return made
+    _roles[id(code)] = code, role, frozenset(itertools.chain(*ranges)), {}
+    return _roles[id(code)]
 
 
 def is_interpreting() -> bool:
@@ -191,19 +235,19 @@ def is_interpreting() -> bool:
 
 
 def _running(frame: FrameType) -> Spot:
-    """Where a frame is."""
+    """The spot of a frame."""
     return Spot(frame.f_code, frame.f_lasti, frame.f_globals, frame.f_locals, _is_subscripting(frame.f_back))
 
 
 def _is_subscripting(frame: FrameType | None) -> bool:
-    """Whether a frame is at ``x[…]``."""
+    """Whether a frame is executing ``x[…]``."""
     return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("BINARY_SUBSCR", "BINARY_OP")
 
 
 def _interpreted(frame: FrameType) -> Iterator[Spot]:
-    """Where the model's code is that a frame of Dynamo's interprets, as the strict mode does.
+    """The spot in the model's code that a frame of Dynamo interprets, as in the strict mode.
 
-    Its interpreters are known by their class: Dynamo's lazy variables make a tensor when an attribute is read.
+    Interpreters are recognised by their class: Dynamo's lazy variables make a tensor when an attribute is read.
     """
     interpreter: Any = frame.f_locals.get("self")
     if any(kind.__name__ == "InstructionTranslatorBase" for kind in type(interpreter).__mro__):
@@ -214,18 +258,20 @@ def _interpreted(frame: FrameType) -> Iterator[Spot]:
 
 
 def _object(variable: Any) -> Any:
-    """The object that one of Dynamo's variables stands for; its attributes are not read, which would make a tensor of it."""
+    """The object of a Dynamo variable; its attributes are not read, as that would make it a tensor."""
     cached = vars(variable).get("_cache")
     return vars(getattr(cached, "vt", None) or variable).get("value")
 
 
 def _leaving(spot: Spot, errors: Errors) -> Errors | None:
-    """The errors that leave code which is running, of those raised at its instruction; ``None`` where it may handle them.
+    """The errors, of those raised at a spot, that leave its code; ``None`` where the code may handle them.
 
-    Python takes errors of some methods, which it calls by itself, for an answer, as ``hasattr`` does that of a property.
+    Python treats errors of some methods that it calls by itself as an answer, as ``hasattr`` does with a property's.
     """
     left = _leaving_handlers(spot, errors)
-    return None if left is None or _are_taken(_taken_by_python(spot), left) else left
+    if left is None or not _are_taken(_PROTOCOLS.get(spot.code.co_name, (AttributeError,)), left):
+        return left
+    return None if _are_taken(_taken_by_python(spot), left) else left
 
 
 def _handler_line(spot: Spot) -> int | None:
@@ -236,7 +282,7 @@ def _handler_line(spot: Spot) -> int | None:
 
 
 def _are_taken(classes: Errors, errors: Errors) -> bool:
-    """Whether a handler of classes takes one of the errors."""
+    """Whether a handler of given classes takes any of the errors."""
     return any(error is BaseException or issubclass(error, classes) for error in errors) if classes else False
 
 
@@ -248,23 +294,23 @@ def _leaving_handlers(spot: Spot, errors: Errors) -> Errors | None:
     again = _raised_again(spot, entry, errors)
     if again is None:
         return None
-    found: Errors = ()
+    errors_left: Errors = ()
     for offset, is_same in again.items():
         left = _leaving_handlers(spot._replace(offset=offset), errors if is_same else ANY)
         if left is None:
             return None
-        found += left
-    return tuple(dict.fromkeys(found))
+        errors_left += left
+    return tuple(dict.fromkeys(errors_left))
 
 
 def _taken_by_python(spot: Spot) -> Errors:
-    """The errors that Python takes for an answer where code is that of a property or of another protocol of its own."""
+    """The errors that Python treats as an answer, where the code is a property's or of another of Python's protocols."""
     if spot.is_subscript:
         return ()
     name, names = spot.code.co_name, spot.code.co_varnames[: spot.code.co_argcount]
     owner = spot.locals.get(names[0]) if names else None
     method = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
-    # A method in C of the same name, as Tensor.unfold beside F.unfold, runs no code of Python's.
+    # A method in C of the same name, like Tensor.unfold and F.unfold, runs no Python code.
     is_descriptor = hasattr(method, "__get__") and not isinstance(
         method,
         types.FunctionType | staticmethod | classmethod | types.MethodDescriptorType | types.WrapperDescriptorType,
@@ -273,9 +319,9 @@ def _taken_by_python(spot: Spot) -> Errors:
 
 
 def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | None:
-    """Where a handler raises on every way through it, and whether that is the error itself; ``None`` where it may go on without."""
+    """The places where a handler raises, and whether it raises the error itself; ``None`` where it may go on without raising."""
     code = _code(spot.code)
-    found: dict[int, bool] = {}
+    raises: dict[int, bool] = {}
     seen: set[int] = set()
     waiting = [code.positions[entry.target]]
     lets_pass = False
@@ -286,7 +332,7 @@ def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | N
         seen.add(at)
         step = code.instructions[at]
         if step.opname in ("RERAISE", "RAISE_VARARGS"):
-            found[step.offset] = step.opname == "RERAISE" or not step.argval
+            raises[step.offset] = step.opname == "RERAISE" or not step.argval
             continue
         if step.opname == "CHECK_EXC_MATCH" and not _matches(spot, at, errors):
             waiting.append(code.positions[code.instructions[at + 1].argval])
@@ -301,12 +347,12 @@ def _raised_again(spot: Spot, entry: Any, errors: Errors) -> dict[int, bool] | N
             waiting.append(code.positions[step.argval])
         if not step.opname.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")):
             waiting.append(at + 1)
-        lets_pass = lets_pass and not jumps  # of the jump alone that asks the manager
-    return found
+        lets_pass = lets_pass and not jumps  # only at the jump that evaluates the manager's answer
+    return raises
 
 
 def _matches(spot: Spot, at: int, errors: Errors) -> bool:
-    """Whether an ``except`` may take one of the errors; yes where its classes are not plain names."""
+    """Whether an ``except`` may take any of the errors; yes where its classes are not plain names."""
     steps = _code(spot.code).instructions
     first = at
     while not steps[first].is_jump_target and steps[first - 1].opname != "PUSH_EXC_INFO":
@@ -316,7 +362,7 @@ def _matches(spot: Spot, at: int, errors: Errors) -> bool:
 
 
 def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None:
-    """What instructions leave on the stack that only load names and their attributes; ``None`` where there are others."""
+    """The objects that instructions leave on the stack, if they only load names and attributes; ``None`` otherwise."""
     stack: list[Any] = []
     for step in steps:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and stack:
@@ -324,7 +370,7 @@ def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None
         elif step.opname == "BUILD_TUPLE":
             stack[len(stack) - step.argval :] = [tuple(stack[len(stack) - step.argval :])]
             continue
-        elif step.opname in ("PUSH_NULL", "CALL"):  # what is called is no class of errors, or what it gives is an error
+        elif step.opname in ("PUSH_NULL", "CALL"):  # the callee is no class of errors, or its result is an error
             continue
         else:
             spaces = list(_spaces(spot, step))
@@ -336,36 +382,38 @@ def _evaluated(spot: Spot, steps: Sequence[dis.Instruction]) -> list[Any] | None
 
 
 def _classes(objects: Sequence[Any]) -> Errors | None:
-    """Classes of errors, of tuples of them too; ``None`` where something else is among them."""
-    found: list[Any] = []
+    """Classes of errors, also from tuples; ``None`` where there is anything else."""
+    classes: list[Any] = []
     waiting = list(objects)
     while waiting:
         item = waiting.pop()
         if isinstance(item, tuple):
             waiting += item
         elif isinstance(item, type) and issubclass(item, BaseException):
-            found.append(item)
+            classes.append(item)
         else:
             return None
-    return tuple(found)
+    return tuple(classes)
 
 
 def _lets_pass(spot: Spot, entry: Any, errors: Errors) -> bool:
-    """Whether the context manager whose ``with`` a handler belongs to never takes one of the errors."""
+    """Whether the context manager of a handler's ``with`` never takes any of the errors."""
     code = _code(spot.code)
     start = min(other.start for other in code.handlers if other.target == entry.target)
-    made, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
+    step, enter = code.instructions[code.positions[start] - 2 : code.positions[start]]
     if enter.opname != "BEFORE_WITH" or enter.is_jump_target:
         return False
-    found, is_called = _named(spot, made), made.opname.startswith("CALL")
-    if is_called and isinstance(found, types.FunctionType):
-        is_manager = found.__code__.co_filename == contextlib.__file__  # contextmanager makes one of a generator
-        return is_manager and _is_passed_through(getattr(found, "__wrapped__", None), errors)
-    if found is None or (is_called and not isinstance(found, type)):
+    manager, is_called = _named(spot, step), step.opname.startswith("CALL")
+    if is_called and isinstance(manager, types.FunctionType):
+        is_manager = (
+            manager.__code__.co_filename == contextlib.__file__
+        )  # contextmanager makes a manager of a generator
+        return is_manager and _is_passed_through(getattr(manager, "__wrapped__", None), errors)
+    if manager is None or (is_called and not isinstance(manager, type)):
         return False
-    kind = found if is_called else type(found)
-    if found is contextlib.suppress:
-        classes = _classes((_evaluated(spot, code.within(made)) or [None])[1:])
+    kind = manager if is_called else type(manager)
+    if manager is contextlib.suppress:
+        classes = _classes((_evaluated(spot, code.within(step)) or [None])[1:])
         return is_called and classes is not None and not _are_taken(classes, errors)
     leave = next((vars(base)["__exit__"] for base in kind.__mro__ if "__exit__" in vars(base)), None)
     if isinstance(leave, types.FunctionType):
@@ -398,25 +446,25 @@ def _returns_nothing(code: CodeType) -> bool:
 
 
 def _named(spot: Spot, step: dis.Instruction) -> Any:
-    """What an instruction calls, or enters: a name with its attributes, of which no code runs; ``None`` for anything else."""
-    found: list[Any] = []
+    """The object that an instruction calls or enters, if it is a name with attributes whose look-up runs no code; else ``None``."""
+    named: list[Any] = []
     for part in _code(spot.code).within(step):
         if part.opname == "PUSH_NULL":
             continue
         if part is not step and part.opname.startswith(("CALL", "BINARY")) and _span(part)[0] == _span(step)[0]:
-            return None  # of what another call gives
-        if not found:
-            found = [space[part.argval] for space in _spaces(spot, part) if part.argval in space][:1]
+            return None  # an attribute of another call's result
+        if not named:
+            named = [space[part.argval] for space in _spaces(spot, part) if part.argval in space][:1]
         elif part.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            spaces = map(vars, _owners(found[0]))
-            found = [next((space[part.argval] for space in spaces if part.argval in space), None)]
+            spaces = map(vars, _owners(named[0]))
+            named = [next((space[part.argval] for space in spaces if part.argval in space), None)]
         else:
             break
-    return found[0] if found else None
+    return named[0] if named else None
 
 
 def _spaces(spot: Spot, load: dis.Instruction) -> tuple[Mapping[str, Any], ...]:
-    """Where the name that an instruction loads is looked up."""
+    """The namespaces in which the name of a load instruction is looked up."""
     if load.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         return spot.globals, vars(builtins)
     return (spot.locals,) if load.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) else ()

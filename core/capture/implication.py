@@ -1,6 +1,14 @@
 """Whether ranges of sizes imply a condition: by bounds of expressions, complete case distinction, and enumeration of few cases.
 
-Nothing is concluded from some sizes for others. What can't be decided is not implied.
+Nothing is concluded from some sizes for others. A condition that can't be decided is not implied.
+
+Examples, for a size ``n`` of 0 or more unless another range is given::
+
+    n // 2 >= 1 for 2 <= n <= 64    implied, by the bounds of n // 2
+    2*(n // 2) + n % 2 == n         implied, by the cases n = 2*q and n = 2*q + 1
+    n % 64 != 1 for 2 <= n <= 64    implied, by trying each n
+    n**2 >= n                       implied, by the cases n = 0, n = 1 and n >= 2
+    n != 77                         not implied
 """
 
 from __future__ import annotations
@@ -16,11 +24,11 @@ from sympy.core.relational import Relational
 from onnxplug.torch_private import ValueRanges, bound_sympy, int_oo
 
 Ranges = Mapping[Any, tuple[int | None, int | None]]
-"""Symbol to the smallest and the largest number that it may be; ``None`` without an end."""
+"""Symbol to its smallest and its largest number; ``None`` for an open end."""
 
-#: How many cases are told apart at most.
+#: The largest number of cases to distinguish.
 _MOST = 1024
-#: Beyond any number in a model's code, and the largest size.
+#: Larger than any number in a model's code; the largest size.
 _LARGE, _LARGEST = 2**40, 2**62
 _DIVISIONS = ("FloorDiv", "Mod", "PythonMod", "CeilDiv")
 
@@ -30,7 +38,7 @@ def implied(expr: Any, ranges: Ranges) -> bool:
 
     Args:
         expr: sympy's condition.
-        ranges: The range of each of its symbols; one that is missing is 0 or more if sympy knows that much, or anything.
+        ranges: The range of each of its symbols; a missing symbol is 0 or more if sympy knows it to be, else any number.
     """
     if expr.is_Boolean and not expr.free_symbols:
         return bool(expr is sympy.true)
@@ -54,14 +62,14 @@ def contradicted(expr: Any, ranges: Ranges) -> bool:
 
 
 def is_bounded(expr: Any) -> bool:
-    """Whether a condition is an equality with a number that is known not to come back at large sizes, as ``n % 2 == 0`` does."""
+    """Whether a condition is an equality with a number that is known to fail at large sizes, unlike ``n % 2 == 0``."""
     if not isinstance(expr, sympy.Eq) or not any(side.is_number for side in expr.args):
         return False
     return contradicted(expr, dict.fromkeys(expr.free_symbols, (_LARGE, _LARGEST)))
 
 
 def _without_quotient(expr: Any, ranges: Ranges) -> Any:
-    """``a // b == 3`` as ``3*b <= a and a < 4*b``; ``None`` where it is no such condition, or ``b`` may be 0 or less."""
+    """``a // b == 3`` as ``3*b <= a and a < 4*b``; ``None`` for other conditions, or where ``b`` may be 0 or less."""
     if not isinstance(expr, Relational) or type(expr.lhs).__name__ not in ("FloorDiv", "CleanDiv"):
         return None
     (a, b), number = expr.lhs.args, expr.rhs
@@ -74,7 +82,7 @@ def _without_quotient(expr: Any, ranges: Ranges) -> Any:
 
 
 def _without_smallest(expr: Any) -> Any:
-    """``n == min(n, 64)`` as ``n <= 64``; ``None`` where it is no such condition."""
+    """``n == min(n, 64)`` as ``n <= 64``; ``None`` for other conditions."""
     if not isinstance(expr, sympy.Eq | sympy.Ne):
         return None
     for side, other in (expr.args, expr.args[::-1]):
@@ -113,7 +121,7 @@ def _holds(expr: Any, ranges: Ranges) -> bool:
 
 
 def _without_powers(expr: Any, within: dict[Any, Any]) -> Any:
-    """An expression with a symbol for each root, of which torch has no bounds; they are added to ``within``."""
+    """An expression with a symbol for each root, as torch has no bounds for roots; their ranges are added to ``within``."""
     whole = {p: p.args[0] ** p.args[1] for p in _parts(expr, "PowByNatural") if p.args[1] in range(1, 9)}
     expr = sympy.expand(expr.xreplace(whole))
     for power in _parts(expr, "FloatPow"):
@@ -129,12 +137,12 @@ def _without_powers(expr: Any, within: dict[Any, Any]) -> Any:
 
 
 def _parts(expr: Any, *kinds: str) -> list[Any]:
-    """The parts of an expression that are calls of some of torch's functions."""
+    """The calls of given torch functions within an expression."""
     return [part for part in sympy.preorder_traversal(expr) if type(part).__name__ in kinds]
 
 
 def _from_zero_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:
-    """The condition with symbols that begin at 0 in the place of those that begin elsewhere, and their ranges."""
+    """The condition with symbols whose ranges begin at 0 instead of elsewhere, and these ranges."""
     replaced, within = {}, {}
     for number, (symbol, (low, high)) in enumerate(ranges.items()):
         if low is None:
@@ -147,7 +155,7 @@ def _from_zero_on(expr: Any, ranges: Ranges) -> tuple[Any, dict[Any, Any]]:
 
 
 def _numbers(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
-    """The condition at each combination of sizes; ``None`` where they are many."""
+    """The condition at each combination of sizes; ``None`` where there are many."""
     spans = [range(low, high + 1) for low, high in ranges.values() if low is not None and high is not None]
     if len(spans) < len(ranges) or math.prod(max(0, s.stop - s.start) for s in spans) > _MOST:
         return None
@@ -157,7 +165,7 @@ def _numbers(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
 
 
 def _smallest(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
-    """The condition for the two smallest sizes, and for all larger ones, as ``n**2 >= n`` needs it."""
+    """The condition for the two smallest sizes, and for all larger sizes, as ``n**2 >= n`` needs it."""
     begins = {s: low for s, (low, high) in ranges.items() if low is not None and (high is None or high >= low + 2)}
     if len(begins) < len(ranges) or len(ranges) > 3:
         return None
@@ -172,7 +180,7 @@ def _smallest(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
 
 
 def _residues(expr: Any, ranges: Ranges) -> Iterator[tuple[Any, Ranges]] | None:
-    """The condition for each remainder of its symbols by what they are divided by; ``None`` where nothing is divided.
+    """The condition for each remainder of its symbols by their divisors; ``None`` where nothing is divided.
 
     With ``n = 4*q + 1``, ``n // 2`` is ``2*q`` and ``n % 4`` is 1.
     """
@@ -207,7 +215,7 @@ def _residue(expr: Any, ranges: Ranges, chosen: Mapping[Any, tuple[int, int]]) -
 
 
 def _divided(expr: Any) -> Any:
-    """An expression whose divisions by integers are carried out where the parts that don't divide are numbers."""
+    """An expression with divisions by integers carried out where the indivisible parts are numbers."""
     if not expr.args:
         return expr
     args = [_divided(arg) for arg in expr.args]

@@ -1,4 +1,4 @@
-"""The user's names of graph inputs, where they are fewer than the parts of nested inputs, and dynamic shapes given by them."""
+"""The user's names of graph inputs, where there are fewer than parts of nested inputs, and dynamic shapes by these names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnxplug.torch_private import pytree
 
 
 def part_names(names: Sequence[str], paths: Sequence[tuple[Any, Sequence[str]]]) -> list[str] | None:
-    """Names for all parts, from one for each argument.
+    """Names for all parts, from a name for each argument.
 
     Args:
         names: The arguments' names, in order.
         paths: For each part its argument and its place there: ``("past", ["0", "key"])``.
 
     Returns:
-        ``past_0_key`` and the like; ``None`` where there isn't one name for each argument.
+        ``past_0_key`` and the like; ``None`` where the number of names differs from that of the arguments.
     """
     arguments = list(dict.fromkeys(argument for argument, _ in paths))
     if len(names) != len(arguments):
@@ -36,12 +36,12 @@ def by_argument(
     kwargs: Mapping[str, Any],
     input_names: Sequence[str] | None,
 ) -> Any:
-    """Dynamic shapes by the names of the model's arguments, where the user gave them by those of ``input_names``.
+    """Dynamic shapes by the names of the model's arguments, where the user's keys are names of ``input_names``.
 
     Args:
-        spec: As the user gave it. The names of arguments go first: where all its keys are such, it is returned as it is.
+        spec: The user's argument. Names of arguments go first: where all its keys are such, it is returned as it is.
         module, args, kwargs: The model and its example inputs.
-        input_names: One name for each argument, or one for each tensor in them.
+        input_names: A name for each argument, or for each tensor in them.
 
     Raises:
         UsageError: The names are neither.
@@ -54,13 +54,13 @@ def by_argument(
     called = [name for name in combined if name not in kwargs] + list(kwargs)
     values = {name: pytree.tree_leaves(combined[name]) for name in called}
     tensors = {name: [v for v in values[name] if isinstance(v, torch.Tensor)] for name in called}
-    given = [name for name in called if tensors[name]]
-    if len(input_names) == len(given):
-        return {name: spec[new] for name, new in zip(given, input_names, strict=True) if new in spec}
+    with_tensors = [name for name in called if tensors[name]]
+    if len(input_names) == len(with_tensors):
+        return {name: spec[new] for name, new in zip(with_tensors, input_names, strict=True) if new in spec}
     if len(input_names) != sum(map(len, tensors.values())):
         raise UsageError(
             f"dynamic_shapes has names of input_names, which has {len(input_names)} for {sum(map(len, tensors.values()))} tensors "
-            f"in the arguments {', '.join(given)}",
+            f"in the arguments {', '.join(with_tensors)}",
             hint="Give input_names a name for each tensor, or for each argument; or dynamic_shapes the names of the arguments.",
         )
     names = iter(input_names)
@@ -71,10 +71,10 @@ def by_argument(
 
 
 def _in_structure(value: Any, parts: Iterator[Any]) -> Any:
-    """What is said of the parts of an argument, in its structure."""
+    """The dynamic shapes of an argument's parts, in the argument's structure."""
     node_type = pytree._get_node_type(value)
     if node_type not in pytree.SUPPORTED_NODES:
         return next(parts)
     children, _ = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
-    found = [_in_structure(child, parts) for child in children]
-    return dict(zip(value, found, strict=True)) if isinstance(value, Mapping) else found
+    specs = [_in_structure(child, parts) for child in children]
+    return dict(zip(value, specs, strict=True)) if isinstance(value, Mapping) else specs

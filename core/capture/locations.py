@@ -1,4 +1,4 @@
-"""Where in the user's code an FX node comes from."""
+"""The line of the user's code that an FX node comes from."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch.fx.experimental.symbolic_shapes import uninteresting_files
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-#: Folders whose code runs a model in place of its Python: core, and packages that interpret models of other kinds.
+#: Folders whose code runs models instead of Python: core, and packages that interpret models of other kinds.
 _RUNNING: list[str] = [_CORE]
-#: Files of ours through which torch calls operators while it traces the model's code.
+#: onnxplug's files through which torch calls operators while it traces the model's code.
 TRACING = frozenset(
     os.path.join(_CORE, *name.split("/"))
     for name in (
@@ -28,7 +28,7 @@ TRACING = frozenset(
         *("patches/norms.py", "patches/factories.py"),
     )
 )
-#: Where onnxplug has kernels for the shapes of operators' results; what they ask, an operator asks.
+#: onnxplug's files with kernels for the shapes of operators' results; their questions count as the operator's.
 KERNELS = os.path.join(_CORE, "patches", "shapes.py")
 
 
@@ -37,7 +37,7 @@ def _parse(trace: str) -> str | None:
     frames = _FRAME.findall(trace)
     if not frames:
         return None
-    # The innermost frame that isn't torch's own: nn.Module code of torch tells the user nothing.
+    # The innermost frame that isn't torch's own: lines of torch's nn.Module don't help the user.
     for file, line in reversed(frames):
         if not is_torch_file(file):
             return f"{file}:{line}"
@@ -51,16 +51,16 @@ def is_torch_file(path: str) -> bool:
 
 
 def is_core_file(path: str) -> bool:
-    """Whether a source file is one of core's, or of a package that interprets models (:func:`runs_models`)."""
+    """Whether a source file is core's, or of a package that interprets models (:func:`runs_models`)."""
     return path.startswith(tuple(_RUNNING))
 
 
 def runs_models(file: str, *, interprets: bool = True) -> None:
-    """Leaves the folder of a source file out where a line of the user's code is looked for, torch's stack traces included.
+    """Excludes the folder of a source file from the search for lines of the user's code, also in torch's stack traces.
 
     Args:
         file: ``__file__`` of a module whose package runs models.
-        interprets: Whether what its code asks of sizes is asked by the model's code that it runs; else an operator asks.
+        interprets: Whether its questions about sizes count as questions of the model's code that it runs; else as an operator's.
     """
     folder = os.path.dirname(os.path.abspath(file)) + os.sep
     if folder not in _RUNNING:
@@ -76,9 +76,9 @@ def source_location(fx: torch.fx.Node) -> str | None:
 
 
 def frames_of_model(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """The frames that an error of capture came through, innermost first, then those of the errors that caused it.
+    """The frames that an error of capture came through, innermost first, then the frames of the errors that caused it.
 
-    Left out are onnxplug's core, generated code and context managers; torch's own stay, for parts of models are among them.
+    Frames of onnxplug's core, generated code and context managers are left out; torch's stay, as they may be parts of models.
     """
     current: BaseException | None = error
     while current is not None:
@@ -92,7 +92,7 @@ def frames_of_model(error: BaseException) -> Iterator[traceback.FrameSummary]:
 def raised_at(error: BaseException, function: Any = None) -> str:
     """Where an error was raised, as `` (file:line)``: the innermost frame in the code of ``function``'s own folder.
 
-    Without a function, or where no frame lies there, the innermost one that is neither torch's nor onnxplug's core's.
+    Without a function, or where no frame lies there, the innermost frame that is neither torch's nor of onnxplug's core.
     """
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     home = os.path.dirname(code.co_filename) + os.sep if code is not None else None
@@ -115,7 +115,7 @@ def user_line(sloc: Any) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _whole_path(path: str) -> str:
-    """The path of a file, of which torch leaves out the beginning that it shares with torch's own folder."""
+    """The path of a file; torch leaves out the beginning that it shares with torch's own folder."""
     if os.path.isabs(path):
         return path
     # Where only the root is shared, torch leaves out a letter of the next folder too.

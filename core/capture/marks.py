@@ -1,7 +1,7 @@
-"""Objects of a model that go on, and that nothing can put back: iterators, files, queues, large tensors.
+"""Objects of a model that advance, and that nothing can put back: iterators, files, queues, large tensors.
 
-What becomes of one is seen from a mark of it: what Python would pickle of an iterator, what a generator refers to and where it
-stands, how many elements a queue has, the version of a tensor.
+A mark of an object tells whether it advanced: the state that Python pickles of an iterator, the position and the referents of a
+generator, the length of a queue, the version of a tensor.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _VALUES = (int, float, str, bytes, bool, type(None), range)
 _OF_MODULE = ("_modules", "_buffers", "_parameters")
 
 
-def goes_on(item: Any) -> bool:
-    """Whether an object that has no state to put back may change."""
+def advances(item: Any) -> bool:
+    """Whether an object without a state to put back may change."""
     return isinstance(item, Iterator) or hasattr(type(item), "qsize")
 
 
 def mark_of(item: Any, depth: int = _DEPTH) -> Any:
-    """What tells whether an object has gone on."""
+    """A value that differs once an object has advanced."""
     if isinstance(item, _VALUES):
         return item
     if isinstance(item, tuple | list) and depth:
         return [mark_of(x, depth - 1) for x in item]
     if isinstance(item, torch.Tensor):
         return id(item) if item.is_inference() else (id(item), item._version)
-    if not goes_on(item) or not depth:
+    if not advances(item) or not depth:
         return id(item)
     if isinstance(item, types.GeneratorType):
         where = item.gi_frame.f_lasti if item.gi_frame is not None else None

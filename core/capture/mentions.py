@@ -1,4 +1,4 @@
-"""Which functions and layers a model's code may use, read off the code without running it."""
+"""The functions and layers that a model's code may use, read off the code without running it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-#: Objects looked at before the search gives up and says yes.
+#: The largest number of objects to visit; beyond it the answer is always yes.
 _MOST = 50_000
 _PLAIN = (
     str,
@@ -29,17 +29,17 @@ _PLAIN = (
     types.BuiltinMethodType,
 )
 #: Packages whose code uses no layer of the model: pytest's runs where an assertion of the model fails, and leads to every test.
-#: Classes of code that `exec` runs in a bare dict say that they are of builtins.
+#: Classes defined by `exec` in a bare dict have builtins as their module.
 SKIPPED = frozenset({"torch", "_pytest", *sys.stdlib_module_names} - {"__main__", "builtins"})
-#: CPython's flag of classes that a class statement made (Py_TPFLAGS_HEAPTYPE).
+#: CPython's flag of classes made by a class statement (Py_TPFLAGS_HEAPTYPE).
 _HEAP_TYPE = 1 << 9
 
 
 class Mentions:
     """The names of a model's layers, and of the functions and layers that its code names.
 
-    The search starts at ``forward`` and follows what the code names: functions, objects and their attributes, methods of
-    the classes of every object that it meets. It is done once, when it is first asked.
+    The search starts at ``forward`` and follows the names in code: functions, objects and their attributes, methods of
+    the classes of every object that it meets. It runs once, when an answer is first needed.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -63,23 +63,23 @@ class Mentions:
     def __call__(self, wanted: Callable[[str], bool]) -> bool:
         """Whether ``wanted(name)`` holds for a name.
 
-        The answer may be yes for code that never runs; it is no only where none of the code has such a name.
+        The answer may be yes because of code that never runs; it is no only where none of the code has such a name.
         """
         names = self._searched[1]
         return names is None or any(map(wanted, names))
 
 
 class _Search:
-    """One search: the objects met, the names that their code has, and the methods that those names reach."""
+    """One search: the objects met, the names in their code, and the methods that these names reach."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
         self._pending: list[Any] = []
         self._named: set[str] = {"forward", "__call__"}
-        self._found: set[str] = set()
+        self._mentioned: set[str] = set()
         self.classes: set[type] = set()
         self.functions: list[types.FunctionType] = []
-        # What the classes met have of each name. The names of a code are looked up here: there may be thousands of classes.
+        # Name to the attributes of the classes met: names in code are looked up here, as there may be thousands of classes.
         self._attributes: dict[str, list[Any]] = defaultdict(list)
 
     def run(self, model: torch.nn.Module) -> Set[str] | None:
@@ -89,14 +89,14 @@ class _Search:
             item = self._pending.pop()
             if isinstance(item, _PLAIN) or id(item) in self._seen:
                 continue
-            self._seen[id(item)] = item  # kept alive: an id may be given again
+            self._seen[id(item)] = item  # kept alive: an id may be used again
             if len(self._seen) > _MOST:
                 return None
-            self._found.update(self._meet(item))
-        return self._found
+            self._mentioned.update(self._meet(item))
+        return self._mentioned
 
     def _meet(self, item: Any) -> Iterable[str]:
-        """Puts what an object reaches on the list; returns the names that it brings."""
+        """Adds the objects that an object leads to; returns the names in its code."""
         if isinstance(item, types.FunctionType):
             return (item.__name__, *(() if _is_skipped(item.__module__) else self._meet_code(item)))
         if isinstance(item, types.MethodType):
@@ -127,12 +127,12 @@ class _Search:
         self.functions.append(function)
         names = set(code_names(function.__code__))
         for name in names & function.__globals__.keys():
-            found = function.__globals__[name]
-            if isinstance(found, types.ModuleType) and not _is_skipped(found.__name__):
-                # A module of helpers: what the code names of it.
-                self._pending += (vars(found)[other] for other in names & vars(found).keys())
+            mentioned = function.__globals__[name]
+            if isinstance(mentioned, types.ModuleType) and not _is_skipped(mentioned.__name__):
+                # A module of helpers: only the members that the code names.
+                self._pending += (vars(mentioned)[other] for other in names & vars(mentioned).keys())
             else:
-                self._pending.append(found)
+                self._pending.append(mentioned)
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that isn't assigned yet
                 self._pending.append(cell.cell_contents)
@@ -149,11 +149,11 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
     """An object's own dict of attributes; ``None`` where it has none."""
     if isinstance(item, threading.local):
         return item.__dict__
-    for base in type(item).__mro__:  # past a property of that name, which may do anything
+    for base in type(item).__mro__:  # not by a property of that name, which may do anything
         own = vars(base).get("__dict__")
         if isinstance(own, types.GetSetDescriptorType | types.MemberDescriptorType):  # the latter of SimpleNamespace
-            found = own.__get__(item)
-            return found if isinstance(found, dict) else None
+            attributes = own.__get__(item)
+            return attributes if isinstance(attributes, dict) else None
     return None
 
 
@@ -178,7 +178,7 @@ def _is_skipped_class(kind: type, but: Any = None) -> bool:
 
 
 def code_names(code: types.CodeType) -> Iterator[str]:
-    """The names of globals and attributes in a code and in those that it defines."""
+    """The names of globals and attributes in a code object and in nested code objects."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,8 +1,8 @@
-"""What capture replaces in torch to learn what a model asks: of sizes, and of torch's refusals.
+"""Capture's replacements in torch that record a model's questions: about sizes, and torch's refusals.
 
-What else is replaced meanwhile comes from plugins by the hook ``onnxplug_patches``; onnxplug's own is in ``onnxplug.patches``.
+Other replacements come from plugins by the hook ``onnxplug_patches``; onnxplug's own are in ``onnxplug.patches``.
 
-The patches are those of the process. A lock is held while they are in place, so that one model is captured at a time.
+The patches hold for the process. A lock is held while they are in place, so that one model is captured at a time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onnxplug.capture.refusals import Answers
 
 @dataclass(frozen=True)
 class Trace:
-    """What decides which patches an attempt of a capture needs.
+    """The facts that decide which patches an attempt of a capture needs.
 
     Attributes:
         strict: torch.export's mode.
-        general: Whether operators that ask whether a size is 1 are answered as for the other sizes.
+        general: Whether operators that ask whether a size is 1 get the answer for other sizes.
         has_empty: Whether an example has a dynamic size of 0, which stays symbolic.
-        answers: Answers for code that asks for values of tensors.
+        answers: Answers for code that reads values of tensors.
     """
 
     strict: bool = False
@@ -37,17 +37,17 @@ class Trace:
 
 @dataclass(frozen=True)
 class TorchPatch:
-    """A patch of torch with what it is for.
+    """A patch of torch with its purpose.
 
     Attributes:
-        name: What it is called.
-        target: What is replaced.
-        why: What torch does without it.
+        name: Its name.
+        target: The name in torch that is replaced.
+        why: torch's behaviour without it.
         test: A test that fails without it.
         enter: Makes the context manager that puts it in place: of a :class:`Trace` here, of an
             :class:`onnxplug.CaptureRequest` in ``onnxplug.patches``.
         scope: Whether it holds for a whole capture, or for one attempt of it.
-        needed: Whether a capture needs it. A patch for what only some models use looks at ``mentions`` by itself.
+        needed: Whether a capture needs it. A patch for features that only some models use tests ``mentions`` by itself.
         versions: The versions of torch that were seen to need it.
     """
 
@@ -103,7 +103,7 @@ def torch_patched(trace: Trace) -> Iterator[dict[str, Any]]:
     """While it holds, torch has the patches that an attempt needs.
 
     Yields:
-        What the patches record, by their names.
+        The records of the patches, by their names.
     """
     with contextlib.ExitStack() as stack:
         yield {p.name: stack.enter_context(p.enter(trace)) for p in PATCHES if p.needed(trace)}

@@ -1,4 +1,4 @@
-"""Attributes and kernels replaced while a context holds, and put back as they were."""
+"""Replaces attributes and kernels while a context holds, and restores them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxplug.plugin_api import AttemptPatch, CaptureMode, CaptureRequest, Patch
 from onnxplug.torch_private import DispatchKey, OpOverload
 
 _ABSENT: Any = object()
-#: Held while torch is patched, which is for the whole process; torch.export patches some itself, and takes one model at a time.
+#: Held while torch is patched, for the whole process; torch.export patches some itself, and captures one model at a time.
 ONE_AT_A_TIME = threading.RLock()
 
 
 def made_by(
     patch: Patch, module: Any, request: CaptureRequest
 ) -> contextlib.AbstractContextManager[Any] | Sequence[CaptureMode]:
-    """What a patch makes for a capture, of as many of the module and the request as it has parameters; or the patch itself."""
+    """A patch's contexts for a capture: the result of its function of module and request, or of fewer; or the patch itself."""
     if isinstance(patch, contextlib.AbstractContextManager):
         return patch
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -29,7 +29,7 @@ def made_by(
 
 
 def is_of_attempt(patch: Patch) -> bool:
-    """Whether a patch, or the one that the plugin host holds in it, is of an attempt."""
+    """Whether a patch, or the patch that the plugin host wraps, holds for an attempt."""
     return isinstance(getattr(patch, "patch", patch), AttemptPatch)
 
 

@@ -1,4 +1,4 @@
-"""Source files as a model may name them: relative to their project, so that nobody's folders are shipped with it."""
+"""Names of source files in a model: relative to their project, so that no user's folders are shipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sysconfig
 _FILE = re.compile(r'File "([^"]+)"')
 _GENERATED = re.compile(r"^(<eval_with_key>)\.\d+$")
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
-#: What the root folder of a project has.
+#: Files that mark the root folder of a project.
 _MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg")
 
 
@@ -19,8 +19,8 @@ _MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg")
 def relative_path(path: str) -> str:
     """A source file's path, relative to where its package is installed, to its project or to where Python finds modules.
 
-    Never a whole path, nor one with ``..``: the file's name alone where nothing of that holds it. What is no file
-    (``<string>``) stays, but for the number that torch gives code that it generates, another one in every run.
+    Never an absolute path, nor a path with ``..``: outside of these folders only the file's name. The name of generated code
+    (``<string>``) stays, except for torch's number, which differs from run to run.
 
     Args:
         path: The path as a traceback has it.
@@ -66,4 +66,4 @@ def relative_line(location: str) -> str:
 @functools.lru_cache(maxsize=65536)
 def relative_trace(trace: str) -> str:
     """A stack trace with its files as :func:`relative_path` names them."""
-    return _FILE.sub(lambda found: f'File "{relative_path(found[1])}"', trace)
+    return _FILE.sub(lambda match: f'File "{relative_path(match[1])}"', trace)

@@ -1,4 +1,4 @@
-"""What a model keeps and names of torch's quantised tensors, which have no fakes: ``onnxplug-quantized`` captures such models."""
+"""A model's quantised tensors and operators, which have no fakes in torch: ``onnxplug-quantized`` captures such models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLASSES = ("__torch__.torch.classes.quantized.", "__torch__.torch.classes.rnn."
 
 
 def stored(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Quantised tensors and packed weights of a model: their module, name, and themselves."""
+    """Quantised tensors and packed weights of a model, each with its module and name."""
     for owner in module.modules():
         for attributes in (vars(owner), owner._buffers, owner._parameters):
             yield from ((owner, name, value) for name, value in attributes.items() if _is_quantised(value))

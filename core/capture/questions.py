@@ -1,8 +1,8 @@
-"""Records what code asks of dynamic sizes while torch.export traces a model.
+"""Records the questions of code about dynamic sizes while torch.export traces a model.
 
-torch keeps a guard for what it does not know already; what follows from earlier guards, and from its own assumption that no
-size is 0, leaves none. So every question of Python code is recorded when it is asked, with the user's line. What an operator
-asks is recorded where the model's code may handle its refusal of the other sizes (:mod:`onnxplug.capture.handlers`).
+torch keeps a guard only for an answer that it does not know already: an answer that follows from earlier guards, or from its own
+assumption that no size is 0, leaves none. So every question of Python code is recorded with the user's line. Questions of operators
+are recorded where the model's code may handle the refusal of other sizes (:mod:`onnxplug.capture.handlers`).
 
 The text of a size (``str(n)``) is recorded too: while a model is captured, it is torch's name of the size.
 """
@@ -34,7 +34,7 @@ from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_
 from onnxplug.capture.refusals import Answers
 from onnxplug.torch_private import OpOverload, SymT, backed_values, fx_config, pytree
 
-#: Parts of torch that work out the shapes of operators' results, or run operators written in C++.
+#: Parts of torch that compute the shapes of operators' results, or run operators written in C++.
 _OPERATORS = (
     *("_meta_registrations.py", "_ops.py", "_dynamo/utils.py"),
     *(f"{folder}{os.sep}" for folder in ("_subclasses", "_refs", "_prims", "_prims_common", "_decomp", "_library")),
@@ -43,18 +43,20 @@ _OPERATORS = (
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DYNAMO = _TORCH + "_dynamo" + os.sep
-#: Where torch makes assertions of what it was asked before.
+#: Higher-order operators that go over an axis.
+_OVER_ALL = tuple(os.path.join(_TORCH, "_higher_order_ops", name) for name in ("map.py", "scan.py"))
+#: torch's functions that make assertions of earlier questions.
 _ASSERTIONS = os.path.join(_TORCH, "fx", "passes", "runtime_assert.py")
 _local = threading.local()
 
 
 class Question(NamedTuple):
-    """What Python code asked of sizes.
+    """A question about sizes.
 
     Attributes:
         expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
         place: The user's ``file:line``.
-        asker: ``code`` of the model; a ``layer`` or function of torch's that it calls; ``check``, which is ``torch._check``; an
+        asker: ``code`` of the model; a ``layer`` or function of torch that it calls; ``check``, which is ``torch._check``; an
             ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's argument in the graph.
     """
 
@@ -64,14 +66,14 @@ class Question(NamedTuple):
 
 
 class Fixing(NamedTuple):
-    """An operator that accepts one size alone.
+    """An operator that accepts a single size.
 
     Attributes:
-        source: What torch calls the size: ``L['x'].size()[0]``.
+        source: torch's name for the size: ``L['x'].size()[0]``.
         number: The size.
         place: The user's ``file:line``.
         operator: The operator's name, ``None`` where it isn't known.
-        shape: That of the tensor with the size, among the operator's other arguments; ``None`` where there is none.
+        shape: The shape of the other argument that has the size; ``None`` where there is none.
     """
 
     source: str
@@ -83,16 +85,16 @@ class Fixing(NamedTuple):
 
 @dataclass
 class Recorded:
-    """What Python code asked of dynamic sizes.
+    """The recorder of questions about dynamic sizes.
 
     Attributes:
         oblivious: Whether torch keeps the sizes 0 and 1 symbolic.
-        general: Whether operators that ask whether a size is 1 are answered as for all other sizes, where torch keeps it symbolic.
-        generalized: Whether an operator asked whether a size is 1, and was answered as for the other sizes.
-        questions: In the order asked, each once.
-        places: Condition that an operator asked for to the user's ``file:line``.
+        general: Whether operators that ask whether a symbolic size is 1 get the answer for other sizes.
+        generalized: Whether an operator got that answer.
+        questions: The questions in their order, each once.
+        places: Condition of an operator to the user's ``file:line``.
         texts: ``file:line`` where the text of a size was taken, and not only printed.
-        fixings: What operators made constants of.
+        fixings: The sizes that operators fixed.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
         elements: Sizes that follow from data, of which operators were told that they are not 0.
         answers: What code is answered that asks for values of tensors; ``None``: torch's error.
@@ -112,12 +114,12 @@ class Recorded:
     unknown: Exception | None = None
 
     def count(self, env: ShapeEnv) -> tuple[int, ...]:
-        """How much has been asked of sizes."""
+        """The number of questions so far."""
         return len(env.guards), len(self.questions), len(self.fixings), len(self.texts), len(self.broadcasts)
 
 
 class Replaced:
-    """An attribute that is another one as long as any thread needs it, called with the original and the arguments of a call."""
+    """A replacement of an attribute as long as any thread needs it; it is called with the original and the arguments of a call."""
 
     def __init__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
         self._owner, self._name = owner, name
@@ -147,8 +149,8 @@ class Replaced:
 
 @contextlib.contextmanager
 def recorded(*, general: bool = False, answers: Answers | None = None) -> Iterator[Recorded]:
-    """Records what Python code asks of dynamic sizes while it holds, in this thread; arguments as in :class:`Recorded`."""
-    # torch names the place of a guard by the innermost frame that is in none of these files.
+    """Within the context, records this thread's questions about dynamic sizes; arguments as in :class:`Recorded`."""
+    # torch's place of a guard is the innermost frame outside of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
     oblivious = bool(fx_config.backed_size_oblivious)
@@ -195,14 +197,14 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 
 
 def _answer_unknown(record: Recorded, env: ShapeEnv, expr: Any, error: Exception, frame: FrameType | None) -> Any:
-    """The answer to a question that torch can't answer; code of the model that handles torch's error decides nothing by it."""
-    given = None
+    """The answer to a question that torch can't answer; a model that handles torch's error must not decide anything by it."""
+    answer = None
     if record.answers is not None and isinstance(expr, Boolean):
-        given = record.answers.give(env, expr, error, frame, lambda: record.count(env))
-    if given is None:
+        answer = record.answers.give(env, expr, error, frame, lambda: record.count(env))
+    if answer is None:
         record.unknown = record.unknown or (error if frame is not None else None)
         raise error
-    return given
+    return answer
 
 
 def _nonempty(record: Recorded, env: Any, expr: Any) -> Any:
@@ -234,15 +236,17 @@ def _asks_for_elements(frame: FrameType | None) -> bool:
 
 
 def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any, frame: FrameType) -> None:
-    """Keeps what is asked, beside torch's own guard for it."""
+    """Records a question, in addition to torch's own guard."""
     if expr.is_Symbol:  # int(size), or an argument that is an int
         record.fixings += _fixings(env, expr, frame)
     if expr.is_Atom:
         return
     asking = _asking(frame)
     if asking is not None:
-        held = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
-        record.questions.setdefault(_question(held if held is not None else sympy.Eq(expr, answer), asking, env))
+        condition = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
+        record.questions.setdefault(
+            _question(condition if condition is not None else sympy.Eq(expr, answer), asking, env)
+        )
         return
     if guard is not None and handler_over(frame, ANY, ends_model) is not None:
         place = record.places.get(guard.expr) or user_line(guard.sloc)
@@ -252,7 +256,7 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
 
 
 def _general_answer(env: Any, expr: Any) -> Any:
-    """What holds for all sizes of 2 or more, where it is not what holds for the example's size 1; ``None`` elsewhere."""
+    """The answer for all sizes of 2 or more, where it differs from the answer for the example's size 1; else ``None``."""
     examples = backed_values(env)
     ones = [symbol for symbol in expr.free_symbols if examples.get(symbol) == 1 and env.replace(symbol) == symbol]
     if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
@@ -263,7 +267,7 @@ def _general_answer(env: Any, expr: Any) -> Any:
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
-    """Takes a size for 1 where it is broadcast, which torch answers without a guard."""
+    """Answers that a size is 1 where it is broadcast, without a guard of torch."""
     record: Recorded | None = getattr(_local, "recorded", None)
     if record is not None and record.oblivious and isinstance(condition, torch.SymBool):
         expr, frame = condition.node.expr, sys._getframe(2)
@@ -273,21 +277,21 @@ def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> b
 
 
 def _is_broadcast(record: Recorded, expr: Any, frame: FrameType) -> bool:
-    """Whether a condition is that a size is 1 which an operator broadcasts; it is recorded then."""
+    """Whether a condition is that a broadcast size is 1; the broadcast is recorded then."""
     broadcast = broadcast_of(expr, frame)
     record.broadcasts += [broadcast] if broadcast is not None else []
     return broadcast is not None
 
 
 def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]:
-    """What an operator fixes a size at, if it does."""
+    """Records the size that an operator fixes, if it does."""
     number = env.replace(symbol)
     if not number.is_Integer or not env.var_to_sources.get(symbol):
         return
     place, operator, shape = place_of(frame), None, None
     while frame is not None and not ends_model(frame.f_code.co_filename):
         called = frame.f_locals.get("func")
-        if isinstance(called, OpOverload):  # the outermost is the one that the model calls
+        if isinstance(called, OpOverload):  # the outermost operator is the model's call
             operator = called._schema.name
             arguments = pytree.tree_leaves((frame.f_locals.get("args"), frame.f_locals.get("kwargs")))
             shapes = [a.shape for a in arguments if isinstance(a, torch.Tensor)]
@@ -296,7 +300,7 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
     yield Fixing(env.var_to_sources[symbol][0].name, int(number), place, operator, shape)
 
 
-# -- texts and comparisons, which torch answers without being asked -----------------------------------------------------
+# -- texts and comparisons, which torch answers without a question ------------------------------------------------------
 
 
 def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
@@ -317,29 +321,31 @@ def _print(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
 
 
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
-    """Records a comparison that torch answers at once, as it takes sizes to be positive."""
+    """Records a comparison that torch answers at once because it assumes that sizes are positive."""
     answer, record = original(first, second), getattr(_local, "recorded", None)
     truth = getattr(getattr(answer, "node", None), "expr", answer)
     if record is None or not (isinstance(truth, bool) or truth is sympy.true or truth is sympy.false):
         return answer
-    held = _undecided(relation if truth else _OPPOSITE[relation], first, second)
-    frame = _asking(sys._getframe(2)) if held is not None else None
+    condition = _undecided(relation if truth else _OPPOSITE[relation], first, second)
+    frame = _asking(sys._getframe(2)) if condition is not None else None
     if frame is not None:
-        record.questions.setdefault(_question(held, frame, first.node.shape_env))
+        record.questions.setdefault(_question(condition, frame, first.node.shape_env))
     return answer
 
 
 def _undecided(relation: str, *sides: Any) -> Any:
-    """A comparison that holds, as sympy's; ``None`` where it holds at the size 0 too."""
+    """A true comparison as sympy's; ``None`` where it holds at the size 0 too."""
     exprs = [getattr(getattr(side, "node", None), "expr", side) for side in sides]
     return _undecided_of(relation, *exprs) if all(isinstance(e, sympy.Basic | int | float) for e in exprs) else None
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def _undecided_of(relation: str, *exprs: Any) -> Any:
-    held = getattr(sympy, relation)(*map(sympy.sympify, exprs), evaluate=False)
-    nonnegative = {s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in held.free_symbols if s.is_positive}
-    return held if nonnegative and held.xreplace(nonnegative) is not sympy.true else None
+    condition = getattr(sympy, relation)(*map(sympy.sympify, exprs), evaluate=False)
+    nonnegative = {
+        s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in condition.free_symbols if s.is_positive
+    }
+    return condition if nonnegative and condition.xreplace(nonnegative) is not sympy.true else None
 
 
 _OPPOSITE = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
@@ -354,23 +360,24 @@ _texts = Replaced(torch.SymInt, "__repr__", _repr)
 _prints = Replaced(builtins, "print", _print)
 
 
-# -- who asks ----------------------------------------------------------------------------------------------------------
+# -- the asking frame --------------------------------------------------------------------------------------------------
 
 
 def _asking(frame: FrameType | None) -> FrameType | None:
-    """The frame of the Python code that asks; ``None`` where an operator that gives tensors does, or onnxplug.
+    """The frame of the Python code that asks; ``None`` where an operator with tensors as results asks, or onnxplug.
 
     Args:
-        frame: Where the search begins.
+        frame: The frame at which the search begins.
     """
     skipped, check = uninteresting_files(), None
     of_operator: bool | None = None
     of_kernel = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame.f_code.co_name == "meta_tensor":  # makes a fake tensor of one that a branch of the graph reads
+        # meta_tensor makes a fake tensor of a tensor that a branch of the graph reads, map and scan refuse empty axes.
+        if frame.f_code.co_name == "meta_tensor" or file in _OVER_ALL:
             return None
-        if frame.f_code.co_name == "guard_bool":  # which gets the line in C++ that asks, where none in Python does
+        if frame.f_code.co_name == "guard_bool":  # which looks up the asking line in C++, where none in Python asks
             of_kernel = bool(frame.f_locals.get("file"))
         if file not in skipped:
             if is_core_file(file) or file == _ASSERTIONS:
@@ -388,7 +395,7 @@ def _asking(frame: FrameType | None) -> FrameType | None:
 
 
 def _asking_for_values(frame: FrameType | None) -> FrameType | None:
-    """The frame of the code that asks for values of tensors, as ``if tensor`` does; ``None`` where an operator does."""
+    """The frame of the code that reads values of tensors, as ``if tensor`` does; ``None`` where an operator does."""
     skipped = uninteresting_files()
     while frame is not None:
         file = frame.f_code.co_filename
@@ -402,11 +409,11 @@ def _asking_for_values(frame: FrameType | None) -> FrameType | None:
 
 
 def _computes(frame: FrameType) -> bool | None:
-    """Whether a frame of torch's runs what gives tensors; ``None`` where it only takes part in running something."""
+    """Whether a frame of torch runs an operator with tensors as results; ``None`` where it only takes part in running code."""
     name, values = frame.f_code.co_name, frame.f_locals
-    if name == "_tensor_min_max":  # what the non-strict mode has in the place of max and min
+    if name == "_tensor_min_max":  # the non-strict mode's replacements of max and min
         return False
-    if name == "run_node":  # what the strict mode traced: of numbers alone, it is an operator of Python's
+    if name == "run_node":  # a node that the strict mode traced: on numbers alone, it is a Python operator
         leaves = pytree.tree_leaves((values.get("args"), values.get("kwargs")))
         return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
     called = values.get("func", values.get("self"))
@@ -425,18 +432,18 @@ def _gives_tensors(name: str, operators: tuple[OpOverload, ...]) -> bool | None:
     return None if name in ("is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format") else False
 
 
-def _question(held: Any, frame: FrameType, env: Any) -> Question:
-    """A condition that holds, as the question of the frame that asks."""
+def _question(condition: Any, frame: FrameType, env: Any) -> Question:
+    """A true condition as a question of the asking frame."""
     file = frame.f_code.co_filename
     if file == torch.__file__:
-        return Question(held, place_of(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
+        return Question(condition, place_of(frame), "check" if frame.f_code.co_name.startswith("_check") else "code")
     if file.startswith(_DYNAMO):
-        return Question(held, user_line(env._get_sloc()))
-    return Question(held, place_of(frame), "layer" if is_torch_file(file) else "code")
+        return Question(condition, user_line(env._get_sloc()))
+    return Question(condition, place_of(frame), "layer" if is_torch_file(file) else "code")
 
 
 def place_of(frame: FrameType | None) -> str | None:
-    """The innermost line that is neither torch's nor onnxplug's, nor of the graph that the strict mode runs again."""
+    """The innermost line outside of torch, onnxplug and the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename
         if ends_model(file) or file == "<string>":
@@ -448,7 +455,7 @@ def place_of(frame: FrameType | None) -> str | None:
 
 
 def is_of_python(sloc: Any) -> bool:
-    """Whether code in Python asked for a guard, of the model or of torch's layers and functions, and no operator."""
+    """Whether a guard comes from Python code, of the model or of torch's layers and functions, and not from an operator."""
     file = getattr(getattr(sloc, "framework_loc", None), "filename", None)
     return file is None or not _is_of_operators(file)
 
@@ -459,16 +466,16 @@ def _is_of_operators(file: str) -> bool:
 
 
 def _is_of_model(file: str) -> bool:
-    """Whether code of a file is the model's, or of what it calls beside torch."""
+    """Whether a file is the model's, or of another library than torch that the model calls."""
     return not is_torch_file(file) and not is_core_file(file)
 
 
 def ends_model(file: str) -> bool:
-    """Whether a frame of a file is none of the model's, nor of what the model calls."""
+    """Whether a file's frames belong neither to the model nor to code that it calls."""
     return is_core_file(file) and file not in TRACING
 
 
-# -- how torch takes sizes ---------------------------------------------------------------------------------------------
+# -- torch's assumptions about sizes -----------------------------------------------------------------------------------
 
 
 def _make_symbol(original: Callable[..., Any], prefix: Any, number: int, **assumptions: Any) -> Any:
@@ -487,7 +494,7 @@ def _produce_guards(original: Callable[..., Any], env: ShapeEnv, *args: Any, **k
         env.guards, env.var_to_range = guards, ranges
 
 
-#: While it holds, no size is assumed to be positive: an example's size of 0 is none of torch's sizes otherwise.
+#: While it holds, no size is assumed to be positive: otherwise an example's size of 0 is not symbolic.
 zero_is_a_size = Replaced(symbolic_shapes, "make_symbol", _make_symbol)
-#: While it holds, torch does not refuse a named dimension for what the model asks of it: that is decided afterwards.
+#: While it holds, torch does not refuse a named dimension because of the model's questions: they are judged afterwards.
 any_size_is_accepted = Replaced(ShapeEnv, "produce_guards_verbose", _produce_guards)

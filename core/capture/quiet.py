@@ -1,4 +1,4 @@
-"""torch's messages, held back while it tries: its errors say what matters."""
+"""torch's messages, suppressed during attempts: its errors are enough."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onnxplug.torch_private import export_trace
 def quiet() -> Iterator[None]:
     """While it holds, torch logs, warns of and prints nothing. Other loggers and standard error are as they are.
 
-    Not held back is the structured trace, which torch shows nobody and reads itself in ``torch.export.draft_export``.
+    Except the structured trace, which torch shows nobody and reads itself in ``torch.export.draft_export``.
     """
     with ONE_AT_A_TIME, warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         for logger in _loggers():
             stack.callback(setattr, logger, "disabled", logger.disabled)
             logger.disabled = True
-        for module in (graph_module, export_trace):  # they print graphs beside their errors
+        for module in (graph_module, export_trace):  # they print graphs in addition to their errors
             stack.enter_context(patched(module, "print", _print_nothing))
         yield
 
@@ -40,4 +40,4 @@ def _loggers() -> list[logging.Logger]:
 
 
 def _print_nothing(*values: Any, **options: Any) -> None:
-    """Takes the place of Python's ``print``."""
+    """Replaces Python's ``print``."""

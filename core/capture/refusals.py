@@ -1,15 +1,15 @@
 """Checks of data that only refuse: ``if (var < 0).any(): raise ValueError(…)`` in the model's code.
 
-torch.export can't go on where Python branches on a tensor's values. Where one side of the branch is tried and the model raises,
-eager PyTorch has no result for these inputs, and the other side alone is the model:
+torch.export can't go on where Python branches on a tensor's values. Where a side of the branch is tried and the model raises,
+eager PyTorch has no result for these inputs, and the other side is the whole model:
 
     asked: (var < 0).any()      answered True, the model raises ValueError; captured again with False
     asked: (x > 4).all()        answered True, the model goes on; answered False, too: torch's own error
 
 A side refuses only if Python code of the model, or of a layer of torch's, itself raises there, before it asks anything else and
 before any other error reaches its code: tracing raises errors that eager PyTorch does not. No handler of the model may take the
-error, and from the side's first instruction on every way leads to a ``raise``: a condition in between may be another one in
-eager PyTorch, where a number is no symbol and ``torch.compiler.is_compiling()`` is false.
+error, and from the side's first instruction on every way leads to a ``raise``: a condition in between may differ in eager
+PyTorch, where a number is no symbol and ``torch.compiler.is_compiling()`` is false.
 
     if v < 0:                               asked
         if not isinstance(v, float):        v is a symbol: tracing goes this way, PyTorch never does
@@ -38,9 +38,9 @@ from onnxplug.capture.data_dependent import is_of_models
 from onnxplug.capture.handlers import handler_over, passes_errors, ways_from
 from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file
 
-#: As many checks are tried in one model: each of them is a trace of the model from its beginning.
+#: The largest number of checks to try in a model: each is a trace of the model from its beginning.
 LIMIT = 32
-#: Instructions that pass the answer on or jump by it. What is loaded is the answer only where it was stored before.
+#: Instructions that pass the answer on or jump by it. A load gives the answer only where it was stored before.
 _CARRIES = frozenset(
     "NOP RESUME CACHE EXTENDED_ARG PRECALL NOT_TAKEN TO_BOOL UNARY_NOT COPY RETURN_VALUE JUMP_FORWARD JUMP_BACKWARD "
     "JUMP_BACKWARD_NO_INTERRUPT".split()
@@ -48,13 +48,13 @@ _CARRIES = frozenset(
 
 
 class Refusal(NamedTuple):
-    """An answer that the model raises for.
+    """A refusal: an answer for which the model raises.
 
     Attributes:
-        answer: The other one, for which it goes on.
+        answer: The other answer, for which it goes on.
         place: ``file:line`` of the ``raise``.
         text: The error.
-        question: What was asked, and where.
+        question: The question and its place.
     """
 
     answer: bool
@@ -77,13 +77,13 @@ class Doubt(NamedTuple):
 
 @dataclass
 class Answers:
-    """What Python code is answered that asks for values of tensors.
+    """The answers to Python code that reads values of tensors.
 
     Attributes:
-        known: The refusals whose answers are those to the first questions.
+        known: The refusals whose answers are given to the first questions.
         trial: The answer to the question after them; ``None``: torch's error.
-        error: torch's error for that question; ``None`` while it has not been asked.
-        doubt: What the model raised for the answer that was tried, in a side that may go on in eager PyTorch.
+        error: torch's error for that question; ``None`` before the question.
+        doubt: The model's error for the answer under trial, in a side that may continue in eager PyTorch.
     """
 
     known: Sequence[Refusal] = ()
@@ -91,7 +91,7 @@ class Answers:
     error: Exception | None = None
     doubt: Doubt | None = None
     _question: Any = None
-    _asked: int = 0
+    _answered: int = 0
     _recorded: Callable[[], Any] = field(default=lambda: None)
     _before: Any = None
     _raised: list[Any] = field(default_factory=list)
@@ -103,24 +103,24 @@ class Answers:
     _is_handled: bool = False
 
     def give(self, env: Any, expr: Any, error: Exception, frame: FrameType | None, recorded: Callable[[], Any]) -> Any:
-        """The answer to a question; ``None`` where it can't be tried, or another one is.
+        """The answer to a question; ``None`` where it can't be tried, or where another question is on trial.
 
         Args:
             env: torch's environment of sizes.
             expr: The question.
-            error: What torch raises for it.
+            error: torch's error for it.
             frame: The innermost frame of the code that asks.
-            recorded: Counts what has been asked so far.
+            recorded: Counts the questions so far.
         """
         if self.error is not None or frame is None or not _may_refuse(frame):
             return None
         question = frame.f_code, frame.f_lasti, str(expr)
-        if self._asked < len(self.known):
-            refusal = self.known[self._asked]
+        if self._answered < len(self.known):
+            refusal = self.known[self._answered]
             if refusal.question != question:  # the model's code went another way than before
                 return None
             answer = refusal.answer
-            self._asked += 1
+            self._answered += 1
             # torch knows from now on, as after torch._check
             env.guard_or_defer_runtime_assert(expr if answer else sympy.Not(expr), "the model raises otherwise")
             return sympy.true if answer else sympy.false
@@ -131,7 +131,7 @@ class Answers:
         return sympy.true if self.trial else sympy.false
 
     def refused(self, error: BaseException) -> Refusal | None:
-        """The model's refusal of the answer that was tried, if an error of the capture is that."""
+        """The model's refusal of the answer on trial, if an error of the capture is one."""
         if self.error is None or error.__cause__ is not None or error.__context__ is not None:
             return None
         if self._is_handled or any(raised is not error for raised in self._raised) or self._recorded() != self._before:
@@ -150,14 +150,14 @@ class Answers:
         return Refusal(not self.trial, place, text, self._question)
 
     def _has_to_raise(self, entries: Sequence[TracebackType]) -> bool:
-        """Whether each way from the answer leads to an error, in every frame that has gone on since then."""
+        """Whether each way from the answer leads to an error, in every frame that has continued since."""
         first = next((n for n, entry in enumerate(entries) if id(entry.tb_frame) in self._starts), None)
         if first is None:
             return False
         for entry in entries[first:]:
             file = entry.tb_frame.f_code.co_filename
             if is_torch_file(file) and not is_of_models(file):
-                return False  # which may call other code of the model in eager PyTorch, as kernels for shapes
+                return False  # in eager PyTorch they may call other code of the model, like kernels for shapes
             if _is_of_model(entry.tb_frame):
                 _, start = self._starts.get(id(entry.tb_frame), (None, None))
                 if start is None or not _always_raises(entry.tb_frame, start, entry.tb_lasti):
@@ -165,7 +165,7 @@ class Answers:
         return True
 
     def _observe(self, frame: FrameType | None) -> None:
-        """From now on, keeps each error that reaches the model's code."""
+        """Begins to record each error that reaches the model's code."""
         self._debugger = sys.gettrace()
         while frame is not None and not _is_of_capture(frame):
             if _is_of_model(frame) and frame.f_trace is None:
@@ -185,12 +185,12 @@ class Answers:
             if not self._raised and value[1] is not None:
                 self._is_handled = handler_over(frame, (value[0],), _ends_model) is not None
             if not self._raised and frame.f_lasti not in _raising(frame.f_code):
-                self._raised.append(self.error)  # raised by what the code calls, and perhaps again by itself
+                self._raised.append(self.error)  # raised by a callee of the code, and perhaps again by itself
             self._raised.append(value[1])
         return self._trace
 
     def _follow(self, frame: FrameType) -> None:
-        """Keeps each frame's first instruction of which the answer does not say that it runs."""
+        """Records each frame's first instruction that may not run because of the answer."""
         step = _instructions(frame.f_code).get(frame.f_lasti)
         if self._is_carried and step is not None:
             variable = id(frame), step.argval
@@ -202,7 +202,7 @@ class Answers:
                 or (step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and variable in self._carriers)
             )
         if not self._is_carried and id(frame) not in self._starts:
-            self._starts[id(frame)] = frame, frame.f_lasti  # kept alive: an id may be given again
+            self._starts[id(frame)] = frame, frame.f_lasti  # kept alive: an id may be used again
 
     def close(self) -> None:
         """Ends the observation of errors."""
@@ -214,7 +214,7 @@ class Answers:
 
 
 def refusal_texts(refusals: Sequence[Refusal]) -> list[str]:
-    """What a user is told of checks that the exported model does not have, by their places."""
+    """The warnings about checks that the exported model does not have, by their places."""
     return [
         f"the model raises at {place} for some values of its inputs ({refusal.text}): the exported model does not check that, and "
         "has some result for such inputs too"
@@ -228,7 +228,7 @@ def _is_of_model(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_model_file(file: str) -> bool:
-    """Whether a file is a model's: none of Python's and of the libraries that torch itself calls as it traces, nor onnxplug's."""
+    """Whether a file is a model's: not Python's, not of the libraries that torch itself calls as it traces, and not onnxplug's."""
     return is_of_models(file) and not is_core_file(file) and not file.startswith(("<frozen", *_called_by_torch()))
 
 
@@ -256,7 +256,7 @@ def _is_logged(frame: FrameType | None) -> bool:
 
 
 def _may_refuse(frame: FrameType | None) -> bool:
-    """Whether code that asks, or its caller, has a ``raise`` at all: only then it is worth a trace."""
+    """Whether the asking code, or its caller, has a ``raise`` at all: only then a trial is worth a trace."""
     if frame is None or not _is_of_model(frame):
         return False
     caller = frame.f_back
@@ -278,7 +278,7 @@ def _entries(traceback: TracebackType | None) -> list[TracebackType]:
 
 
 def _always_raises(frame: FrameType, start: int, end: int) -> bool:
-    """Whether each way from an instruction leads to another one, or to an error that no handler of the frame takes."""
+    """Whether each way from an instruction leads to a given instruction, or to an error that no handler of the frame takes."""
     steps = ways_from(frame.f_code, start, end)
     return steps is not None and all(passes_errors(frame, step.offset) for step in steps)
 

@@ -1,7 +1,7 @@
-"""Operators that refuse some values: ``torch.linalg.cholesky`` those of a matrix that is not positive definite.
+"""Operators that refuse some values: ``torch.linalg.cholesky`` refuses a matrix that is not positive definite.
 
-torch.export traces without numbers, so that no operator refuses any. Whether one may is not known of most operators, and those
-that are known to refuse none are a few: every other operator may.
+torch.export traces without numbers, so that no operator refuses any. Few operators are known to refuse no value; every other
+operator may.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from onnxplug.capture.handlers import ANY, Errors
 from onnxplug.torch_private import OpOverload, pytree
 
-#: What kernels of torch raise for values; a TypeError or a NotImplementedError is raised for dtypes and devices.
+#: The errors of torch's kernels about values; a TypeError or a NotImplementedError is about dtypes and devices.
 _OF_KERNELS: Errors = (RuntimeError, IndexError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-#: What operations on numbers raise.
+#: The errors of operations on numbers.
 OF_NUMBERS: Errors = (ArithmeticError, ZeroDivisionError, OverflowError, ValueError)
 
-#: Operators that take all values, beside views, pointwise operators and reductions; of their overloads those do not that read a
-#: number from a tensor.
+#: Operators that accept all values, in addition to views, pointwise operators and reductions; except overloads that read a number
+#: from a tensor.
 _TAKE_ALL = frozenset(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _convolution _log_softmax _native_batch_norm_legit
@@ -56,30 +56,25 @@ _TAKE_ALL = frozenset(
     zeros_like
     """.split()
 )
-#: Operators without a tag that compute with each element, as pointwise ones do: all their overloads take all values.
+#: Operators without a tag that compute elementwise, like pointwise operators: all their overloads accept all values.
 _OF_ELEMENTS = frozenset(
     "bucketize divide fill floor_divide greater greater_equal less less_equal multiply not_equal subtract".split()
 )
 #: Operators of integers that refuse the divisor 0.
 _DIVIDE = frozenset({"div", "divide", "floor_divide", "fmod", "remainder"})
-#: Operations on numbers that take all of them.
+#: Operations that accept all numbers.
 _TAKE_ALL_NUMBERS = frozenset(
     getattr(operator, name) for name in "add sub mul neg abs and_ or_ eq ne lt le gt ge".split()
 ) | {torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not}
 
 
 def errors_of(func: Any) -> Errors:
-    """The errors that an operator may raise: one with a kernel of somebody else's, any."""
+    """The errors that an operator may raise: any, if another library has a kernel for it."""
     return _OF_KERNELS if isinstance(func, OpOverload) and func.namespace in ("aten", "prim", "prims") else ANY
 
 
 def may_refuse(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator may refuse some values of its operands, or sizes that depend on data.
-
-    Args:
-        func: The operator.
-        args, kwargs: Its arguments.
-    """
+    """Whether an operator may refuse some values of its operands, or sizes that depend on data."""
     if errors_of(func) is ANY or not _takes_all(func):
         return True
     operands = list(filter(_has_symbols, pytree.tree_leaves((args, kwargs))))
@@ -97,17 +92,17 @@ def _takes_all(func: Any) -> bool:
     name = func._schema.name.rpartition("::")[2]
     if func.is_view:
         tensors = [a for a in func._schema.arguments if "Tensor" in str(a.type)]
-        return len(tensors) == 1  # others tell where to cut
-    # torch 2.9 has no tag of reductions: they are said to refuse values there.
+        return len(tensors) == 1  # the tensor's values are the places to split at
+    # torch 2.9 has no tag of reductions: there they count as refusing.
     tags = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
     name = name.rstrip("_")
     return bool(tags & set(func.tags)) or name in _OF_ELEMENTS or (name in _TAKE_ALL and not _reads_numbers(func))
 
 
 def _reads_numbers(func: Any) -> bool:
-    """Whether an operator has a tensor where another overload has a number: its kernel reads the number, and may refuse it.
+    """Whether an operator takes a tensor where another overload takes a number: its kernel reads the number, and may refuse it.
 
-    ``masked_fill.Tensor`` refuses a value that the type of the result has no room for, ``narrow.Tensor`` a start beyond the axis.
+    ``masked_fill.Tensor`` refuses a value beyond the range of the result's type, ``narrow.Tensor`` a start beyond the axis.
     """
     overloads = [getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads()]
     numbers = {a.name for op in overloads for a in op._schema.arguments if str(a.type) in ("number", "int", "float")}

@@ -1,7 +1,7 @@
-"""Gives back the memory that torch would keep of every program that it ever captured.
+"""Frees the memory that torch would keep of every captured program.
 
 A process that exports thousands of models, such as a test suite, otherwise grows by 0.3 MB an export, and its garbage
-collections become slower with every one.
+collections become slower with every export.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnxplug.capture.locations import is_torch_file
 def clear_size_caches() -> None:
     """Empties the caches of ``ShapeEnv``'s methods.
 
-    Those without a limit are keyed by the environment of sizes and keep every one, with all that it refers to. Entries
-    that are still of use are computed again.
+    Unlimited caches are keyed by the environment of sizes and keep every environment, with all that it refers to. Entries that
+    are still of use are computed again.
     """
     for method in vars(ShapeEnv).values():
         clear = getattr(method, "cache_clear", None)
@@ -27,10 +27,10 @@ def clear_size_caches() -> None:
 
 
 def forget_compiled_wrappers() -> None:
-    """Has Dynamo compile torch's own wrappers of higher-order operators anew, as each capture of a model with them does.
+    """Makes Dynamo compile torch's own wrappers of higher-order operators anew for each capture.
 
-    Otherwise it first compares the dynamic sizes of this capture with the sizes of one before it in the process, and that alone
-    makes them constants.
+    Otherwise it first compares the dynamic sizes of this capture with the sizes of an earlier capture in the process, and the
+    comparison alone makes them constants.
     """
     if "torch._dynamo.convert_frame" not in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""What goes in and out of a captured program: the records that capture makes and every later stage reads."""
+"""Inputs, state and outputs of a captured program: the records that capture makes and every later stage reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxplug.capture.size_guards import Condition
 
 
 class InputKind(Enum):
-    """What a placeholder of the captured graph stands for."""
+    """The kind of a placeholder of the captured graph."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -23,13 +23,13 @@ class InputKind(Enum):
     USER = "user"
     """A tensor, or a number that stays dynamic: becomes an ONNX graph input."""
     NONE = "none"
-    """``None`` given by the user: not an ONNX input."""
+    """The user's ``None``: not an ONNX input."""
     STATIC = "static"
     """A Python number, string or bool that torch.export baked in: not an ONNX input."""
 
 
 class OutputKind(Enum):
-    """What an output of the captured graph stands for."""
+    """The kind of an output of the captured graph."""
 
     USER = "user"
     BUFFER_MUTATION = "buffer_mutation"
@@ -42,9 +42,9 @@ class InputSlot:
 
     Attributes:
         node: The placeholder.
-        kind: What it stands for.
-        name: ONNX name: the fully qualified name of a parameter or buffer (``"encoder.weight"``), the placeholder's name
-            for a user input unless ``input_names`` says otherwise.
+        kind: Its kind.
+        name: ONNX name: the fully qualified name of a parameter or buffer (``"encoder.weight"``), for a user input the name in
+            ``input_names`` or else the placeholder's.
         tensor: The tensor of a parameter, buffer or constant.
         value: The Python value of a STATIC slot.
         position: Index among the leaves of the flattened ``(args, kwargs)``; ``None`` for state.
@@ -64,11 +64,11 @@ class InputSlot:
 
 @dataclass
 class OutputSlot:
-    """One output of the graph. User outputs come first, in the order of the flattened result; mutations follow.
+    """An output of the graph. User outputs come first, in the order of the flattened result; mutations follow.
 
     Attributes:
         value: An fx Node, or a constant (number, ``None``).
-        kind: What it stands for.
+        kind: Its kind.
         name: ONNX name; for a mutation the buffer's or input's name with ``"_out"`` after it.
         target: Name of the mutated buffer or input.
     """
@@ -81,12 +81,12 @@ class OutputSlot:
 
 @dataclass
 class FunctionalGraph:
-    """A functional FX graph with its signature: what the interpreter walks.
+    """A functional FX graph with its signature, the interpreter's input.
 
     Attributes:
         graph: No node of it mutates a value that another node sees.
         inputs: One slot a placeholder, in graph order.
-        outputs: What the graph returns, mutated state included.
+        outputs: The graph's outputs, mutated state included.
         strategy: ``"unchanged"``, ``"linear"`` (our own pass) or ``"functionalized"`` (torch's).
     """
 
@@ -98,20 +98,20 @@ class FunctionalGraph:
 
 @dataclass
 class Captured:
-    """A captured program and what is needed to name and verify it.
+    """A captured program with everything needed to name and verify it.
 
     Attributes:
-        program: What torch.export made, unchanged.
+        program: torch.export's program, unchanged.
         dim_names: Symbol of a dynamic dimension (``"s77"``) to the user's name for it (``"batch"``).
         reference: The eager callable with which verification compares.
         args, kwargs: The inputs that the program was captured with.
-        examples: The positional and keyword inputs of further calls that were given.
+        examples: The positional and keyword inputs of the user's other calls.
         strategy: ``"given"``, ``"non-strict"``, ``"strict"`` …
         seconds: Time that capture took.
-        conditions: What the model's code asks of the sizes; the program is right where all hold.
-        assumptions: What it asks that only the size 1 does not fulfil; often the program is right there too.
+        conditions: The conditions of the model's code on the sizes; the program is right where all hold.
+        assumptions: Its conditions that only the size 1 does not fulfil; often the program is right there too.
         bounds: The largest sizes that the model's operators and checks accept; they are in the ranges of the program too.
-        repeated: How many operator calls repeated the nodes of an equal one.
+        repeated: How many operator calls repeated the nodes of an equal call.
     """
 
     program: torch.export.ExportedProgram
@@ -128,15 +128,11 @@ class Captured:
     repeated: int = 0
 
 
-#: How arguments are called that hold what was before.
+#: Names of arguments that hold the past.
 _PAST = re.compile(r"(past_key_values|past_key_value|cache_params|past)(?=[._]|\d|$)")
 
 
 def present_name(past: str) -> str:
-    """What the new value of an input is called: ``past_key_values.0.key`` becomes ``present.0.key``, ``state`` ``present_state``.
-
-    Args:
-        past: Name of the input.
-    """
-    found = _PAST.match(past)
-    return f"present{past[found.end() :]}" if found is not None else f"present_{past}"
+    """The name of an input's new value: ``past_key_values.0.key`` becomes ``present.0.key``, ``state`` ``present_state``."""
+    match = _PAST.match(past)
+    return f"present{past[match.end() :]}" if match is not None else f"present_{past}"

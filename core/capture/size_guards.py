@@ -1,16 +1,16 @@
-"""What a model asks of dynamic sizes while it is captured, and for which sizes the captured graph is right.
+"""A model's questions about dynamic sizes during capture, and the sizes for which the captured graph is right.
 
-torch.export takes the example's answer to ``if x.shape[1] > 4``, ``range(n // 2)`` and ``int(n * 1.5)``, and keeps a guard beside
+torch.export takes the example's answer to ``if x.shape[1] > 4``, ``range(n // 2)`` and ``int(n * 1.5)``, and keeps a guard with
 the graph; an ONNX model has no guards. A guard that the ranges of the dimensions imply (:mod:`onnxplug.capture.implication`)
-is forgotten. Every other one limits the model; with ``{0: "rows"}`` exported with 5 rows::
+is dropped. Every other guard limits the model; with ``{0: "rows"}`` exported with 5 rows::
 
-    if x.shape[0] * 2 > 8:      the same as s0 >= 5, a bound: whoever asks for it, it becomes the range of the dimension
+    if x.shape[0] * 2 > 8:      the same as s0 >= 5, a bound: it becomes the range of the dimension
     if x.shape[0] != 77:        no bound: a warning, "right only where rows != 77"
     if x.shape[0] >= 0:         implied: nothing
     for i in range(x.shape[0])  Eq(s0, 5) fixes the size: an error, as "rows" must be dynamic
 
-What operators ask is no warning, for PyTorch refuses the other sizes too, unless the graph has the answer as a constant
-(:mod:`onnxplug.capture.constants`). What only the sizes 0 and 1 do not fulfil is an assumption.
+Guards of operators give no warning, as PyTorch refuses the other sizes too, unless the graph has the answer as a constant
+(:mod:`onnxplug.capture.constants`). A condition that only the sizes 0 and 1 do not fulfil is an assumption.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from onnxplug.capture.questions import Fixing, Question, is_of_python
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import backed_values, python_notation
 
-#: Beyond the numbers in a model's code: a bound is looked for below.
+#: Larger than the numbers in a model's code: bounds are searched below.
 _LARGE = 2**40
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
-#: Parts of the names of torch's functions that ask for sizes to settle strides, which ONNX doesn't have.
+#: Parts of the names of torch's functions that ask about sizes to decide strides, which ONNX doesn't have.
 _LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What holds for the example's sizes, and not for all.
+    """A condition that holds for the example's sizes, and not for all.
 
     Attributes:
         expr: sympy's expression of torch's symbols.
         place: The user's ``file:line``, ``None`` when torch recorded none.
         fixed: Whether it sets an expression of sizes to a constant, so that it holds for few sizes.
-        of_code: Whether Python code asked, which is said; else an operator refuses other sizes, or ``torch._check`` states it.
+        of_code: Whether it comes from Python code, and gives a warning; else from an operator or ``torch._check``.
     """
 
     expr: Any
@@ -66,7 +66,7 @@ class Condition:
         return frozenset(self.expr.free_symbols)
 
     def named(self, names: Mapping[str, str]) -> Any:
-        """The expression with the user's names for the sizes, of which nothing is assumed: torch takes sizes to be positive."""
+        """The expression with the user's names for the sizes, without torch's assumption that sizes are positive."""
         return in_names(names, same_symbols(self.expr))
 
     def text(self, names: Mapping[str, str]) -> str:
@@ -76,7 +76,7 @@ class Condition:
         return re.sub(r"(\d)\.(?!\d)", r"\1.0", text)
 
     def allows(self, sizes: Mapping[Any, Any]) -> bool:
-        """Whether it holds for some sizes; True where that is unknown, False where the model divides by 0."""
+        """Whether it holds for given sizes; True where that is unknown, False where the model divides by 0."""
         try:
             return self.expr.xreplace(dict(sizes)) is not sympy.false
         except ZeroDivisionError:
@@ -86,7 +86,7 @@ class Condition:
 def used_sizes(
     program: torch.export.ExportedProgram, broadcasts: Iterable[Broadcast]
 ) -> Iterator[tuple[Broadcast, Condition]]:
-    """The broadcasts whose result has a size that the model uses in another way than by broadcasting, and where that is right."""
+    """The broadcasts whose result size the model uses other than by broadcasting, with the conditions under which that is right."""
     for broadcast in dict.fromkeys(broadcasts):
         node = first_use(program, broadcast)
         if node is not None:
@@ -94,13 +94,13 @@ def used_sizes(
             yield broadcast, Condition(expr, source_location(node), fixed=False)
 
 
-class Found(NamedTuple):
-    """What a captured model asks of its sizes.
+class SizeGuards(NamedTuple):
+    """The conditions of a captured model on its sizes.
 
     Attributes:
-        conditions: What the ranges don't imply.
-        assumptions: What they imply for sizes of 2 or more.
-        bounds: The smallest and largest sizes at which the model is right, ``n <= 64``, at most one each of a size.
+        conditions: Conditions that the ranges don't imply.
+        assumptions: Conditions that the ranges imply for sizes of 2 or more.
+        bounds: The smallest and largest sizes at which the model is right, ``n <= 64``, at most one each for a size.
     """
 
     conditions: list[Condition]
@@ -115,19 +115,19 @@ def size_guards(
     places: Mapping[Any, str] = MappingProxyType({}),
     *,
     one_size: bool = True,
-) -> Found:
-    """What a captured model asks of its dynamic sizes, beyond what their ranges imply.
+) -> SizeGuards:
+    """The conditions of a captured model on its dynamic sizes, beyond their ranges.
 
     Args:
         program: The captured program.
         declared: Symbol to the smallest and largest size that the user declared for it; sizes without a range may be anything.
-        questions: What was recorded while the model was captured; torch's guards lack what followed from earlier guards.
-        places: Condition that an operator asked for to the user's line, where it was recorded.
-        one_size: Whether that two sizes are the same one is such a condition; the types of the program's inputs say it too.
+        questions: The recorded questions; torch's guards lack conditions that follow from earlier guards.
+        places: Condition of an operator to the user's line, where it was recorded.
+        one_size: Whether the equality of two sizes is such a condition; the types of the program's inputs have it too.
     """
     sizes = list(_input_sizes(program))
     if not sizes:
-        return Found([], [], [])
+        return SizeGuards([], [], [])
     env, hints = sizes[0].node.shape_env, _hints(sizes)
     ranges = {**ranges_of(sizes), **declared}
     larger = from_two_on(ranges)
@@ -136,8 +136,10 @@ def size_guards(
     for question in (*questions, *_guards(program, questions)):
         expr = _replaced(question.expr, env)
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in question.expr.free_symbols):
-            expr = question.expr  # sizes are what others are from here on, so that the guard is true of itself
-        # Of other symbols torch knows the answer from what it knows of the data.
+            expr = (
+                question.expr
+            )  # torch replaces a size by its equal from here on, which makes the guard itself trivial
+        # For other symbols torch knows the answer from facts about the data.
         backed = expr.free_symbols <= backed_values(env).keys()
         if not expr.free_symbols or not backed or (expr, question.place) in seen:
             continue
@@ -156,11 +158,11 @@ def size_guards(
     bounds = _tightest([*bounds, *_bounds_of_operators(env, questions, places, hints, ranges)])
     within = narrowed(ranges, bounds)
     conditions = [c for c in _unique(conditions) if c.fixed or not implied(c.expr, within)]
-    return Found(conditions, assumptions, bounds)
+    return SizeGuards(conditions, assumptions, bounds)
 
 
 def _holds_for_small_sizes(expr: Any, hints: Mapping[Any, Any], ranges: Ranges) -> bool:
-    """Whether a condition holds for the example's sizes of 0 and 1, and for no larger ones."""
+    """Whether a condition holds for the example's sizes of 0 and 1, and for no larger sizes."""
     small = {symbol: (2, None) for symbol in expr.free_symbols if hints.get(symbol, 2) < 2}
     return bool(small) and contradicted(expr, {**ranges, **small})
 
@@ -168,19 +170,19 @@ def _holds_for_small_sizes(expr: Any, hints: Mapping[Any, Any], ranges: Ranges) 
 def _bounds_of_operators(
     env: Any, questions: Iterable[Question], places: Mapping[Any, str], hints: Mapping[Any, Any], ranges: Ranges
 ) -> Iterator[Condition]:
-    """The bounds that operators have; where one asks for a number, it may have another form elsewhere."""
+    """The bounds of operators; an operator that asks for a number may have another form elsewhere."""
     by_code = {question.expr for question in questions if question.asker != "operator"}
     for guard in env.guards:
         at_a_number = isinstance(guard.expr, sympy.Eq) and any(side.is_number for side in guard.expr.args)
         if not is_of_python(guard.sloc) and guard.expr not in by_code and not at_a_number:
             place = places.get(guard.expr) or user_line(guard.sloc)
             condition = Condition(_replaced(guard.expr, env), place, fixed=False, of_code=False)
-            # Sizes of 0 and 1 are often another case for torch, and none for ONNX.
+            # Sizes of 0 and 1 are often a special case for torch, and never for ONNX.
             yield from _ends(condition, hints, from_two_on(ranges))
 
 
 def _ends(condition: Condition, hints: Mapping[Any, Any], ranges: Ranges) -> list[Condition]:
-    """A condition as bounds of one size; none where it is not the same as these, or of several sizes."""
+    """A condition as bounds of a single size; empty where it is not equivalent to bounds, or concerns several sizes."""
     expr = condition.expr
     symbol: Any = next(iter(expr.free_symbols)) if len(expr.free_symbols) == 1 else None
     low, high = ranges.get(symbol, (None, None))
@@ -199,7 +201,7 @@ def _ends(condition: Condition, hints: Mapping[Any, Any], ranges: Ranges) -> lis
 
 
 def _first(holds: Callable[[int], bool], end: int) -> int | None:
-    """The first number below ``end`` from which on something holds, ``None`` where it does not hold there."""
+    """The first number below ``end`` from which on a predicate holds, ``None`` where it does not hold there."""
     if end <= 0 or not holds(end - 1):
         return None
     reached = 1
@@ -209,14 +211,14 @@ def _first(holds: Callable[[int], bool], end: int) -> int | None:
 
 
 def _tightest(bounds: Iterable[Condition]) -> list[Condition]:
-    """The smallest upper and the largest lower bound of each size; of equal ones the first, which is Python code's."""
-    found: dict[Any, Condition] = {}
+    """The smallest upper and the largest lower bound of each size; of equal bounds the first, which is Python code's."""
+    tightest: dict[Any, Condition] = {}
     for bound in bounds:
         key, other = (type(bound.expr), bound.expr.lhs), bound.expr.rhs
-        held = found.setdefault(key, bound).expr.rhs
-        if other < held if isinstance(bound.expr, sympy.Le) else other > held:
-            found[key] = bound
-    return list(found.values())
+        limit = tightest.setdefault(key, bound).expr.rhs
+        if other < limit if isinstance(bound.expr, sympy.Le) else other > limit:
+            tightest[key] = bound
+    return list(tightest.values())
 
 
 def narrowed(ranges: Ranges, bounds: Iterable[Condition]) -> dict[Any, tuple[int | None, int | None]]:
@@ -233,24 +235,24 @@ def narrowed(ranges: Ranges, bounds: Iterable[Condition]) -> dict[Any, tuple[int
 
 
 def _replaced(expr: Any, env: Any) -> Any:
-    """A condition with the sizes that torch has put in the place of others; nothing else of it is evaluated."""
+    """A condition with torch's replacements of sizes; nothing else of it is evaluated."""
     replaced = {s: env.replace(s) for s in expr.free_symbols}
     return expr.xreplace({s: new for s, new in replaced.items() if new != s})
 
 
 def _unique(conditions: Iterable[Condition]) -> list[Condition]:
-    """One condition for each expression, the first with a place if any has one."""
-    found: dict[Any, Condition] = {}
+    """A condition for each expression: the first with a place if any has one."""
+    by_expression: dict[Any, Condition] = {}
     for condition in conditions:
-        if found.setdefault(condition.expr, condition).place is None:
-            found[condition.expr] = condition
-    return list(found.values())
+        if by_expression.setdefault(condition.expr, condition).place is None:
+            by_expression[condition.expr] = condition
+    return list(by_expression.values())
 
 
 def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]) -> Iterator[Question]:
-    """torch's guards that limit a model beside what was recorded.
+    """torch's guards that limit a model, in addition to the recorded questions.
 
-    What an operator asks is left out unless the graph has the answer as a constant.
+    Guards of operators are left out unless the graph has the answer as a constant.
     """
     constants = Constants(program)
     recorded = {question.expr for question in questions if question.place or question.asker == "check"}
@@ -266,12 +268,12 @@ def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]
 def small_sizes(
     program: torch.export.ExportedProgram, sizes: Iterable[torch.SymInt], places: Mapping[Any, str]
 ) -> list[Condition]:
-    """What operators ask that holds for the example's sizes of 0 and 1, and for no larger ones.
+    """Conditions of operators that hold for the example's sizes of 0 and 1, and for no larger sizes.
 
     Args:
         program: The captured program.
-        sizes: The sizes of its inputs that were asked to be dynamic.
-        places: Condition that an operator asked for to the user's line, where it was recorded.
+        sizes: The sizes of its inputs that should be dynamic.
+        places: Condition of an operator to the user's line, where it was recorded.
     """
     hints = _hints(sizes)
     if all(hint >= 2 for hint in hints.values()):
@@ -308,19 +310,19 @@ def at_least_two(declared: Ranges) -> list[Condition]:
 
 
 class FixedExpressionError(CaptureError):
-    """The model's code makes a constant of an expression of dynamic sizes."""
+    """The model's code turns an expression of dynamic sizes into a constant."""
 
 
 def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example: Any) -> CaptureError:
-    """The error for a dimension that must be dynamic, and that the model's code makes a constant of.
+    """The error for a dimension that must be dynamic, and that the model's code turns into a constant.
 
     Args:
-        name: What to call the dimension.
-        condition: What the model's code makes constant.
+        name: The dimension's name in messages.
+        condition: The condition that makes it constant.
         names: Symbol of torch to the user's name for it.
         example: The example's size.
     """
-    line, fixes = _line(condition.place), f"but the model's code{_at(condition.place)} fixes it"
+    line, fixes = line_of(condition.place), f"but the model's code{_at(condition.place)} fixes it"
     if example in (0, 1):
         return CaptureError(
             f"{name} was asked to be dynamic, {fixes}: what is done for the example's size {example} is right only where "
@@ -337,20 +339,20 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
 
 
 def outside_declared(name: str, bound: Condition, names: Mapping[str, str], low: int, high: int) -> CaptureError:
-    """The error for a dimension whose declared range is larger than the bound that the model has."""
+    """The error for a dimension whose declared range exceeds the model's bound."""
     return CaptureError(
         f"{name} was asked to be dynamic, from {low} to {high}, but the model{_at(bound.place)} accepts it only where "
-        f"{bound.text(names)}{_line(bound.place)}",
+        f"{bound.text(names)}{line_of(bound.place)}",
         hint=f"Declare torch.export.Dim(name, max={bound.expr.rhs}), or leave out max=: the model's own bound is then applied.",
     )
 
 
 def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[int]]) -> CaptureError:
-    """The error for a dimension that must be dynamic, where an operator accepts one size alone.
+    """The error for a dimension that must be dynamic, where an operator accepts a single size.
 
     Args:
-        name: What to call the dimension.
-        fixing: What the operator accepts.
+        name: The dimension's name in messages.
+        fixing: The operator and its size.
         tensors: Shape of each parameter and buffer of the model, by its name.
     """
     other = ""
@@ -360,22 +362,22 @@ def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[
         other = f", the size of its other argument of shape {list(fixing.shape)}{known}"
     return CaptureError(
         f"{name} was asked to be dynamic, but {fixing.operator or 'the model'}{_at(fixing.place)} fixes it at "
-        f"{fixing.number}{other}{_line(fixing.place)}",
+        f"{fixing.number}{other}{line_of(fixing.place)}",
         hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
     )
 
 
 def warning_text(condition: Condition, names: Mapping[str, str]) -> str:
-    """What to say of a condition that holds for some sizes and not for others."""
+    """The warning about a condition that holds only for some sizes."""
     return (
         f"the exported model is right only where {condition.text(names)}: the model's code{_at(condition.place)} branches on it"
-        f"{_line(condition.place)}, and the exported model takes the branch of the example inputs at every size. Declare the "
+        f"{line_of(condition.place)}, and the exported model takes the branch of the example inputs at every size. Declare the "
         "range (torch.export.Dim(name, min=..., max=...)), or use torch.cond."
     )
 
 
 def bound_warnings(bounds: Iterable[Condition], names: Mapping[str, str]) -> list[str]:
-    """What to say of bounds that Python code has: one warning each in the user's own code, one for all of installed packages."""
+    """The warnings about bounds of Python code: one for each in the user's own code, a single one for installed packages."""
     of_code = [bound for bound in bounds if bound.of_code]
     groups = [[bound] for bound in of_code if is_own(bound.place)]
     groups.append([bound for bound in of_code if not is_own(bound.place)])
@@ -383,7 +385,7 @@ def bound_warnings(bounds: Iterable[Condition], names: Mapping[str, str]) -> lis
 
 
 def _bounds_text(bounds: Sequence[Condition], names: Mapping[str, str]) -> str:
-    places = dict.fromkeys(f"{bound.place}{_line(bound.place)}" for bound in bounds if bound.place)
+    places = dict.fromkeys(f"{bound.place}{line_of(bound.place)}" for bound in bounds if bound.place)
     return (
         f"the exported model is right only where {' and '.join(bound.text(names) for bound in bounds)}: the model's code"
         f"{_at(', '.join(places))} asks for it, and what it does at other sizes is not in the exported model. That is the "
@@ -392,17 +394,17 @@ def _bounds_text(bounds: Sequence[Condition], names: Mapping[str, str]) -> str:
 
 
 def used_size_text(broadcast: Broadcast, condition: Condition, names: Mapping[str, str]) -> str:
-    """What to say of a broadcast whose result's size is used."""
+    """The warning about a broadcast whose result's size is used."""
     small, size = (str(in_names(names, expr)) for expr in broadcast)
     return (
         f"the exported model is right only where {condition.text(names)}: {small}, of size 1 in the example inputs, is broadcast "
-        f"to {size}, and the model{_at(condition.place)} uses the size of the result{_line(condition.place)}. Give example "
+        f"to {size}, and the model{_at(condition.place)} uses the size of the result{line_of(condition.place)}. Give example "
         f"inputs of larger sizes, and one name to both where they are equal."
     )
 
 
 def text_warnings(texts: Sequence[str]) -> list[str]:
-    """A warning for each line of the user's own code that takes a size's text, beside what print does."""
+    """A warning for each line of the user's own code that uses a size's text other than in ``print``."""
     return [
         f"the model's code at {place} takes the text of a dynamic size. While the model is captured, that is torch's name of "
         "the size ('s77'), and what is computed from it is the same in the exported model at every size. For a log it does no harm."
@@ -415,8 +417,8 @@ def _at(place: str | None) -> str:
     return f" at {place}" if place else ""
 
 
-def _line(place: str | None) -> str:
-    """The line of the model's code itself."""
+def line_of(place: str | None) -> str:
+    """The text of a line of the model's code."""
     file, _, number = (place or "").rpartition(":")
     line = linecache.getline(file, int(number)).strip() if file and number.isdigit() else ""
     return f" (`{line}`)" if line else ""
@@ -441,45 +443,47 @@ def _input_sizes(program: torch.export.ExportedProgram) -> Iterator[torch.SymInt
 def conditions_of_decompositions(
     program: torch.export.ExportedProgram, allowed: Ranges, *, since: int
 ) -> list[Condition]:
-    """What decompositions ask of the sizes of a program that has them in its graph, beyond what :func:`size_guards` finds.
+    """Conditions on the sizes of a decomposed program by its decompositions, in addition to :func:`size_guards`.
 
-    torch runs decompositions in capture too, to work out the shapes of results. What they ask of sizes there doesn't matter for a
-    graph that has the operator itself, but it does for one that has its decomposition.
+    torch runs decompositions in capture too, to compute the shapes of results. Their guards don't matter for a graph with the
+    operator itself, but they do for a graph with its decomposition.
 
     Args:
         program: The program.
         allowed: Symbol to the smallest and largest size that it may have.
-        since: The first of torch's guards that no code of the model can have asked for.
+        since: The first of torch's guards that can't come from the model's code.
     """
     sizes = list(_input_sizes(program))
     if not sizes:
         return []
     env, larger = sizes[0].node.shape_env, from_two_on({**ranges_of(sizes), **allowed})
-    found: dict[Any, Condition] = {}
+    by_expression: dict[Any, Condition] = {}
     for position, guard in enumerate(env.guards):
         known = (
             is_of_python(guard.sloc)
             or _equates_two(guard.expr)
             or is_of_layout(getattr(guard.sloc, "framework_loc", None))
         )
-        # That sizes differ is the general way, which ONNX's operators, broadcasting at run time, follow at equal ones too.
+        # Different sizes are the general case, which ONNX's operators, broadcasting at run time, compute for equal sizes too.
         if (position < since and known) or isinstance(guard.expr, sympy.Ne) or holds_from_two_on(guard.expr):
             continue
         expr = env.replace(guard.expr)
         if not expr.free_symbols:
-            expr = guard.expr  # a size is a constant from here on, so that the guard is true of itself
+            expr = (
+                guard.expr
+            )  # torch replaces the size by a constant from here on, which makes the guard itself trivial
         if not implied(expr, larger):
             condition = Condition(expr, user_line(guard.sloc), is_bounded(expr))
             # (n + 127) // 128 == 1 is n <= 128, which leaves the size dynamic.
             ends = _ends(dataclasses.replace(condition, fixed=False), _hints(sizes), larger) if condition.fixed else []
             leave_more = len({bound.expr.rhs for bound in ends}) == len(ends) > 0
             for bound in ends if leave_more else [condition]:
-                found.setdefault(bound.expr, bound)
-    return list(found.values())
+                by_expression.setdefault(bound.expr, bound)
+    return list(by_expression.values())
 
 
 def _equates_two(expr: Any) -> bool:
-    """Whether a condition is that two sizes are the same one, without which an operator rejects them."""
+    """Whether a condition is the equality of two sizes, without which an operator rejects them."""
     return isinstance(expr, sympy.Eq) and all(side.is_Symbol for side in expr.args)
 
 
@@ -489,9 +493,10 @@ def holds_from_two_on(expr: Any) -> bool:
 
 
 def is_of_layout(frame: Any) -> bool:
-    """Whether torch asked in a function that settles strides."""
+    """Whether torch asked in a function that decides strides."""
     name = getattr(frame, "name", "")
     if any(part in name for part in _LAYOUT):
         return True
-    # Axes are sorted by their strides.
-    return name == "__lt__" and frame.filename.replace(os.sep, "/").endswith("torch/_prims_common/__init__.py")
+    # Axes are sorted by their strides; the kernel of a convolution, which a size of the batch decides, is looked up for its format.
+    asker = name, getattr(frame, "filename", "").replace(os.sep, "/").partition("/torch/")[2]
+    return asker in (("__lt__", "_prims_common/__init__.py"), ("conv", "_subclasses/fake_impls.py"))

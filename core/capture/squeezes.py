@@ -1,19 +1,22 @@
-"""``squeeze`` of a dynamic dimension whose example size is 1: PyTorch removes the axis there, a model for any size keeps it."""
+"""``squeeze`` of a dynamic dimension: PyTorch removes the axis where its size is 1, a model for any size keeps it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 
+from onnxplug.capture.implication import Ranges, implied
 from onnxplug.capture.locations import source_location
+from onnxplug.capture.size_guards import Condition, line_of
 
 _SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
 
 
 class KeptAxis(NamedTuple):
-    """An axis that a squeeze keeps in the captured graph, and removes in PyTorch where its size is 1.
+    """An axis that a squeeze keeps in the captured graph, and removes in PyTorch if its size is 1.
 
     Attributes:
         symbols: torch's symbols of the size.
@@ -26,29 +29,55 @@ class KeptAxis(NamedTuple):
     place: str | None
 
 
-def kept_axes(program: torch.export.ExportedProgram, asked: set[Any]) -> Iterator[KeptAxis]:
+def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Iterator[KeptAxis]:
     """The axes that squeezes of a program keep though the example's size is 1.
 
     Args:
         program: The captured program.
-        asked: torch's symbols of the sizes that were asked to be dynamic.
+        dynamic: torch's symbols of the sizes that should be dynamic.
     """
+    for node, axis, size in _dynamic_axes(program):
+        symbols = frozenset(size.node.expr.free_symbols & dynamic)
+        if size.node.hint == 1 and symbols:
+            yield KeptAxis(symbols, axis, source_location(node))
+
+
+def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges) -> Iterator[Condition]:
+    """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program; their example sizes are not 1.
+
+    Args:
+        program: The captured program.
+        ranges: Symbol to its smallest and largest size.
+    """
+    for node, _, size in _dynamic_axes(program):
+        condition = sympy.Ne(size.node.expr, 1)
+        if size.node.hint != 1 and not implied(condition, ranges):
+            yield Condition(condition, source_location(node), fixed=False)
+
+
+def squeezed_text(condition: Condition, names: Mapping[str, str]) -> str:
+    """The warning of such a condition."""
+    where = f" at {condition.place}{line_of(condition.place)}" if condition.place else ""
+    return (
+        f"the exported model is right only where {condition.text(names)}: PyTorch's squeeze{where} removes an axis of size 1, and "
+        "a model's number of axes can't depend on a size. Name the axes to squeeze, or declare the range "
+        "(torch.export.Dim(name, min=2))."
+    )
+
+
+def _dynamic_axes(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Node, int, torch.SymInt]]:
+    """The squeezes of a program, each with an axis of dynamic size that it removes if the size is 1, and the size."""
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
-        if getattr(getattr(node.target, "_schema", None), "name", None) not in _SQUEEZES:
-            continue
-        source = node.args[0].meta.get("val")
-        for axis in _squeezed_axes(node, source):
-            size = source.shape[axis]
-            if not isinstance(size, torch.SymInt) or size.node.hint != 1:
-                continue
-            symbols = frozenset(size.node.expr.free_symbols & asked)
-            if symbols:
-                yield KeptAxis(symbols, axis, source_location(node))
+        if getattr(getattr(node.target, "_schema", None), "name", None) in _SQUEEZES:
+            source = node.args[0].meta.get("val")
+            for axis in _squeezed_axes(node, source):
+                if isinstance(source.shape[axis], torch.SymInt):
+                    yield node, axis, source.shape[axis]
 
 
 def _squeezed_axes(node: torch.fx.Node, source: Any) -> list[int]:
-    """The axes that a squeeze is asked to take away where their size is 1."""
+    """The axes that a squeeze should remove where their size is 1."""
     if not isinstance(source, torch.Tensor):
         return []
     wanted: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")

@@ -1,7 +1,7 @@
-"""What a model and its code keep between calls: noted before a capture and put back after each one.
+"""State of a model and its code between calls: recorded before a capture and restored after each attempt.
 
-While torch.export traces, the model's own code runs on tensors of the trace. What it keeps of them, such as a table that is made at
-the first call, would be found by the next call of the model, and by the next attempt to capture it.
+While torch.export traces, the model's own code runs on tensors of the trace. If it keeps any, such as a table made at the first
+call, the next call of the model and the next attempt to capture it would find them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from onnxplug.capture.locations import raised_at
-from onnxplug.capture.marks import goes_on, mark_of, path_to
+from onnxplug.capture.marks import advances, mark_of, path_to
 from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
@@ -36,7 +36,7 @@ from onnxplug.warn import warn
 _ABSENT: Any = object()
 #: Packages whose objects are left alone: other threads may use them.
 _OTHERS = SKIPPED - {"collections", "weakref", "types"}
-#: Bytes of a NumPy array of which a copy is kept; a larger one can't be written to while the model is captured.
+#: The largest NumPy array, in bytes, that is copied; larger arrays are read-only while the model is captured.
 _LARGE = 1 << 26
 _PLAIN = frozenset(
     (
@@ -58,13 +58,13 @@ _PLAIN = frozenset(
 
 
 class _Kept(NamedTuple):
-    """Something that can change, as it was.
+    """The recorded content of a mutable object.
 
     Attributes:
         owner: The group that it belongs to; ``None`` is the model itself.
         item: The object.
-        before: What it held.
-        kind: How to look at it, and how to put it back.
+        before: Its content before the capture.
+        kind: Reads and restores its content.
     """
 
     owner: str | None
@@ -74,12 +74,12 @@ class _Kept(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A kind of object that holds others.
+    """A kind of object that holds other objects.
 
     Attributes:
-        read: What it holds now.
-        write: Puts back what it held, given the object and that.
-        values: The objects in what was read.
+        read: Returns its content.
+        write: Restores a content, given the object and the content.
+        values: The objects in a content.
     """
 
     read: Callable[[Any], Any]
@@ -87,12 +87,12 @@ class _Kind(NamedTuple):
     values: Callable[[Any], Iterable[Any]] = tuple
 
 
-#: What every empty dict holds: one object for the many dicts of hooks.
+#: The content of every empty dict: a single object for the many dicts of hooks.
 _NOTHING: dict[Any, Any] = {}
 
 
 def _base(item: dict[Any, Any]) -> Any:
-    """The class whose methods are called: those of a class of a user's may do anything."""
+    """The builtin base class whose methods are called: methods of a user's class may do anything."""
     return OrderedDict if isinstance(item, OrderedDict) else dict
 
 
@@ -102,7 +102,7 @@ def _read_dict(item: dict[Any, Any]) -> dict[Any, Any]:
 
 def _write_dict(item: dict[Any, Any], before: dict[Any, Any]) -> None:
     base = _base(item)
-    if not _are_same(base.keys(item), before):  # the order of keys is a part of it
+    if not _are_same(base.keys(item), before):  # the order of keys counts
         base.clear(item)
     for key, value in before.items():
         if dict.get(item, key, _ABSENT) is not value:
@@ -158,7 +158,7 @@ def _write_class(item: type, before: dict[str, Any]) -> None:
 
 
 def _write_globals(item: dict[str, Any], before: dict[str, Any]) -> None:
-    """As a dict, but what was imported or defined in the meantime stays."""
+    """Like a dict, but names that were imported or defined in the meantime stay."""
     for name, value in dict(item).items():
         if name not in before and not isinstance(value, types.ModuleType | types.FunctionType | type):
             del item[name]
@@ -168,14 +168,14 @@ def _write_globals(item: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _read_slots(item: Any) -> dict[Any, Any]:
-    found = {}
+    values = {}
     for base in type(item).__mro__:
         if "__slots__" in vars(base) and not _is_others(base):
             for slot in vars(base).values():
                 if isinstance(slot, types.MemberDescriptorType):
                     with contextlib.suppress(AttributeError):
-                        found[slot] = slot.__get__(item)
-    return found
+                        values[slot] = slot.__get__(item)
+    return values
 
 
 def _write_slots(item: Any, before: dict[Any, Any]) -> None:
@@ -251,7 +251,7 @@ _SLOTS = _Kind(_read_slots, _write_slots, _values)
 _CONTAINERS = ((dict, _DICT), (list, _LIST), (deque, _DEQUE), (set, _SET), (bytearray, _BYTES), (array, _NUMBERS))
 _BITS = _Kind(lambda item: pickle.dumps(item.bit_generator.state), _write_bits, _nothing)
 _RANDOM_STATE = _Kind(lambda item: pickle.dumps(item.get_state(legacy=False)), _write_random_state, _nothing)
-#: What draws random numbers.
+#: Generators of random numbers.
 _GENERATORS: tuple[tuple[type, _Kind], ...] = (
     (torch.Generator, _Kind(_read_generator, _write_generator, _nothing)),
     (random.Random, _Kind(random.Random.getstate, random.Random.setstate, _nothing)),
@@ -262,21 +262,19 @@ _GENERATORS: tuple[tuple[type, _Kind], ...] = (
 _HOOKS = [
     x for name, x in vars(torch.nn.modules.module).items() if name.startswith("_global_") and type(x) is OrderedDict
 ]
-#: The ones that torch's, Python's and NumPy's functions draw from.
+#: The generators that torch's, Python's and NumPy's functions use.
 _SHARED = (torch.default_generator, *(getattr(f, "__self__", None) for f in (random.getstate, np.random.get_state)))
 _EMPTY = frozenset((dict, OrderedDict, list, set))
 
 
 class State:
-    """What a model and the code that it reaches keep, as it is when this is made.
+    """The state of a model and the code that it reaches, at the time of construction.
 
-    What is reached through modules, objects of users' classes, dicts, lists, tuples, sets and deques from the model is put back
-    whatever has become of it, and so are tensors there that are neither parameters nor buffers, torch's default dtype and choice of
-    algorithms, and the states of torch's, Python's and NumPy's random numbers. What functions and classes
-    keep (globals, closures, class attributes, and what these lead to) is put back
-    in those Python modules in which something of a trace was left;
-    a counter or a log there goes on, unless the capture fails. Threads' and
-    torch's own objects are left alone.
+    Always restored are: objects that are reached from the model through modules, objects of users' classes, dicts, lists, tuples,
+    sets and deques; tensors there that are neither parameters nor buffers; torch's default dtype and choice of algorithms; and the
+    states of torch's, Python's and NumPy's random numbers. State of functions and classes (globals, closures, class attributes, and
+    objects reached from them) is restored in the Python modules in which a trace left an object; a counter or a log there goes on,
+    unless the capture fails. Objects of threads and of torch are left alone.
 
     Time and memory are linear in the number of objects: 6 ms for a decoder of 48 layers.
     """
@@ -288,11 +286,11 @@ class State:
         self._caches: list[tuple[Any, int]] = []
         self._counts: list[tuple[itertools.count[Any], str]] = []
         self._large: list[np.ndarray[Any, Any]] = []
-        # torch.export computes with fake tensors in the place of these, and with every other tensor itself.
+        # torch.export replaces these by fake tensors, and computes with every other tensor itself.
         self._registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._model = model
         self._marks: list[tuple[Any, Any]] = []
-        self._said: set[int] = set()
+        self._reported: set[int] = set()
         self._keep(None, torch, _SETTINGS)
         self._keep(None, os.environ, _ENVIRON)
         self._walk([model, *_SHARED], None)
@@ -319,7 +317,7 @@ class State:
                 self._note_class(type(kind))
 
     def _note_namespace(self, namespace: dict[str, Any], names: Set[str]) -> str:
-        """Notes a Python module's globals, and what is reached through some of them; returns the module's name."""
+        """Records a Python module's globals, and objects reached through some of them; returns the module's name."""
         owner = str(namespace.get("__name__"))
         if id(namespace) not in self._seen:
             self._seen[id(namespace)] = namespace
@@ -332,7 +330,7 @@ class State:
         return owner
 
     def _keep(self, owner: str | None, item: Any, kind: _Kind) -> Iterable[Any]:
-        """Notes what an object holds, and returns the objects in it."""
+        """Records an object's content, and returns the objects in it."""
         before = kind.read(item)
         self._kept.append(_Kept(owner, item, before, kind))
         return kind.values(before)
@@ -344,18 +342,18 @@ class State:
             item = pending.pop()
             if type(item) in plain or id(item) in seen or isinstance(item, type):
                 continue
-            seen[id(item)] = item  # kept alive: an id may be given again
+            seen[id(item)] = item  # kept alive: an id may be used again
             if type(item) is OrderedDict and not item:
                 self._kept.append(_Kept(owner, item, _NOTHING, _DICT))
             else:
                 pending += self._meet(item, owner)
 
     def _meet(self, item: Any, owner: str | None) -> Iterable[Any]:
-        """Notes what an object holds; returns the objects in it."""
+        """Records an object's content; returns the objects in it."""
         for base, kind in _CONTAINERS:
             if isinstance(item, base):
-                found = self._keep(owner, item, kind)
-                return found if type(item) is base else [*found, *self._meet_object(item, owner)]
+                contents = self._keep(owner, item, kind)
+                return contents if type(item) is base else [*contents, *self._meet_object(item, owner)]
         for generator, kind in _GENERATORS:
             if isinstance(item, generator) and not isinstance(item, random.SystemRandom):
                 return [*self._keep(owner, item, kind), *(self._meet_object(item, owner) if _has_state(item) else ())]
@@ -371,7 +369,7 @@ class State:
                 self._marks.append((item, mark_of(item)))
         if type(item) is itertools.count and owner is None:
             self._counts.append((item, repr(item)))
-        elif owner is None and goes_on(item) and not _has_state(item):
+        elif owner is None and advances(item) and not _has_state(item):
             self._marks.append((item, mark_of(item)))
         if isinstance(item, functools._lru_cache_wrapper):
             self._caches.append((item, item.cache_info().misses))
@@ -384,20 +382,20 @@ class State:
         return item.layout is torch.strided and not item.is_quantized
 
     def _meet_object(self, item: Any, owner: str | None) -> Iterable[Any]:
-        found: list[Any] = []
+        contents: list[Any] = []
         attributes = attributes_of(item)
         if attributes is not None:
             self._dicts.append((item, attributes))
-            found.append(attributes)
+            contents.append(attributes)
         if any("__slots__" in vars(base) for base in type(item).__mro__):
-            found += self._keep(owner, item, _SLOTS)
-        return found
+            contents += self._keep(owner, item, _SLOTS)
+        return contents
 
     def restore(self, *, wholly: bool = False) -> None:
-        """Puts everything back; what did not change is not touched.
+        """Restores everything; objects that did not change are not touched.
 
         Args:
-            wholly: Also what functions and classes keep in Python modules without a trace, as after a capture that failed: it may
+            wholly: Also the state of functions and classes in Python modules without a trace, as after a failed capture: it may
                 have ended between two changes that belong together.
         """
         for item, attributes in self._dicts:
@@ -412,45 +410,45 @@ class State:
         for kept, _ in changed:
             if wholly or kept.owner is None or kept.owner in left:
                 kept.kind.write(kept.item, kept.before)
-        self._say(self._rewind())
+        self._report(self._rewind())
         for cache, misses in self._caches:
             if cache.cache_info().misses != misses and (wholly or _has_trace(_results_of(cache))):
                 cache.cache_clear()
 
     def _rewind(self) -> set[int]:
-        """Puts new counts in the place of the model's that went on: one that has counted can't be set back; returns their ids."""
+        """Replaces the model's counts that advanced by new counts: a count can't be set back; returns the ids of the old ones."""
         begun = {id(count): _count(text) for count, text in self._counts if repr(count) != text}
-        found: set[int] = set()
+        replaced: set[int] = set()
         for owner, item, before, kind in self._kept if any(begun.values()) else ():
             if owner is not None or not isinstance(before, dict | list | set):
                 continue
-            replaced = {id(value) for value in kind.values(before) if begun.get(id(value))}
-            if replaced:
+            counts = {id(value) for value in kind.values(before) if begun.get(id(value))}
+            if counts:
                 items = before.items() if isinstance(before, dict) else enumerate(before)
                 after = {key: begun.get(id(value)) or value for key, value in items}
                 kind.write(item, after if isinstance(before, dict) else type(before)(after.values()))
-                found |= replaced
-        return found
+                replaced |= counts
+        return replaced
 
-    def _say(self, rewound: set[int]) -> None:
-        """Warns, once, of what the model holds that has gone on for good."""
-        gone = [item for item, mark in self._marks if mark_of(item) != mark]
-        gone += [count for count, text in self._counts if repr(count) != text and id(count) not in rewound]
-        for item in gone:
-            if id(item) not in self._said:
-                self._said.add(id(item))
+    def _report(self, rewound: set[int]) -> None:
+        """Warns once of each object that advanced for good."""
+        advanced = [item for item, mark in self._marks if mark_of(item) != mark]
+        advanced += [count for count, text in self._counts if repr(count) != text and id(count) not in rewound]
+        for item in advanced:
+            if id(item) not in self._reported:
+                self._reported.add(id(item))
                 path = path_to(self._model, item)
                 warn(
-                    f"the model's code has gone on in {path} while the model was captured, which can't be put back: the "
-                    " model's next call starts from there. Keep what it needs in a buffer, a list or a number."
+                    f"the model's code advanced {path} during the capture, which can't be put back: the model's next call starts "
+                    "from there. Keep the state in a buffer, a list or a number."
                 )
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """While it holds, the arrays of which no copy is kept can't be written to.
+        """While it holds, the arrays without a copy can't be written to.
 
         Raises:
-            CaptureError: The model's code does.
+            CaptureError: The model's code writes to one.
         """
         for large in self._large:
             large.flags.writeable = False
@@ -470,15 +468,15 @@ class State:
 
 
 def _results_of(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """What a cache of a function holds: its keys and results."""
-    held = gc.get_referents(cache)
-    function = next((n for n, item in reversed(list(enumerate(held))) if item is cache.__wrapped__), 0)
-    results = held[function - 1] if function else None  # its own dict, which must not be written
-    return [*held[: function - 1], *results.values()] if type(results) is dict else []
+    """The content of a function's cache: its keys and results."""
+    referents = gc.get_referents(cache)
+    function = next((n for n, item in reversed(list(enumerate(referents))) if item is cache.__wrapped__), 0)
+    results = referents[function - 1] if function else None  # its own dict, which must not be written
+    return [*referents[: function - 1], *results.values()] if type(results) is dict else []
 
 
 def _count(text: str) -> itertools.count[Any] | None:
-    """The count that is written so; ``None`` where it counts by something else than plain numbers."""
+    """The count with this printed form; ``None`` where it counts by anything but plain numbers."""
     try:
         numbers = ast.literal_eval(f"({text[len('count(') : -1]},)")
     except (ValueError, SyntaxError):
@@ -488,7 +486,7 @@ def _count(text: str) -> itertools.count[Any] | None:
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Puts back afterwards what a model and its code keep."""
+    """Restores the state of a model and its code afterwards."""
     state = State(model, Mentions(model))
     try:
         yield
@@ -505,14 +503,14 @@ def _is_others_name(module: str) -> bool:
 
 
 def _has_state(item: Any) -> bool:
-    """Whether an object's attributes may be looked at and put back."""
+    """Whether an object's attributes may be read and restored."""
     if isinstance(item, torch.nn.Module | threading.local):
         return True
     return not (isinstance(item, torch.Tensor | type | types.ModuleType) or _is_others(type(item)))
 
 
 def _parts(item: Any) -> Iterable[Any]:
-    """The objects in one that can't change itself."""
+    """The objects in an immutable object."""
     if isinstance(item, tuple | frozenset):
         return item
     if isinstance(item, functools.partial):
@@ -552,7 +550,7 @@ def _new(now: Iterable[Any], before: Iterable[Any]) -> list[Any]:
 
 
 def _has_trace(items: Iterable[Any]) -> bool:
-    """Whether a trace's tensor or number is among objects, or in what they hold."""
+    """Whether a trace's tensor or number is among objects, or in their contents."""
     pending, seen = list(items), set[int]()
     while pending:
         item = pending.pop()

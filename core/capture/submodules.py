@@ -1,4 +1,4 @@
-"""Which submodule can't be captured: by the error's traceback, or by capturing submodules with the inputs that they get."""
+"""Finds the submodule that can't be captured: by the error's traceback, or by capturing submodules with their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT = 40
 
 
 class Call(NamedTuple):
-    """What a submodule was called with first.
+    """The first call of a submodule.
 
     Attributes:
         module: The submodule.
@@ -28,7 +28,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     def key(self) -> Any:
-        """Equal for submodules of one class, one printed form and inputs of the same types and sizes."""
+        """Equal for submodules of the same class, the same printed form and inputs of the same types and sizes."""
         leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
         described = tuple(
             (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
@@ -37,13 +37,13 @@ class Call(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A submodule that was captured by itself.
+    """The outcome of capturing a submodule by itself.
 
     Attributes:
         path: Its name in the model (``"encoder.layers.0"``), empty for the model itself.
         class_name: Its class.
         error: Why it can't be captured; ``None`` where it can.
-        like: The path of an equal submodule with equal inputs, whose capture stood for this one's.
+        like: The path of an equal submodule with equal inputs, whose capture was used instead.
         is_cause: Whether it fails and no submodule within it does.
     """
 
@@ -60,20 +60,20 @@ def path_of(model: torch.nn.Module, submodule: torch.nn.Module) -> str | None:
 
 
 def module_of_error(model: torch.nn.Module, error: BaseException) -> torch.nn.Module | None:
-    """The innermost submodule in whose code an error was raised; ``None`` where the traceback names none of the model's."""
+    """The innermost submodule in whose code an error was raised; ``None`` where the traceback has none of the model's."""
     # torch's tracer calls stand-ins of modules, which share their attributes.
     own = {id(vars(module)): module for module in model.modules()}
     current: BaseException | None = error
     while current is not None:
-        found = None
+        innermost = None
         step = current.__traceback__
         while step is not None:
             candidate = step.tb_frame.f_locals.get("self")
             if isinstance(candidate, torch.nn.Module):
-                found = own.get(id(vars(candidate)), found)
+                innermost = own.get(id(vars(candidate)), innermost)
             step = step.tb_next
-        if found is not None:
-            return found
+        if innermost is not None:
+            return innermost
         current = current.__cause__ or current.__context__
     return None
 
@@ -81,7 +81,7 @@ def module_of_error(model: torch.nn.Module, error: BaseException) -> torch.nn.Mo
 def first_calls(
     model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], submodules: Mapping[str, torch.nn.Module]
 ) -> dict[str, Call]:
-    """Runs a model eagerly and returns what submodules were called with first. Its buffers stay as they were.
+    """Runs a model eagerly and returns the first calls of submodules. Its buffers stay as they were.
 
     Args:
         model: The model.
@@ -91,13 +91,13 @@ def first_calls(
     Raises:
         Exception: Whatever the model raises.
     """
-    found: dict[str, Call] = {}
+    calls: dict[str, Call] = {}
 
     def recorder(path: str) -> Callable[..., None]:
         def record(module: torch.nn.Module, inputs: Any, keywords: Any) -> None:
-            if path not in found:
+            if path not in calls:
                 positional, named = copied((tuple(inputs), dict(keywords)))
-                found[path] = Call(module, positional, named)
+                calls[path] = Call(module, positional, named)
 
         return record
 
@@ -106,7 +106,7 @@ def first_calls(
             handle = module.register_forward_pre_hook(recorder(path), with_kwargs=True)
             stack.callback(handle.remove)
         run_eagerly(model, *copied((tuple(args), dict(kwargs))))
-    return found
+    return calls
 
 
 def capture_pieces(
@@ -116,7 +116,7 @@ def capture_pieces(
     fails: Callable[[Call], Exception | None],
     limit: int = LIMIT,
 ) -> list[Piece]:
-    """Captures the submodules of a model that can't be captured, and those within the ones that fail.
+    """Captures the submodules of a model that can't be captured, and in turn the submodules of those that fail.
 
     Args:
         model: The model.
@@ -125,7 +125,7 @@ def capture_pieces(
         limit: How many submodules are captured at most.
 
     Returns:
-        The submodules in the order in which they were looked at, without the model itself.
+        The submodules in the order of their captures, without the model itself.
 
     Raises:
         Exception: The model does not run on its inputs.
@@ -143,11 +143,11 @@ class _Search:
         self._known: dict[Any, tuple[str, Exception | None]] = {}
 
     def within(self, model: torch.nn.Module, path: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
-        """Looks at the submodules of a module; tells whether one of them can't be captured."""
-        found = False
+        """Captures the submodules of a module; returns whether any of them can't be captured."""
+        has_failed = False
         for name, call in first_calls(model, args, kwargs, dict(_children(model))).items():
-            found = self._look(f"{path}.{name}" if path else name, call) or found
-        return found
+            has_failed = self._look(f"{path}.{name}" if path else name, call) or has_failed
+        return has_failed
 
     def _look(self, path: str, call: Call) -> bool:
         key = call.key()
@@ -170,7 +170,7 @@ class _Search:
 
 
 def _children(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
-    """The submodules that a module can call: its children, and of lists and dicts of modules what they hold."""
+    """The submodules that a module can call: its children, and the members of lists and dicts of modules."""
     for name, child in module.named_children():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _children(child, f"{prefix}{name}.")

@@ -1,9 +1,9 @@
 """Transforms of functions within a model: ``torch.func``, ``torch.vmap`` and ``torch.autograd.grad``.
 
 torch.export records the operators of a model before autograd and functorch see them, so that a gradient is out of its reach,
-and of ``torch.vmap`` there are only calls that open and close it (:mod:`onnxplug.interpret.last_resort` dissolves those). A
-model with other transforms is captured in two steps: what its ``forward`` computes below autograd and functorch is traced
-first, and torch.export records that.
+and ``torch.vmap`` is only a pair of calls that open and close it (:mod:`onnxplug.interpret.last_resort` dissolves them). A
+model with other transforms is captured in two steps: the operators of its ``forward`` below autograd and functorch are traced
+first, and torch.export records these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def names_transforms(mentions: Mentions) -> bool:
 
 @contextlib.contextmanager
 def transforms_closed() -> Iterator[None]:
-    """Closes the transforms that a trace which failed has left open: they would apply to whatever the process does next."""
+    """Closes the transforms that a failed trace has left open: they would apply to later code of the process."""
     depth = transforms_depth()
     try:
         yield
@@ -52,17 +52,17 @@ def transforms_closed() -> Iterator[None]:
 
 
 def is_lost(tensor: Any) -> bool:
-    """Whether a constant of an exported program is a tensor of the trace alone, without values."""
+    """Whether a constant of an exported program is only a tensor of the trace, without values."""
     return is_fake(tensor) or (isinstance(tensor, torch.Tensor) and is_transformed(tensor))
 
 
 def check_constants(program: torch.export.ExportedProgram) -> None:
-    """Checks that no constant that a result needs is a tensor of the trace alone, as a trace within a transform leaves them.
+    """Checks that no constant that a result needs is only a tensor of the trace, as traces within transforms leave them.
 
     Raises:
-        CaptureError: There is one.
+        CaptureError: There is such a constant.
     """
-    buffers = program.graph_signature.non_persistent_buffers  # fake ones are weights without numbers
+    buffers = program.graph_signature.non_persistent_buffers  # fake constants are weights without numbers
     lost = {name for name, tensor in program.constants.items() if name not in buffers and is_lost(tensor)}
     if not lost:
         return
@@ -84,7 +84,7 @@ def check_constants(program: torch.export.ExportedProgram) -> None:
 
 @contextlib.contextmanager
 def traced_below(module: torch.nn.Module) -> Iterator[None]:
-    """Has torch.export record what a module's ``forward`` computes below autograd and functorch.
+    """Makes torch.export record the operators of a module's ``forward`` below autograd and functorch.
 
     Composite operators come out decomposed.
     """
@@ -99,7 +99,7 @@ def traced_below(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _run_traced(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-    """Calls a module on fake tensors: its graph is made first, without the modes under which it is called, and run under them."""
+    """Calls a module on fake tensors: its graph is traced first, outside of the caller's modes, and then run within them."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     state = {
@@ -113,10 +113,10 @@ def _run_traced(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 
     def call(*values: Any) -> list[Any]:
         nonlocal structure
-        given = list(flat)
+        leaves_of_call = list(flat)
         for place, value in zip(places, values, strict=True):
-            given[place] = value
-        results = torch.func.functional_call(module, *pytree.tree_unflatten(given, spec))
+            leaves_of_call[place] = value
+        results = torch.func.functional_call(module, *pytree.tree_unflatten(leaves_of_call, spec))
         leaves, structure = pytree.tree_flatten(results)
         return leaves
 

@@ -1,4 +1,4 @@
-"""Models whose weights have no numbers: they are captured as if their weights were where the inputs are."""
+"""Models whose weights have no numbers: they are captured as if their weights were on the inputs' device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxplug.torch_private import FakeTensor, FakeTensorMode, pytree, unset_fak
 
 
 def with_numbers(inputs: Any) -> Any:
-    """Inputs of a call, zeros on the CPU instead of those on the device ``meta`` and of fake ones whose sizes are known."""
+    """Inputs of a call, with zeros on the CPU instead of tensors on the device ``meta`` and fake tensors of known sizes."""
 
     def real(leaf: torch.Tensor) -> torch.Tensor:
         if not is_fake(leaf) or not all(isinstance(size, int) for size in leaf.shape):
@@ -27,13 +27,9 @@ def with_numbers(inputs: Any) -> Any:
 
 @contextlib.contextmanager
 def weights_beside(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
-    """Gives a module fake weights on the device of its inputs, instead of those on the device ``meta``, while it holds.
+    """While it holds, a module has fake weights on the device of its inputs instead of weights on the device ``meta``.
 
     The model's code makes tensors on the device of the inputs, and computes with these and with the weights.
-
-    Args:
-        module: The model.
-        inputs: Its example inputs.
     """
     places = [
         (table, name, tensor)
@@ -57,7 +53,7 @@ def weights_beside(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exchanged(module: torch.nn.Module, stand_ins: dict[int, torch.Tensor]) -> Iterator[None]:
-    """Exchanges the tensors of a module, by the ids of those that it has."""
+    """Replaces the tensors of a module, by their ids."""
     before: list[tuple[dict[str, Any], str, Any]] = []
     flat: list[tuple[Any, list[Any]]] = []
     for part in module.modules():
@@ -67,7 +63,7 @@ def _exchanged(module: torch.nn.Module, stand_ins: dict[int, torch.Tensor]) -> I
                 if id(tensor) in stand_ins:
                     before.append((table, name, tensor))
                     table[name] = stand_ins[id(tensor)]
-        if isinstance(part, torch.nn.RNNBase):  # which reads its weights from a list of its own
+        if isinstance(part, torch.nn.RNNBase):  # it reads its weights from a list of its own
             flat.append((part, part._flat_weights))
             part._flat_weights = [stand_ins.get(id(weight), weight) for weight in part._flat_weights]
     try:
@@ -88,7 +84,7 @@ def _stand_in(tensor: torch.Tensor, mode: Any, device: Any) -> torch.Tensor:
 
 
 def tensors_without_numbers(module: torch.nn.Module) -> Sequence[str]:
-    """Names of tensors on the device ``meta`` that modules have as plain attributes, which no weights can be given to."""
+    """Names of tensors on the device ``meta`` that modules have as plain attributes, where no weights can be loaded."""
     return [
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()

@@ -1,4 +1,4 @@
-"""Nodes' names, and what nodes and values say of where they come from."""
+"""Nodes' names, and the metadata of nodes and values about their origins."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxplug.build.module_calls import KEY
 from onnxplug.build.names import Names
-from onnxplug.build.provenance import ALL_KEYS, CLASS, FULL_ALONE, NOWHERE, Provenance
+from onnxplug.build.provenance import ALL_KEYS, CLASS, FULL_ALONE, MODULE_CALL, NOWHERE, Provenance
 from onnxplug.build.scope import graphs_of, nodes_of
 
-#: What is said of a value, by the value.
+#: Value to its metadata.
 ValueMetadata = Mapping[ir.Value, Mapping[str, str]]
 
 
@@ -26,14 +25,14 @@ def describe(
 
     Args:
         model: The model, complete; it is changed.
-        provenance_of: Where its nodes come from, those of its functions too.
-        full: Everything; ``False`` what a model is shipped with; ``None`` nothing but names.
+        provenance_of: The origins of its nodes, including the nodes of its functions.
+        full: Everything; ``False`` the metadata that a model is shipped with; ``None`` only names.
         values: The metadata of values.
     """
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         _describe(graph, provenance_of, full, Names())
-    for value, said in (values or {}).items():
-        value.metadata_props.update(said)
+    for value, metadata in (values or {}).items():
+        value.metadata_props.update(metadata)
 
 
 def _describe(graph: ir.Graph, provenance_of: Mapping[ir.Node, Provenance], full: bool | None, names: Names) -> None:
@@ -43,15 +42,15 @@ def _describe(graph: ir.Graph, provenance_of: Mapping[ir.Node, Provenance], full
         place = provenance.place
         node.name = names.unique(provenance.words or (f"{place}/{op_type}" if place else op_type))
         if full is not None:
-            node.metadata_props.update(provenance.said(full))
+            node.metadata_props.update(provenance.metadata(full))
         if provenance.call is not None:
-            node.metadata_props[KEY] = provenance.call
+            node.metadata_props[MODULE_CALL] = provenance.call
         for inner in graphs_of(node):
             _describe(inner, provenance_of, full, names)
 
 
 def forget(model: ir.Model, *, full: bool | None) -> None:
-    """Takes back what nodes and functions that were described in full say beyond what is asked for.
+    """Removes metadata beyond the requested level from nodes and functions that were described in full.
 
     Args:
         model: The model; it is changed.

@@ -6,15 +6,15 @@ import onnx_ir as ir
 
 from onnxplug.build.scope import nodes_of
 
-#: Operators that compute a size of other sizes.
+#: Operators that compute a size from other sizes.
 _ARITHMETIC = frozenset("Add Sub Mul Div Mod Min Max Neg Abs Floor Ceil Cast Gather Slice Squeeze Unsqueeze".split())
 
 
 def keep_empty(graph: ir.Graph, opset: int) -> None:
     """Marks reshapes that state every size: without the mark, a 0 among them is the input's size at that place.
 
-    Only those to sizes that are read off other tensors or computed of such sizes, or constants other than 0 and -1. This
-    comes after the rewrites, which know shapes without the mark.
+    Only reshapes to sizes that are read off other tensors or computed from such sizes, or constants other than 0 and -1. This
+    comes after the rewrites, which match reshapes without the mark.
 
     Args:
         graph: The graph; it is changed.
@@ -49,11 +49,11 @@ def _states_every_size(shape: ir.Value | None, sizes: dict[int, bool]) -> bool:
 
 
 def _is_size(value: ir.Value, sizes: dict[int, bool]) -> bool | None:
-    """Whether a size of a tensor is among the numbers that a value is computed of; ``None`` where other data are.
+    """Whether a value is computed from a size of a tensor; ``None`` where it is computed from other data.
 
     Args:
         value: The value.
-        sizes: The answer for the results of nodes before, by their identity.
+        sizes: The answers for results of earlier nodes, by identity.
     """
     return False if value.const_value is not None else sizes.get(id(value))
 

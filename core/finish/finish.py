@@ -32,8 +32,8 @@ def finish(
         g: The builder of the graph.
         graph: The graph; its initializers are registered here.
         tensors: The tensors of the values that the model's weights are stored in.
-        metadata: What the graph says of itself. Tools that update a dictionary by a model's own metadata (ONNX Runtime's
-            QNN preprocessing) fail on any.
+        metadata: The graph's metadata. The model itself gets none: tools that update a dictionary by it (ONNX Runtime's QNN
+            preprocessing) fail on any.
     """
     keep_empty(graph, g.opset)
     used = _register_initializers(graph, {**tensors, **g.weights.derived_tensors()}, g.names)
@@ -56,7 +56,7 @@ def ir_version(opset: int) -> int:
 
 
 def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], names: Names) -> set[tuple[str, str]]:
-    """Stores the state and the constants that nodes read; returns the operators, those of graphs within included."""
+    """Stores the state and the constants that nodes read; returns the operators, also of subgraphs."""
     seen: set[int] = set()
     used: set[tuple[str, str]] = set()
     for node in graph:
@@ -83,21 +83,21 @@ def _register_initializers(graph: ir.Graph, tensors: Mapping[ir.Value, Any], nam
 
 
 def _called(known: Iterable[ir.Function], used: set[tuple[str, str]]) -> list[ir.Function]:
-    """The functions that the graph calls, and those that they call in turn."""
+    """The functions that the graph calls, and in turn the functions that they call."""
     by_name = {(f.domain, f.name): f for f in known}
-    found: dict[tuple[str, str], ir.Function] = {}
+    called: dict[tuple[str, str], ir.Function] = {}
     pending = [name for name in by_name if name in used]
     while pending:
         name = pending.pop()
-        if name in found:
+        if name in called:
             continue
-        found[name] = by_name[name]
+        called[name] = by_name[name]
         pending.extend(n for node in nodes_of(by_name[name]) if (n := (node.domain, node.op_type)) in by_name)
-    return [f for name, f in by_name.items() if name in found]
+    return [f for name, f in by_name.items() if name in called]
 
 
 def _prune_imports(graph: ir.Graph, used: set[tuple[str, str]], functions: Sequence[ir.Function]) -> None:
-    """Imports only what the model uses; ai.onnx always."""
+    """Imports only the domains that the model uses; ai.onnx always."""
     domains = {domain for domain, _ in used} | {""}
     for function in functions:
         domains |= {node.domain for node in nodes_of(function)}

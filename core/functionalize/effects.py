@@ -1,4 +1,4 @@
-"""What an operator does to memory: which arguments it writes, and whether its results may alias them."""
+"""Operators' effects on memory: the arguments that they write, and whether their results may alias arguments."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _MAY_ALIAS = frozenset(
     ).split()
 )
 
-#: Those of them that copy where the dtype changes.
+#: Operators among them that copy where the dtype changes.
 _CASTS = frozenset("to type_as float double half bfloat16 int long bool".split())
 
-#: Those that return the tensor itself where there is nothing to do.
+#: Operators among them that return the tensor itself where there is nothing to do.
 _ITSELF = _CASTS | {"contiguous", "positive", "resolve_conj", "resolve_neg"}
 
 
 class Effects(NamedTuple):
-    """What a target does to memory.
+    """The effects of a target on memory.
 
     Attributes:
         written: Positions and names of the arguments that it writes.
         aliases: Whether a result may share memory with an argument.
         functional: The overload that computes the same without writing; ``None`` where there is none.
-        appends: Whether that overload returns the operator's own results before the new values of what it writes; else it
-            returns the new values alone, as the operator itself returns the tensors that it writes.
+        appends: Whether that overload returns the operator's own results before the new values of the written tensors; else
+            it returns the new values alone, as the operator itself returns the written tensors.
     """
 
     written: tuple[tuple[int, str], ...]
@@ -45,19 +45,19 @@ class Effects(NamedTuple):
     appends: bool = False
 
 
-#: By identity, as the hash of an operator of torch is computed in Python. Each keeps its target alive: no id is given twice.
+#: By identity, as the hash of a torch operator is computed in Python. Each keeps its target alive: no id is used again.
 _known: dict[int, tuple[Any, Effects]] = {}
 
 
 def effects_of(target: Any) -> Effects:
     """The effects of an FX target, read off its schema."""
-    found = _known.get(id(target))
-    if found is None:
-        found = _known[id(target)] = (target, _worked_out(target))
-    return found[1]
+    cached = _known.get(id(target))
+    if cached is None:
+        cached = _known[id(target)] = (target, _compute_effects(target))
+    return cached[1]
 
 
-def _worked_out(target: Any) -> Effects:
+def _compute_effects(target: Any) -> Effects:
     if not isinstance(target, OpOverload):
         return Effects((), True, None)
     schema = target._schema
@@ -100,8 +100,8 @@ def _functional_overload(target: OpOverload, written: set[str]) -> OpOverload | 
             continue
         theirs = [(a.name if i else "", str(a.type)) for i, a in enumerate(overload._schema.arguments)]
         if theirs == ours and len(overload._schema.returns) == len(written):
-            found: OpOverload = overload
-            return found
+            functional: OpOverload = overload
+            return functional
     return None
 
 
@@ -117,8 +117,8 @@ def _named_functional(target: OpOverload) -> OpOverload | None:
 
 
 def targets_of(graph: torch.fx.Graph) -> list[Any]:
-    """What the nodes of a graph call, each once."""
-    # By identity: the hash of an operator of torch is computed in Python.
+    """The targets of a graph's nodes, each once."""
+    # By identity: the hash of a torch operator is computed in Python.
     return list({id(node.target): node.target for node in graph.nodes if node.op == "call_function"}.values())
 
 
@@ -127,16 +127,16 @@ def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
 
     Args:
         graph: The graph.
-        targets: What its nodes call, where that is known.
+        targets: The targets of its nodes, where they are known.
     """
-    found = targets_of(graph) if targets is None else targets
-    if any(effects_of(target).written for target in found):
+    called = targets_of(graph) if targets is None else targets
+    if any(effects_of(target).written for target in called):
         return True
-    return any(id(target) in _HIDDEN for target in found) and any(map(hides_writes, graph.nodes))
+    return any(id(target) in _HIDDEN for target in called) and any(map(hides_writes, graph.nodes))
 
 
-#: Operators, by identity, that write running statistics although their schema doesn't say so, each with the argument that asks
-#: for it. The statistics are the arguments at 3 and 4.
+#: Operators, by identity, that write running statistics although their schema doesn't say so, each with the argument that turns
+#: it on. The statistics are the arguments at 3 and 4.
 _HIDDEN: dict[int, str] = {
     id(torch.ops.aten.batch_norm.default): "training",
     id(torch.ops.aten.native_batch_norm.default): "training",
@@ -146,21 +146,21 @@ _HIDDEN: dict[int, str] = {
 
 def hides_writes(node: torch.fx.Node) -> bool:
     """Whether a node writes running statistics although its schema doesn't say so."""
-    asked = _HIDDEN.get(id(node.target)) if node.op == "call_function" else None
+    flag = _HIDDEN.get(id(node.target)) if node.op == "call_function" else None
     return (
-        asked is not None
-        and bool(argument_of(node, 5, asked))
+        flag is not None
+        and bool(argument_of(node, 5, flag))
         and isinstance(argument_of(node, 3, "running_mean"), torch.fx.Node)
     )
 
 
 def argument_of(node: torch.fx.Node, position: int, name: str) -> Any:
-    """An argument of a node, given by its position or by its name; ``None`` where it isn't given."""
+    """An argument of a node by its position or its name; ``None`` where it is absent."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name)
 
 
 def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensors that a node writes, in the schema's order; those of a list one by one."""
+    """The tensors that a node writes, in the schema's order; lists one by one."""
     places: tuple[tuple[int, str], ...] = ((3, "running_mean"), (4, "running_var"))
     if not hides_writes(node):
         places = effects_of(node.target).written if node.op == "call_function" else ()
@@ -175,7 +175,7 @@ def _items(argument: Any) -> Sequence[Any]:
 def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
     """Composite operators of a graph whose result may be a view although their schema doesn't say so.
 
-    torch's functionalization takes them for copies unless it is told to decompose them.
+    torch's functionalization treats them as copies unless it decomposes them.
     """
     return [
         target
@@ -190,14 +190,14 @@ def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
 def aliased_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The tensors that a node's results may share memory with."""
     schema = getattr(node.target, "_schema", None)
-    found = node.all_input_nodes
+    arguments = node.all_input_nodes
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
-        found = []
+        arguments = []
         for i, formal in enumerate(schema.arguments):
             if formal.alias_info is not None:
-                given = argument_of(node, i, formal.name)
-                found += [leaf for leaf in _items(given) if isinstance(leaf, torch.fx.Node)]
-    return [a for a in found if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
+                value = argument_of(node, i, formal.name)
+                arguments += [leaf for leaf in _items(value) if isinstance(leaf, torch.fx.Node)]
+    return [a for a in arguments if isinstance(a.meta.get("val"), torch.Tensor | list | tuple) and not _copies(node, a)]
 
 
 def _copies(node: torch.fx.Node, base: torch.fx.Node) -> bool:
@@ -208,12 +208,12 @@ def _copies(node: torch.fx.Node, base: torch.fx.Node) -> bool:
     if schema is None or schema.name.partition("::")[2] not in _CASTS:
         return False
     if base is not node.args[0]:
-        return True  # what type_as takes the type of
+        return True  # type_as takes only the type of its second argument
     return getattr(node.meta.get("val"), "dtype", None) != getattr(base.meta.get("val"), "dtype", None)
 
 
 def returns_itself(node: torch.fx.Node) -> bool:
-    """Whether a node's operator, where it does not copy, returns the very tensor that it is given, and no view of it."""
+    """Whether a node's operator, where it does not copy, returns its argument itself, and no view of it."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.name.partition("::")[2] in _ITSELF
 
@@ -224,7 +224,7 @@ def owns_results(node: torch.fx.Node) -> bool:
 
 
 def branches_own_results(node: torch.fx.Node) -> bool:
-    """Whether a node is a call of ``torch.cond`` neither of whose branches returns an input, or what may be a view of one."""
+    """Whether a node is a call of ``torch.cond`` neither of whose branches returns an input, or a possible view of an input."""
     if getattr(node.target, "__name__", "") != "cond":
         return False
     owner = node.graph.owning_module

@@ -1,4 +1,4 @@
-"""Operators that write their arguments, each replaced by what computes the new values without writing."""
+"""Functional forms of operators that write their arguments: they compute the new values without writing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Functionalize = Callable[[torch.fx.Graph], Any]
 
 
 class Form(NamedTuple):
-    """What a call that writes its arguments became.
+    """The functional form of a call that writes its arguments.
 
     Attributes:
         values: The new value of each tensor that it writes, in the order of
             :func:`~onnxplug.functionalize.effects.written_arguments`.
-        result: What the call's own results became; ``None`` where they are the tensors that it writes, or nothing.
+        result: The call's own results; ``None`` where they are the tensors that it writes, or where it has none.
     """
 
     values: list[torch.fx.Node]
@@ -40,7 +40,7 @@ def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, funct
     Args:
         copy: The graph to append to.
         node: The call, in the old graph.
-        read: What a node of the old graph is in the new one.
+        read: A node of the old graph to its node in the new graph.
         functionalize: Makes the trace of a composite operator functional.
     """
     if node.target is aten.batch_norm.default or node.target is aten.native_batch_norm.default:
@@ -66,7 +66,7 @@ def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, funct
 
 
 def is_expanded(node: torch.fx.Node) -> bool:
-    """Whether a call that writes is replaced by several operators, each of which sees what those before it wrote."""
+    """Whether a call that writes is replaced by several operators, each of which sees the writes of the operators before it."""
     target: Any = node.target
     return target.namespace == "aten" and (
         effects_of(target).functional is None or hides_writes(node) or _is_of_lists(target)
@@ -79,16 +79,16 @@ def _is_of_lists(target: Any) -> bool:
 
 
 def _item_by_item(target: Any) -> Callable[..., None]:
-    """What computes ``_foreach_add_`` and its like by the methods of tensors."""
+    """A function that computes ``_foreach_add_`` and its like by the methods of tensors."""
     name = target._schema.name.removeprefix("aten::_foreach_")
 
     def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
         for i, tensor in enumerate(tensors):
-            given = [a[i] if isinstance(a, list | tuple) else a for a in args]
+            items = [a[i] if isinstance(a, list | tuple) else a for a in args]
             named = {key: a[i] if isinstance(a, list | tuple) else a for key, a in kwargs.items()}
-            if name in ("addcmul_", "addcdiv_") and len(given) > 2:
-                named["value"] = given.pop()
-            getattr(tensor, name)(*given, **named)
+            if name in ("addcmul_", "addcdiv_") and len(items) > 2:
+                named["value"] = items.pop()
+            getattr(tensor, name)(*items, **named)
 
     return kernel
 
@@ -99,12 +99,12 @@ def _written_formals(target: Any) -> list[Any]:
 
 
 def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> torch.fx.Node:
-    """Appends the functional form of an in-place operator that writes one tensor, with a cast where that form promotes.
+    """Appends the functional form of an in-place operator that writes one tensor, with a cast where the functional form promotes.
 
     Args:
         copy: The graph to append to.
         node: The in-place operator, in the old graph.
-        read: What a node of the old graph is in the new one.
+        read: A node of the old graph to its node in the new graph.
     """
     functional = effects_of(node.target).functional
     assert functional is not None
@@ -116,14 +116,14 @@ def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> to
     wanted = before[0].meta.get("val") if before else None
     promoted = _promoted_result(functional, args, kwargs)
     if isinstance(wanted, torch.Tensor) and promoted is not None and promoted.dtype != wanted.dtype:
-        # The functional form promotes; the in-place one writes back in the dtype of what it writes to.
+        # The functional form promotes; the in-place operator writes back in the dtype of the written tensor.
         value.meta["val"] = promoted
         value = _cast(copy, value, wanted.dtype, node.meta["val"])
     return value
 
 
 def _own_defaults(node: torch.fx.Node, functional: Any) -> dict[str, Any]:
-    """Arguments that the in-place form has by default and the functional one must be given, such as ``p`` of bernoulli_."""
+    """Arguments with a default in the in-place form and without one in the functional form, such as ``p`` of bernoulli_."""
     required = {a.name for a in functional._schema.arguments if not a.has_default_value()}
     left = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
     return {a.name: a.default_value for a in left if a.has_default_value() and a.name in required}
@@ -138,8 +138,8 @@ def _cast(copy: torch.fx.Graph, value: torch.fx.Node, dtype: torch.dtype, val: A
 
 def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     """The fake result of a functional call whose arguments differ in dtype; ``None`` when they don't."""
-    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
-    tensors = [a.meta["val"] for a in found if isinstance(a.meta.get("val"), torch.Tensor)]
+    nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
+    tensors = [a.meta["val"] for a in nodes if isinstance(a.meta.get("val"), torch.Tensor)]
     if len({t.dtype for t in tensors}) < 2:
         return None
     result = fake_result(target, args, kwargs)
@@ -147,7 +147,7 @@ def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None
 
 
 def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
-    """What torch says that a call returns.
+    """torch's fake result of a call.
 
     Args:
         target: The operator.
@@ -156,8 +156,8 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         CaptureError: torch rejects the call.
     """
-    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
-    modes = [a.meta["val"].fake_mode for a in found if isinstance(a.meta.get("val"), FakeTensor)]
+    nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
+    modes = [a.meta["val"].fake_mode for a in nodes if isinstance(a.meta.get("val"), FakeTensor)]
     fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     try:
         with modes[0] if modes else torch.no_grad(), torch.no_grad():
@@ -189,7 +189,7 @@ def _replaced(
     if out:
         returned = node.meta["val"]
         wanted = returned if isinstance(returned, list | tuple) else [returned]
-        # Sizes that depend on data have the names that the program gives them.
+        # Sizes that depend on data keep their names in the program.
         vals = [w if r.dtype == w.dtype else r for r, w in zip(result if several else [result], wanted, strict=True)]
         result = tuple(vals) if several else vals[0]
     else:
@@ -257,10 +257,10 @@ def _wrapped(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> Form | No
     names = {name for _, name in effects_of(target).written}
     count = 0
     for position, formal in enumerate(target._schema.arguments):
-        given = position < len(node.args) or formal.name in node.kwargs
+        is_passed = position < len(node.args) or formal.name in node.kwargs
         value = argument_of(node, position, formal.name)
         if formal.name not in names:
-            if given:
+            if is_passed:
                 keywords[formal.name] = torch.fx.map_arg(value, read)
             elif formal.has_default_value():
                 keywords[formal.name] = formal.default_value

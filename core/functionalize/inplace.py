@@ -1,14 +1,14 @@
 """In-place operators made functional in one linear pass over the graph.
 
 Storages that are written are followed through their aliases: a write to a view reaches the base by the view's inverse
-(``select_scatter`` for ``select``), and a view that is read after a write is taken again of what the base holds by then.
+(``select_scatter`` for ``select``), and a view that is read after a write is taken again, of the base's new value.
 
 An example, ``y = x + 1; y[0].mul_(2); return y.sum(1)``::
 
     add = aten.add(x, 1)                                  a new storage, of which add is the base
     select = aten.select(add, 0, 0)                       an alias of it
     mul = aten.mul(select, 2)                             was aten.mul_(select, 2)
-    select_scatter = aten.select_scatter(add, mul, 0, 0)  what the storage holds after the write
+    select_scatter = aten.select_scatter(add, mul, 0, 0)  the content of the storage after the write
     sum = aten.sum(select_scatter, [1])                   was aten.sum(add, [1])
 """
 
@@ -41,16 +41,16 @@ from onnxplug.torch_private import OpOverload
 
 aten = torch.ops.aten
 
-#: What makes a tensor another size, in place.
+#: The operator that resizes a tensor in place.
 _RESIZES = frozenset([aten.resize.default, aten.resize_as.default])
 
 
 def _keep_elements(value: torch.fx.Node, node: torch.fx.Node, is_again: bool) -> None:
-    """Gives a resize the elements that an earlier one left out: it changes how much of its memory a tensor takes, not the memory.
+    """Gives a resize the elements that an earlier resize left out: resizing changes a tensor's extent in memory, not the memory.
 
     Args:
         value: The functional call, changed in place.
-        node: The call that it stands for.
+        node: The original call.
         is_again: Whether the memory was resized before.
 
     Raises:
@@ -82,10 +82,10 @@ class Functionalized(NamedTuple):
 
     Attributes:
         graph: The functional copy.
-        nodes: Nodes of the old graph to those of the copy.
-        mutated: Placeholders of the old graph that were written, to the nodes of the copy that they end with.
-        conditions: What sizes must fulfil for the copy to be right, each with the node of the old graph that is a view for some
-            sizes and a copy for others.
+        nodes: Nodes of the old graph to nodes of the copy.
+        mutated: Placeholders of the old graph that were written, to the nodes of the copy with their final values.
+        conditions: The conditions on sizes under which the copy is right, each with the node of the old graph that is a view
+            for some sizes and a copy for others.
     """
 
     graph: torch.fx.Graph
@@ -99,11 +99,11 @@ def make_functional(graph: torch.fx.Graph, ranges: Ranges | None = None) -> Func
 
     Args:
         graph: The graph.
-        ranges: The sizes that the model may have; any where there are none.
+        ranges: The sizes that the model may have; a size without a range may be any.
 
     Returns:
-        The copy; ``None`` where the pass can't tell what a write changes: an operator without functional form writes, or
-        something is written or read later of which it isn't known whether it is a view.
+        The copy; ``None`` where the pass can't tell which tensors a write changes: an operator without functional form writes,
+        or a tensor that may or may not be a view is written, or read after a write.
     """
     return _Pass(graph, ranges or {}).run()
 
@@ -123,12 +123,12 @@ class _Pass:
         self.copy = torch.fx.Graph(owning_module=graph.owning_module)
         self.nodes: dict[torch.fx.Node, torch.fx.Node] = {}
         self.tensors: dict[torch.fx.Node, TensorState] = {}
-        #: Nodes that may alias these storages, it isn't known how.
+        #: Nodes that may alias storages in an unknown way, with these storages.
         self.unknown: dict[torch.fx.Node, tuple[Storage, ...]] = {}
         self.items: dict[tuple[torch.fx.Node, Any], torch.fx.Node] = {}
         self.written: dict[Storage, None] = {}
         self.last_use: dict[torch.fx.Node, int] = {}
-        #: Tensors that were given the memory of another one.
+        #: Tensors that took the memory of another tensor.
         self.replaced: set[TensorState] = set()
 
     def run(self) -> Functionalized | None:
@@ -156,12 +156,12 @@ class _Pass:
         return Functionalized(self.copy, self.nodes, mutated, self.conditions)
 
     def read(self, node: torch.fx.Node) -> torch.fx.Node:
-        """What a node of the old graph holds now."""
+        """The node of the copy with a node's present value."""
         tensor = self.tensors.get(node)
         return self.nodes[node] if tensor is None else self._value(tensor.alias)
 
     def _value(self, alias: Alias) -> torch.fx.Node:
-        """The node that holds an alias now: views are taken again of a storage that was written since."""
+        """The node with an alias's present value: views are taken again of a storage that was written since."""
         stale = []
         upper = alias
         while upper.version != upper.storage.version:
@@ -178,15 +178,15 @@ class _Pass:
         return alias.value
 
     def _tensor(self, node: torch.fx.Node) -> TensorState:
-        """The tensor that a node is; a storage of its own unless it is known to be a view."""
-        found = self.tensors.get(node)
-        if found is None:
+        """The tensor of a node; it has a storage of its own unless it is known to be a view."""
+        state = self.tensors.get(node)
+        if state is None:
             storage = Storage(node, self.last_use.get(node, -1))
-            found = self.tensors[node] = TensorState(Alias(storage, self.nodes[node], node.meta))
-        return found
+            state = self.tensors[node] = TensorState(Alias(storage, self.nodes[node], node.meta))
+        return state
 
     def _bind(self, node: torch.fx.Node, tensor: TensorState) -> None:
-        """Records which tensor a node is."""
+        """Records the tensor of a node."""
         self.tensors[node] = tensor
         storage = tensor.alias.storage
         storage.last_read = max(storage.last_read, self.last_use.get(node, -1))
@@ -194,7 +194,7 @@ class _Pass:
     # -- nodes that alias ----------------------------------------------------------------------------------------------
 
     def _record_alias(self, node: torch.fx.Node, index: int) -> None:
-        """Records which storage a node's results alias."""
+        """Records the storage that a node's results alias."""
         base = node.args[0] if node.args else None
         if is_inactive_dropout(node) and isinstance(base, torch.fx.Node) and base not in self.unknown:
             self._bind(node, self._tensor(base))
@@ -232,7 +232,7 @@ class _Pass:
         self._bind(node, TensorState(Alias(viewed.storage, self.nodes[node], node.meta, viewed, view)))
 
     def _record_strided(self, node: torch.fx.Node, base: torch.fx.Node, index: int) -> None:
-        """Records that a node sees the memory of a tensor: that of the whole storage, which must lie in it without gaps."""
+        """Records that a node views the memory of a tensor's whole storage, which must have no gaps."""
         viewed = whole = self._tensor(base).alias
         while whole.base is not None:
             whole = whole.base
@@ -268,36 +268,36 @@ class _Pass:
         return Alias(base.storage, value, value.meta, base, view)
 
     def _record_possible(self, node: torch.fx.Node, index: int, bases: list[torch.fx.Node]) -> None:
-        """Records what is known of a node that may be a view of ``bases``, or a copy."""
+        """Records a node that may be a view of ``bases``, or a copy."""
         if self.families.last_write(node) > index and bases:
             if not any(self._is_read_after(base, index) for base in bases):
                 self.own.add(node)
                 return
-            found = sharing(node, bases[0], self.ranges) if len(bases) == 1 and bases[0] not in self.unknown else None
-            if found is not None:
-                self.conditions += [(condition, node) for condition in found.conditions]
-                if found.kind == COPY:
+            layout = sharing(node, bases[0], self.ranges) if len(bases) == 1 and bases[0] not in self.unknown else None
+            if layout is not None:
+                self.conditions += [(condition, node) for condition in layout.conditions]
+                if layout.kind == COPY:
                     self.own.add(node)
-                elif found.kind == SAME and returns_itself(node):
+                elif layout.kind == SAME and returns_itself(node):
                     self._bind(node, self._tensor(bases[0]))
                 else:
-                    self._record_view(node, bases[0], _view_of(node, found))
+                    self._record_view(node, bases[0], _view_of(node, layout))
                 return
         self._record_unknown(node, bases)
 
     def _storages(self, node: torch.fx.Node) -> tuple[Storage, ...]:
         """The storages that a node aliases, or may."""
-        found = self.unknown.get(node)
-        return (self._tensor(node).alias.storage,) if found is None else found
+        storages = self.unknown.get(node)
+        return (self._tensor(node).alias.storage,) if storages is None else storages
 
     def _is_read_after(self, base: torch.fx.Node, index: int) -> bool:
-        """Whether what may share a tensor's memory is read after a node, by the caller of the graph too."""
+        """Whether a node that may share a tensor's memory is read after a node, or by the caller of the graph."""
         return any(
             storage.last_read > index or storage.source.op != "call_function" for storage in self._storages(base)
         )
 
     def _record_unknown(self, node: torch.fx.Node, bases: list[torch.fx.Node]) -> None:
-        """Records that a node may alias what ``bases`` alias."""
+        """Records that a node may alias the storages of ``bases``."""
         storages = dict.fromkeys(storage for base in bases for storage in self._storages(base))
         self.unknown[node] = tuple(storages)
         last_use = self.last_use.get(node, -1)
@@ -309,7 +309,7 @@ class _Pass:
     # -- writes --------------------------------------------------------------------------------------------------------
 
     def _write(self, node: torch.fx.Node, index: int) -> bool:
-        """Makes one in-place operator functional; whether that can be done."""
+        """Makes an in-place operator functional; returns whether it can."""
         if node.target is aten.set_.source_Tensor:
             return self._replace(node)
         written = written_arguments(node)
@@ -343,7 +343,7 @@ class _Pass:
         )
 
     def _fits(self, alias: Alias, new: torch.fx.Node) -> bool:
-        """Whether a tensor can take a new value; an ``out=`` of another size is resized where nothing else aliases it."""
+        """Whether a tensor can take a new value; an ``out=`` of another size is resized where it has no other alias."""
         before, after = (meta.get("val") for meta in (alias.meta, new.meta))
         if before is None or after is None or list(map(str, before.shape)) == list(map(str, after.shape)):
             return True
@@ -354,7 +354,7 @@ class _Pass:
         return True
 
     def _replace(self, node: torch.fx.Node) -> bool:
-        """Gives a tensor the memory of another one (``x.set_(y)``); whether that can be done.
+        """Gives a tensor the memory of another tensor (``x.set_(y)``); returns whether it can.
 
         Views of the tensor that were taken before keep its old memory.
         """
@@ -369,7 +369,7 @@ class _Pass:
             tensor.alias.storage.shared = True
             tensor.alias.storage.last_read = never
         else:
-            # It may be a copy or a view: neither it nor what it may be a view of can be written from here on.
+            # It may be a copy or a view: neither it nor its possible bases can be written from here on.
             tensor.alias = Alias(Storage(source, never), self.nodes[source], source.meta)
             for storage in (tensor.alias.storage, *unknown):
                 storage.shared = True
@@ -380,11 +380,11 @@ class _Pass:
         return True
 
     def _change_view(self, node: torch.fx.Node, tensor: TensorState) -> bool:
-        """Makes an operator functional that changes how a tensor views its storage (``t_``), not what the storage holds."""
+        """Makes an operator functional that changes a tensor's view of its storage (``t_``), not the storage's content."""
         alias = tensor.alias
         functional = effects_of(node.target).functional
         if functional in _RESIZES and not alias.storage.shared and alias.storage.source.op != "placeholder":
-            # Nothing else aliases the storage: another tensor takes its place.
+            # The storage has no other alias: another tensor replaces it.
             value = self.nodes[node] = functional_call(self.copy, node, self.read)
             _keep_elements(value, node, alias.storage.resized)
             alias.storage.resized = True
@@ -440,25 +440,25 @@ class _Pass:
         if alias.view.target is operator.getitem:
             if base.view is None or base.base is None or base.view.kwargs:
                 return None
-            given = torch.fx.map_arg(base.view.args, self.read)
-            return invert_item(self.copy, self._value(base.base), new, base.view.target, given, args[0], base.value)
+            arguments = torch.fx.map_arg(base.view.args, self.read)
+            return invert_item(self.copy, self._value(base.base), new, base.view.target, arguments, args[0], base.value)
         if alias.view.inverse is None:
             return None
         return alias.view.inverse(self.copy, self._value(base), new, args, base.meta["val"])
 
 
-def _view_of(node: torch.fx.Node, found: Sharing) -> View:
-    """A view operator that gives what a node, which may be a copy elsewhere, gives as a view."""
-    if found.kind == SAME:
+def _view_of(node: torch.fx.Node, layout: Sharing) -> View:
+    """The view operator for a node that is a view here and may be a copy at other sizes."""
+    if layout.kind == SAME:
         return View(aten.alias.default, (), {}, no_change)
-    if found.kind == PERMUTED:
-        return View(aten.permute.default, (list(found.order),), {}, VIEWS[aten.permute.default])
+    if layout.kind == PERMUTED:
+        return View(aten.permute.default, (list(layout.order),), {}, VIEWS[aten.permute.default])
     args, kwargs = arguments_after_first(node)
     return View(node.target, args, kwargs, reshaped)
 
 
 def arguments_after_first(node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a view operator after its first one, positional as far as its schema allows, and its keywords."""
+    """The arguments of a view operator after its first, positional as far as its schema allows, and its keywords."""
     args, kwargs = list(node.args), dict(node.kwargs)
     schema = getattr(node.target, "_schema", None)
     for formal in schema.arguments[len(args) :] if schema is not None and kwargs else ():
@@ -469,7 +469,7 @@ def arguments_after_first(node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[st
 
 
 def _are_apart(tensors: Sequence[TensorState]) -> bool:
-    """Whether tensors that one call writes are known to have no element in common."""
+    """Whether the tensors that a call writes are known to have no element in common."""
     for i, first in enumerate(tensors):
         for second in tensors[:i]:
             if first.alias.storage is second.alias.storage and _may_overlap(first.alias, second.alias):

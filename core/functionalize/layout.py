@@ -1,7 +1,7 @@
-"""Whether an operator such as ``reshape`` gave a view or a copy: a matter of strides, decided by their expressions.
+"""Whether an operator such as ``reshape`` gave a view or a copy: decided by the expressions of sizes and strides.
 
 An example, ``y.t().contiguous()`` of a ``y`` with the sizes ``[s0, 4]`` and the strides ``[4, 1]``: the operand has the sizes
-``[4, s0]`` and the strides ``[1, 4]``, a contiguous one ``[s0, 1]``. They differ at every size but where ``s0`` is 1, so the
+``[4, s0]`` and the strides ``[1, 4]``, a contiguous tensor ``[s0, 1]``. They differ at every size but where ``s0`` is 1, so the
 result is a copy; if one of the two tensors is written while the other is still read, the warning says "right only where rows !=
 1".
 """
@@ -25,8 +25,8 @@ PERMUTED = "permuted"
 
 #: Operators that return a view wherever strides allow it.
 _RESHAPES = frozenset("reshape flatten".split())
-#: Composite operators that return a view or a copy by what dtypes, ranks and attributes say, whatever the sizes are.
-_SETTLED = frozenset(
+#: Composite operators whose dtypes, ranks and attributes decide between a view and a copy, whatever the sizes are.
+_BY_ATTRIBUTES = frozenset(
     "to type_as float double half bfloat16 int long bool positive resolve_conj resolve_neg real atleast_1d atleast_2d atleast_3d "
     "dropout feature_dropout alpha_dropout feature_alpha_dropout linalg_diagonal conj_physical einsum".split()
 )
@@ -40,7 +40,7 @@ class Sharing(NamedTuple):
         kind: ``COPY``: in memory of its own; ``SAME``: it is the argument, element for element; ``RESHAPED``: the same elements
             in the same order, of another shape; ``PERMUTED``: with its axes in another order.
         order: The order of the axes.
-        conditions: What sizes must fulfil for that; sympy's expressions of torch's symbols.
+        conditions: The conditions on sizes for that; sympy expressions of torch's symbols.
     """
 
     kind: str
@@ -57,8 +57,8 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
         ranges: The sizes that the model may have.
 
     Returns:
-        The layout; ``None`` where it isn't known. What the ranges do not settle is taken to be the general case, in which sizes
-        are not 1 and strides are not equal by chance, with the condition for that.
+        The layout; ``None`` where it isn't known. Where the ranges do not decide, the general case is assumed, in which sizes are
+        not 1 and strides are not equal by chance, with the condition for that.
     """
     target: Any = node.target
     result: Any = node.meta.get("val")
@@ -74,20 +74,20 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
     elif name == "ravel" and is_first:  # contiguous().view(-1)
         kind = Sharing(RESHAPED) if sizes.are_contiguous(whole, None) else Sharing(COPY)
     elif name == "contiguous":
-        asked: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
-        kind = Sharing(SAME) if sizes.are_contiguous(whole, asked) else Sharing(COPY)
-    elif any(r.alias_info is not None for r in target._schema.returns) or _is_settled(node, name):
-        found = _within(result, whole, is_first, sizes) if is_alias_of(result, whole) else Sharing(COPY)
-        if found is None:
+        memory_format: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("memory_format")
+        kind = Sharing(SAME) if sizes.are_contiguous(whole, memory_format) else Sharing(COPY)
+    elif any(r.alias_info is not None for r in target._schema.returns) or _is_same_for_all_sizes(node, name):
+        within = _within(result, whole, is_first, sizes) if is_alias_of(result, whole) else Sharing(COPY)
+        if within is None:
             return None
-        kind = found
+        kind = within
     else:
         return None
     return kind._replace(conditions=tuple(sizes.conditions))
 
 
 def source_of(node: torch.fx.Node) -> torch.fx.Node:
-    """The node in whose memory a node's tensor lies: what it is a view of, through all views between; itself for no view."""
+    """The node in whose memory a node's tensor lies: the base through all views between; the node itself if it is no view."""
     while (base := _viewed(node)) is not None:
         node = base
     return node
@@ -108,8 +108,8 @@ def _viewed(node: torch.fx.Node) -> torch.fx.Node | None:
         return None
     if any(r.alias_info is not None for r in call.target._schema.returns) or call is not node:
         return base
-    found = sharing(node, base, {})
-    return base if found is not None and found.kind != COPY and not found.conditions else None
+    layout = sharing(node, base, {})
+    return base if layout is not None and layout.kind != COPY and not layout.conditions else None
 
 
 def filled_order(tensor: torch.Tensor) -> list[int] | None:
@@ -128,13 +128,15 @@ def _is_plain(val: Any) -> bool:
     return isinstance(val, torch.Tensor) and val.layout is torch.strided and not val.is_conj() and not val.is_neg()
 
 
-def _is_settled(node: torch.fx.Node, name: str) -> bool:
-    """Whether it is no matter of sizes whether an operator gives a view or a copy."""
+def _is_same_for_all_sizes(node: torch.fx.Node, name: str) -> bool:
+    """Whether an operator gives a view, or a copy, at all sizes alike."""
     if not any(isinstance(n, torch.SymInt) for a in (node, *node.all_input_nodes) for n in _numbers(a.meta.get("val"))):
         return True
-    # A memory format asks for strides.
+    # A memory format depends on strides.
     formats = (*node.args, *node.kwargs.values())
-    return name in _SETTLED and not any(isinstance(a, torch.memory_format) and a in _CHANNELS_LAST for a in formats)
+    return name in _BY_ATTRIBUTES and not any(
+        isinstance(a, torch.memory_format) and a in _CHANNELS_LAST for a in formats
+    )
 
 
 def _numbers(val: Any) -> Sequence[Any]:
@@ -149,10 +151,10 @@ def _expr(number: Any) -> Any:
 
 
 class _Assumed(Sizes):
-    """What is known of sizes from their ranges, and what has to be assumed of them.
+    """Facts about sizes from their ranges, and assumptions beyond them.
 
     Attributes:
-        conditions: What was assumed.
+        conditions: The assumptions.
     """
 
     def __init__(self, ranges: Ranges) -> None:
@@ -160,7 +162,7 @@ class _Assumed(Sizes):
         self.conditions: list[Any] = []
 
     def open_factors(self, a: Any, b: Any) -> list[Any]:
-        """What must not be 0 for two numbers to differ, and may be."""
+        """The factors of the difference of two numbers that may be 0: they differ where none is."""
         return [factor for factor in self.difference(a, b) if self.may_be_zero(factor)]
 
     def assume_distinct(self, a: Any, b: Any) -> None:
@@ -198,28 +200,28 @@ class _Assumed(Sizes):
         return True
 
     def _prefix(self, numbers: Sequence[Any], product: Any) -> int | None:
-        """How many of the first numbers have a product."""
-        found = _expr(1)
+        """How many of the first numbers multiply to a product."""
+        partial = _expr(1)
         for taken in range(len(numbers) + 1):
-            if self.are_equal(found, product):
+            if self.are_equal(partial, product):
                 return taken
-            found = found * numbers[taken] if taken < len(numbers) else found
+            partial = partial * numbers[taken] if taken < len(numbers) else partial
         return None
 
     def _is_all(self, numbers: Sequence[Any], product: Any, axes: Sequence[Any]) -> bool:
-        """Whether what is left of the new axes is the last piece; that no part of them makes up a piece is assumed else."""
+        """Whether the remaining new axes make up the last piece; otherwise it is assumed that no part of them makes up a piece."""
         if not axes:
             return True
-        found = _expr(1)
+        partial = _expr(1)
         for number in (*reversed(numbers), None):
-            if self.is_above(found, product):
+            if self.is_above(partial, product):
                 break
-            self.assume_distinct(found, product)
-            found = found if number is None else found * number
+            self.assume_distinct(partial, product)
+            partial = partial if number is None else partial * number
         return False
 
     def are_contiguous(self, tensor: torch.Tensor, memory_format: torch.memory_format | None) -> bool:
-        """Whether a tensor lies in memory as a format asks for: each axis right beside the next, those of size 1 anyhow."""
+        """Whether a tensor lies in memory in a format: each axis contiguous with the next, axes of size 1 anyhow."""
         one = expected = _expr(1)
         order = _CHANNELS_LAST.get(memory_format, list(reversed(range(tensor.dim()))))
         wrong = []
@@ -230,7 +232,7 @@ class _Assumed(Sizes):
             expected = expected * size
         if not wrong:
             return len(order) == tensor.dim()
-        # One axis is enough: the one of which least is to be assumed.
+        # One axis is enough: the axis with the fewest assumptions.
         size, step, expected = min(
             wrong, key=lambda w: len(self.open_factors(w[0], one)) + len(self.open_factors(w[1], w[2]))
         )
@@ -240,14 +242,14 @@ class _Assumed(Sizes):
 
 
 def _within(view: torch.Tensor, base: torch.Tensor, is_first: bool, sizes: _Assumed) -> Sharing | None:
-    """How a view of all of a tensor lies in it; ``is_first``: the tensor is the first argument of what makes the view."""
+    """How a view of a whole tensor lies in it; ``is_first``: the tensor is the first argument of the view's operator."""
     places = [[(_expr(n), _expr(s)) for n, s in zip(t.shape, t.stride(), strict=True)] for t in (base, view)]
     if _expr(view.storage_offset()) != _expr(base.storage_offset()):
         return None
     if places[0] == places[1]:
         return Sharing(SAME)
     one = _expr(1)
-    proper = [[place for place in found if not sizes.are_equal(place[0], one)] for found in places]
+    proper = [[place for place in axes if not sizes.are_equal(place[0], one)] for axes in places]
     if proper[0] == proper[1] and is_first:
         return Sharing(RESHAPED)
     if sorted(places[0], key=str) == sorted(places[1], key=str):

@@ -10,14 +10,14 @@ import torch
 from onnxplug.functionalize.effects import aliased_arguments, effects_of, hides_writes, written_arguments
 from onnxplug.functionalize.views import Inverse
 
-#: A key of an input's metadata: an example lies in a larger memory, of which the capture got a copy of the example alone.
+#: A key of an input's metadata: the example is a part of a larger memory, but the capture copied only the example.
 #: ``True`` where the example has gaps, ``False`` where it only begins later in the memory.
 PART_OF_MEMORY = "onnxplug.part_of_memory"
 
 
 def part_of_memory(tensors: Iterable[torch.Tensor]) -> bool | None:
     """The value of :data:`PART_OF_MEMORY` for examples; ``None`` where each begins its memory and has no gaps."""
-    found: bool | None = None
+    part: bool | None = None
     for tensor in tensors:
         if tensor.layout is not torch.strided:
             continue
@@ -25,8 +25,8 @@ def part_of_memory(tensors: Iterable[torch.Tensor]) -> bool | None:
         if tensor.numel() and extent != tensor.numel():
             return True
         if tensor.storage_offset():
-            found = False
-    return found
+            part = False
+    return part
 
 
 class Storage:
@@ -35,10 +35,10 @@ class Storage:
     Attributes:
         source: The node that made it.
         version: How often it was written.
-        last_unknown_read: Index of the last node that reads something of which it isn't known whether it aliases the
-            storage; -1 where there is none.
-        shared: Whether something else aliases it, or may.
-        last_read: Index of the last node that reads something that aliases the storage, or may, as far as is known yet.
+        last_unknown_read: Index of the last node that reads a tensor which may alias the storage in an unknown way; -1 where
+            there is none.
+        shared: Whether another tensor aliases it, or may.
+        last_read: Index of the last node that reads an alias or possible alias of the storage, as far as is known yet.
         resized: Whether a resize_ gave it another size.
     """
 
@@ -54,13 +54,13 @@ class Storage:
 
 
 class View(NamedTuple):
-    """The call that makes a view of its base.
+    """A view operator's call, to be repeated on another value of its base.
 
     Attributes:
         target: The operator.
-        args: The arguments after the first one.
+        args: The arguments after the first.
         kwargs: The keywords.
-        inverse: How a write reaches the base; ``None`` where it can't.
+        inverse: Carries a write to the base; ``None`` where none can.
     """
 
     target: Any
@@ -77,7 +77,7 @@ class Alias:
         base: The alias that it is a view of; ``None`` for the whole storage.
         view: The call that makes it of its base.
         meta: Metadata of the node that made it first.
-        value: The node of the new graph that holds it, as the storage was at ``version``.
+        value: The node of the new graph with its value at the storage's ``version``.
     """
 
     __slots__ = ("base", "meta", "storage", "value", "version", "view")
@@ -99,10 +99,10 @@ class Alias:
 
 
 class TensorState:
-    """A tensor object of the program: every in-place operator returns the object that it is given.
+    """A tensor object of the program: every in-place operator returns its argument, the same object.
 
     Attributes:
-        alias: What it sees at present; an operator such as ``t_`` gives it another one.
+        alias: Its present alias; an operator such as ``t_`` gives it another.
     """
 
     __slots__ = ("alias",)
@@ -112,7 +112,7 @@ class TensorState:
 
 
 class Families:
-    """The tensors of a graph, those together that may share memory, with the last write to each family."""
+    """The tensors of a graph in families that may share memory, with the last write to each family."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._parents: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -143,5 +143,5 @@ class Families:
         return node
 
     def last_write(self, node: torch.fx.Node) -> int:
-        """Index of the last node that writes what may share memory with a node's results; -1 where there is none."""
+        """Index of the last node that writes a tensor which may share memory with a node's results; -1 where there is none."""
         return self._last.get(self._root(node), -1)

@@ -28,7 +28,7 @@ def result_names(program: torch.export.ExportedProgram, count: int) -> list[str]
     names = []
     for path, index in paths:
         parts = [_key_text(key) for key in path]
-        # A bare position says nothing: "output_0"; a key does: "logits", "past_key_values_0".
+        # A bare position is no name: "output_0"; a key is: "logits", "past_key_values_0".
         if not parts or all(isinstance(key, pytree.SequenceKey) for key in path):
             parts = ["output", *parts] if count > 1 else ["output"]
         names.append((int(index), "_".join(parts)))
@@ -50,17 +50,17 @@ def assign_names(
     present_names: bool = False,
     places: tuple[Sequence[Place], Sequence[Place]] = ((), ()),
 ) -> None:
-    """Settles every name; where two meet, the one that the user gave stays.
+    """Decides every name; of two equal names, the user's stays.
 
     Args:
         functional: The graph; its slots get their names.
         input_names, output_names: The user's names, in order.
-        present_names: Whether an output that is the new value of an input is called after it: an input that the model writes,
+        present_names: Whether an output that is the new value of an input is named after it: an input that the model writes,
             or a result that has the name of an input.
         places: Where each user input is in the arguments, and each user output in the results; empty where it is not known.
 
     Raises:
-        UsageError: Too many names or too few, or one twice.
+        UsageError: Too many names, too few, or a name twice.
     """
     users = [slot for slot in functional.inputs if slot.kind is InputKind.USER]
     outputs = [slot for slot in functional.outputs if slot.value is not None]
@@ -72,36 +72,36 @@ def assign_names(
         past = pasts.get(output.name) if output.kind is OutputKind.USER else past
         if past is not None:
             output.name = present_name(past.name)
-    if not present_names:  # which names the outputs that follow
+    if not present_names:  # else the outputs that the user left out are named after inputs
         results = [slot for slot in outputs if slot.kind is OutputKind.USER]
         output_names = _of_parts("output_names", output_names, results, places[1])
     _apply("output_names", output_names, outputs)
-    given_inputs = set(input_names or ())
-    given_outputs = set(output_names or ())
-    taken = set(given_inputs | given_outputs)
+    names_of_inputs = set(input_names or ())
+    names_of_outputs = set(output_names or ())
+    taken = set(names_of_inputs | names_of_outputs)
     state_names = {slot.target for slot in functional.inputs}
 
-    def settle(slot: Any, given: set[str]) -> None:
-        if slot.name in given:
-            given.discard(slot.name)
+    def settle(slot: Any, users_names: set[str]) -> None:
+        if slot.name in users_names:
+            users_names.discard(slot.name)
             return
         if slot.name in taken:  # a parameter's name is not for another tensor
             slot.name = _unique(slot.name, taken | state_names)
         taken.add(slot.name)
 
-    for name in sorted(given_inputs & given_outputs):
+    for name in sorted(names_of_inputs & names_of_outputs):
         raise UsageError(f"{name!r} is in input_names and in output_names", hint="A name stands for one value.")
     for slot in users:
-        settle(slot, given_inputs)
+        settle(slot, names_of_inputs)
     for output in outputs:
         if output.kind is OutputKind.USER:
-            settle(output, given_outputs)
+            settle(output, names_of_outputs)
     for slot in functional.inputs:
         if slot.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT):
             settle(slot, set())
     for output in outputs:
         if output.kind is not OutputKind.USER:
-            settle(output, given_outputs)
+            settle(output, names_of_outputs)
 
 
 #: The argument or result that a value is a part of, and its place there.
@@ -119,7 +119,7 @@ def input_places(program: torch.export.ExportedProgram, functional: FunctionalGr
 
 
 def output_places(program: torch.export.ExportedProgram, functional: FunctionalGraph) -> list[Place]:
-    """Where each user output is in the model's result; empty where some of it is no output of the graph."""
+    """Where each user output is in the model's result; empty where a part of the result is no output of the graph."""
     spec = program.call_spec.out_spec
     paths = _places(spec, 0) if spec is not None else []
     results = [slot for slot in functional.outputs if slot.kind is OutputKind.USER]
@@ -129,36 +129,36 @@ def output_places(program: torch.export.ExportedProgram, functional: FunctionalG
 
 
 def _places(spec: pytree.TreeSpec, depth: int) -> list[Place]:
-    """The place of each leaf; the key at the given depth is that of an argument or result."""
+    """The place of each leaf; the key at ``depth`` is that of an argument or result."""
     try:
         paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))[0]
     except Exception:  # a class that was registered without the names of its parts
         return []
-    found: dict[int, Place] = {}
+    by_leaf: dict[int, Place] = {}
     for path, number in paths:
         keys = [_key_text(key) for key in path]
-        found[int(number)] = (tuple(keys[: depth + 1]), keys[depth + 1 :])
-    return [found[number] for number in sorted(found)]
+        by_leaf[int(number)] = (tuple(keys[: depth + 1]), keys[depth + 1 :])
+    return [by_leaf[number] for number in sorted(by_leaf)]
 
 
 def _of_parts(
     argument: str, names: Sequence[str] | None, slots: Sequence[Any], places: Sequence[Place]
 ) -> Sequence[str] | None:
-    """The names of all values, where there are fewer names: one for each argument or result.
+    """The names of all values, where there is only a name for each argument or result.
 
     Raises:
         NameCountError: There are too few names.
     """
     if names is None or isinstance(names, str) or not 0 < len(names) < len(slots) or len(places) != len(slots):
         return names
-    if (found := part_names(names, places)) is not None:
-        return found
+    if (of_parts := part_names(names, places)) is not None:
+        return of_parts
     nested = any(place for _, place in places)
     if argument == "output_names" and not nested:
         return names
-    have = ", ".join(slot.name for slot in slots)
+    slot_names = ", ".join(slot.name for slot in slots)
     raise NameCountError.of(
-        f"{argument} has {len(names)} names for {len(slots)} values ({have})",
+        f"{argument} has {len(names)} names for {len(slots)} values ({slot_names})",
         argument,
         len(slots),
         [slot.name for slot in slots],
@@ -173,8 +173,8 @@ def _apply(argument: str, names: Sequence[str] | None, slots: Sequence[Any]) -> 
     if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):
         raise UsageError(f"{argument} must be a list of names, got {names!r}")
     if len(names) > len(slots):
-        have = ", ".join(slot.name for slot in slots) or "none"
-        text = f"{argument} has {len(names)} names for {len(slots)} values ({have})"
+        slot_names = ", ".join(slot.name for slot in slots) or "none"
+        text = f"{argument} has {len(names)} names for {len(slots)} values ({slot_names})"
         raise NameCountError.of(text, argument, len(slots))
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:

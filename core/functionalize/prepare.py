@@ -47,7 +47,7 @@ def prepare(
         captured: The capture.
         input_names, output_names: The user's names, in order.
         mutations: Whether the new values of inputs and buffers that the model writes are outputs.
-        present_names: Whether an output that is the new value of an input is called after it
+        present_names: Whether an output that is the new value of an input is named after it
             (:func:`onnxplug.capture.signature.present_name`).
 
     Raises:
@@ -59,9 +59,9 @@ def prepare(
     examples = pytree.tree_leaves((captured.args, captured.kwargs))
     part = part_of_memory(leaf for leaf in examples if isinstance(leaf, torch.Tensor))
     if part is not None and captured.strategy != "given":  # torch's own program keeps the strides
-        for given in functional.inputs:
-            if given.kind is InputKind.USER:
-                given.node.meta[PART_OF_MEMORY] = part
+        for user_input in functional.inputs:
+            if user_input.kind is InputKind.USER:
+                user_input.node.meta[PART_OF_MEMORY] = part
     if not mutations:
         for slot in functional.outputs:
             if slot.kind is not OutputKind.USER:
@@ -101,25 +101,25 @@ def _functional(captured: Captured) -> FunctionalGraph:
 
 
 def _ranges(captured: Captured) -> Ranges:
-    """The sizes that the program may have. torch's ranges begin at 2 where the size 1 was not asked about."""
+    """The sizes that the program may have. torch's ranges begin at 2 where the program never compared the size with 1."""
     import sympy
 
-    found = {
+    limits_of = {
         symbol: (int(limits.lower) if limits.lower > 2 else 1, int(limits.upper) if limits.upper.is_Integer else None)
         for symbol, limits in captured.program.range_constraints.items()
     }
     for expr in (condition.expr for condition in captured.conditions):
         if isinstance(expr, sympy.GreaterThan) and expr.lhs.is_Symbol and expr.rhs.is_Integer:
-            low, high = found.get(expr.lhs, (1, None))
-            found[expr.lhs] = max(low, int(expr.rhs)), high
-    return found
+            low, high = limits_of.get(expr.lhs, (1, None))
+            limits_of[expr.lhs] = max(low, int(expr.rhs)), high
+    return limits_of
 
 
 def _note_conditions(captured: Captured, functional: Functionalized) -> None:
     """Records, and warns, that a graph is right only for sizes at which an operator gives a view, or a copy."""
     known = {condition.expr for condition in captured.conditions}
-    for expr, node in sorted(functional.conditions, key=lambda found: len(found[0].atoms())):
-        if known & {expr, *expr.args}:  # of alternatives one is enough
+    for expr, node in sorted(functional.conditions, key=lambda row: len(row[0].atoms())):
+        if known & {expr, *expr.args}:  # any of the alternatives is enough
             continue
         known.add(expr)
         place = source_location(node)
@@ -137,14 +137,14 @@ def _warn_of_shared_inputs(captured: Captured, functional: FunctionalGraph) -> N
     """Warns where the example's inputs share memory and the model writes one of them: the inputs of an ONNX model never do."""
     written = {slot.target for slot in functional.outputs if slot.kind is OutputKind.INPUT_MUTATION}
     leaves = pytree.tree_leaves((captured.args, captured.kwargs)) if written else []
-    given = {
+    tensors = {
         slot.name: leaves[slot.position]
         for slot in functional.inputs
         if slot.position is not None and slot.position < len(leaves) and isinstance(leaves[slot.position], torch.Tensor)
     }
-    for name in given.keys() & written:
-        for other in given.keys() - {name}:
-            if is_alias_of(given[name], given[other]):
+    for name in tensors.keys() & written:
+        for other in tensors.keys() - {name}:
+            if is_alias_of(tensors[name], tensors[other]):
                 warn(
                     f"the model writes its input {name!r}, which shares memory with {other!r} in the example; the exported model "
                     "takes them for separate tensors. Give separate ones, or leave one of the inputs away."
@@ -153,7 +153,7 @@ def _warn_of_shared_inputs(captured: Captured, functional: FunctionalGraph) -> N
 
 
 def _refuse_assigned_data(graph: torch.fx.Graph, targets: Sequence[Any]) -> None:
-    """Refuses ``x.data = y``, of which torch.export records a check and nothing else."""
+    """Refuses ``x.data = y``, for which torch.export records only a check."""
     check = torch.ops.aten._has_compatible_shallow_copy_type.default
     for node in graph.nodes if check in targets else ():
         if node.target is check:
@@ -164,7 +164,7 @@ def _refuse_assigned_data(graph: torch.fx.Graph, targets: Sequence[Any]) -> None
 
 
 def _refuse_replaced_memory(graph: torch.fx.Graph, cause: Exception | None = None) -> None:
-    """Refuses a graph in which a tensor is given other memory (``set_``), which could not be made functional."""
+    """Refuses a graph in which a tensor takes other memory (``set_``), if that could not be made functional."""
     for inner in (graph, *(module.graph for module in subgraphs_of(graph, graph.owning_module))):
         for node in inner.nodes:
             if getattr(node.target, "overloadpacket", None) in (torch.ops.aten.set_, torch.ops.aten.set):
@@ -185,10 +185,10 @@ def _slots(
 
     Args:
         program: The program.
-        graph: Its graph, or what became of it.
-        copies: Nodes of its graph to those of ``graph``.
-        strategy: How ``graph`` was made.
-        mutated: Placeholders of ``graph`` that are written, with the value that they end with.
+        graph: Its graph, or the functional copy.
+        copies: Nodes of its graph to nodes of ``graph``.
+        strategy: The method that made ``graph``.
+        mutated: Placeholders of ``graph`` that are written, with their final values.
     """
     signature = program.graph_signature
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -218,7 +218,7 @@ def _slots(
         kind = OutputKind.INPUT_MUTATION if slot.kind is InputKind.USER else OutputKind.BUFFER_MUTATION
         mutations.append(OutputSlot(new, kind, f"{slot.name}_out", slot.name))
     if mutated:
-        # Outputs of the copy too: what nothing uses isn't converted.
+        # Outputs of the copy too: nodes without a reader aren't converted.
         graph.output_node().args = ((*returned, *mutated.values()),)
     for name, slot_ in zip(result_names(program, len(users)), users, strict=True):
         slot_.name = name

@@ -1,4 +1,4 @@
-"""What the ranges of sizes imply: decided by their expressions and intervals, never tried at some sizes."""
+"""Conclusions from the ranges of sizes: by expressions and intervals, never by trying some sizes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from onnxplug.torch_private import ValueRanges, bound_sympy, int_oo
 
 Ranges = Mapping[Any, tuple[int, int | None]]
-"""Symbol to the smallest and the largest size that a model may have; ``None``: any."""
+"""Symbol to its smallest and its largest size in a model; ``None`` for an open end."""
 
 
 class Sizes:
-    """What is known of sizes from their ranges.
+    """Facts about sizes from their ranges.
 
     Args:
         ranges: The sizes that the model may have.
-        least: The smallest size of what has no range, and of what may be smaller.
+        least: The smallest size to assume without a range, and instead of smaller sizes in a range.
     """
 
     def __init__(self, ranges: Ranges, least: int = 1) -> None:
@@ -24,7 +24,7 @@ class Sizes:
         self.least = least
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:
-        """The smallest and the largest size that a symbol may stand for."""
+        """The smallest and the largest size of a symbol."""
         low, high = self.ranges.get(symbol, (self.least, None))
         return max(low, self.least), high
 
@@ -36,11 +36,11 @@ class Sizes:
         return bound_sympy(expr, known)
 
     def difference(self, a: Any, b: Any) -> list[Any]:
-        """The factors of ``a - b``; the one factor 0 where both are the same at all sizes."""
+        """The factors of ``a - b``; a single factor 0 where both are the same at all sizes."""
         import sympy
 
-        found = sympy.expand(a - b)
-        factors: list[Any] = (found if found.is_number else sympy.factor(found)).as_ordered_factors()
+        distance = sympy.expand(a - b)
+        factors: list[Any] = (distance if distance.is_number else sympy.factor(distance)).as_ordered_factors()
         return factors
 
     def may_be_zero(self, factor: Any) -> bool:
@@ -56,7 +56,7 @@ class Sizes:
         return not any(map(self.may_be_zero, self.difference(a, b)))
 
     def is_above(self, a: Any, b: Any, *, or_equal: bool = False) -> bool:
-        """Whether a number is larger than another one at all sizes."""
+        """Whether a number is larger than another at all sizes."""
         sign = 1
         for factor in self.difference(a, b):
             bounds = self._bounds(factor)

@@ -22,10 +22,10 @@ def subgraph_at(node: torch.fx.Node, owner: torch.nn.Module | None) -> torch.fx.
     """The graph that a ``get_attr`` node names, ``None`` for anything else."""
     if node.op != "get_attr" or owner is None:
         return None
-    found = owner
+    module = owner
     for part in str(node.target).split("."):
-        found = getattr(found, part, None)  # type: ignore[assignment]
-    return found if isinstance(found, torch.fx.GraphModule) else None
+        module = getattr(module, part, None)  # type: ignore[assignment]
+    return module if isinstance(module, torch.fx.GraphModule) else None
 
 
 def subgraphs_of(graph: torch.fx.Graph, owner: torch.nn.Module | None) -> Iterator[torch.fx.GraphModule]:
@@ -69,18 +69,14 @@ def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
 
 
 def inline_regions(graph: torch.fx.Graph, targets: Iterable[Any]) -> tuple[torch.fx.Graph, Copies]:
-    """The graph, and what its nodes became, with every region inlined if one of them writes in place.
+    """The graph with every region inlined if one of them writes in place, and its nodes in the new graph.
 
     A region may write its inputs, which nodes outside of it would not see; once it is inlined they do.
-
-    Args:
-        graph: The graph.
-        targets: What its nodes call.
     """
     owner = graph.owning_module
     regions = []
     if any(getattr(target, "__name__", "") in _REGIONS for target in targets):
-        regions = [found[1] for node in graph.nodes if (found := _region(node, owner)) is not None]
+        regions = [region_call[1] for node in graph.nodes if (region_call := _region(node, owner)) is not None]
     if not any(writes(g.graph) for r in regions for g in (r, *subgraphs_of(r.graph, r))):
         return graph, {node: node for node in graph.nodes}
     copy = torch.fx.Graph(owning_module=owner)
@@ -109,12 +105,12 @@ def _copy(
     for node in graph.nodes:
         if prefix and node.op in ("placeholder", "output"):
             continue
-        found = _region(node, owner)
-        if found is not None:
-            position, region = found
+        region_call = _region(node, owner)
+        if region_call is not None:
+            position, region = region_call
             formals = [n for n in region.graph.nodes if n.op == "placeholder"]
-            given = torch.fx.map_arg(node.args[position + 1 :], copies.__getitem__)
-            inner = dict(zip(formals, given, strict=True))
+            operands = torch.fx.map_arg(node.args[position + 1 :], copies.__getitem__)
+            inner = dict(zip(formals, operands, strict=True))
             target = node.args[position].target
             _copy(region.graph, region, f"{prefix}{target}.", copy, inner)
             returned: Any = region.graph.output_node().args[0]

@@ -13,12 +13,12 @@ aten = torch.ops.aten
 Inverse = Callable[[torch.fx.Graph, torch.fx.Node, torch.fx.Node, Sequence[Any], Any], "torch.fx.Node | None"]
 """``(graph, base, new, args, val)``: the base's value when its view, made with ``args`` after the base, is ``new``.
 
-``base`` is what the base holds before the write, ``val`` the fake tensor that has its shape. ``None``: the view can't be
+``base`` is the base's value before the write, ``val`` the fake tensor with its shape. ``None``: the view can't be
 inverted with these arguments.
 """
 
 
-#: Outside of training these return the very tensor that they are given.
+#: Outside of training these return their argument itself.
 _DROPOUTS = frozenset(
     (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
 )
@@ -66,8 +66,8 @@ def invert_item(
     Args:
         graph, base, new: As for an inverse.
         split: The operator.
-        args: Its arguments after the first one.
-        index: Which item it is.
+        args: Its arguments after the first.
+        index: The item's index.
         items: The list, as it was at some time.
     """
     vals = items.meta["val"]
@@ -105,7 +105,7 @@ def _scattered(target: Any) -> Inverse:
 
 
 def _itself(target: Any) -> Inverse:
-    """For views whose inverse is an operator with the same further arguments, mostly the view's own."""
+    """For views whose inverse is an operator with the same other arguments, mostly the view's own."""
 
     def inverse(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
         return graph.call_function(target, (new, *args))
@@ -165,7 +165,7 @@ def _moved(target: Any) -> Inverse:
 
 
 def _expanded(graph: torch.fx.Graph, base: torch.fx.Node, new: torch.fx.Node, args: Sequence[Any], val: Any) -> Any:
-    """Only where nothing is repeated: a write to one of several repetitions is a write to all of them."""
+    """Only where nothing is repeated: a write to a repetition is a write to all of them."""
     sizes = args[0]
     if not isinstance(sizes, list | tuple):
         return None

@@ -1,4 +1,4 @@
-"""What goes into the graph and comes out of it: values for placeholders, and those that the outputs are."""
+"""Values of the graph's inputs, state and outputs: for the placeholders of the FX graph, and for the results of its output node."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from onnxplug.strings import STRING
 def bind_inputs(
     builder: GraphBuilder, symbols: SymbolNames, slots: Sequence[InputSlot]
 ) -> tuple[dict[torch.fx.Node, Any], list[ir.Value], dict[ir.Value, torch.Tensor]]:
-    """A Value for every placeholder that has one: graph inputs, and state whose equal tensors are stored once.
+    """The Values of placeholders: graph inputs, and state, in which equal tensors are stored once.
 
     Returns:
-        What every placeholder is, the graph inputs in order, and the values of the state with their tensors.
+        The value of every placeholder, the graph inputs in order, and the values of the state with their tensors.
 
     Raises:
         UsageError: The program lacks a tensor of its state.
@@ -65,22 +65,22 @@ def bind_inputs(
             values[slot.node] = builder.const(slot.tensor)
         else:
             key = _tensor_key(slot.tensor)
-            found = stored.get(key)
-            if found is None:
-                found = stored[key] = _state_value(builder, slot)
-                state[found] = _real(slot.tensor)
-            builder.weights.add_readers(found, len(slot.node.users))
-            meta = found.meta
+            weight = stored.get(key)
+            if weight is None:
+                weight = stored[key] = _state_value(builder, slot)
+                state[weight] = _real(slot.tensor)
+            builder.weights.add_readers(weight, len(slot.node.users))
+            meta = weight.meta
             targets = (*meta[META].targets, slot.target) if META in meta else (slot.target,)
             meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape, slot.persistent)
-            values[slot.node] = _maybe_complex(builder, slot, found)
+            values[slot.node] = _maybe_complex(builder, slot, weight)
     return values, inputs, state
 
 
 def bind_outputs(
     builder: GraphBuilder, values: Mapping[torch.fx.Node, Any], slots: Iterable[OutputSlot]
 ) -> list[tuple[str, Any]]:
-    """Name and value (or number) of every graph output; what the model returns as ``None`` is none.
+    """Name and value (or number) of every graph output; a ``None`` among the model's results is no output.
 
     Raises:
         Unsupported: An output is a quantised tensor.
@@ -103,7 +103,7 @@ def bind_outputs(
 
 
 def _maybe_complex(builder: GraphBuilder, slot: InputSlot, value: ir.Value) -> Any:
-    """What the placeholder stands for: the parts of a complex tensor, whose value holds them on its last axis."""
+    """The value of a placeholder; of a complex tensor the two parts, which lie on the last axis of the input or initializer."""
     meta = slot.node.meta.get("val")
     if isinstance(meta, torch.Tensor) and meta.dtype.is_complex:
         with builder.provenance.converting(None, Provenance(slot.name, "input")):
@@ -116,7 +116,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor_key(tensor: torch.Tensor) -> Any:
-    """Equal for tensors that are the same memory seen the same way, conjugate and negated views among them: tied weights."""
+    """Equal for tied weights: tensors that see the same memory in the same way, conjugated and negated views included."""
     if is_fake(tensor) or not tensor.numel():
         return id(tensor)
     seen = (tensor.is_conj(), tensor.is_neg())
@@ -124,7 +124,7 @@ def _tensor_key(tensor: torch.Tensor) -> Any:
 
 
 def _state_value(builder: GraphBuilder, slot: InputSlot) -> ir.Value:
-    """The initializer of a tensor, under its name; that of a complex one is the real tensor ``NAME.view_as_real``."""
+    """The initializer of a tensor, under its name; of a complex tensor the real tensor ``NAME.view_as_real``."""
     assert slot.tensor is not None
     tensor = _real(slot.tensor)
     if tensor.dtype == STRING:

@@ -1,4 +1,13 @@
-"""The check of what a converter returns against what torch computed: count, dtype, rank and dimensions."""
+"""The check of a converter's results against torch's: count, dtype, rank and dimensions.
+
+An example, ``torch.cat([a, b])`` of ``a`` ``[rows, 3]`` and ``b`` ``[2, 3]``, for which torch has ``float[rows + 2, 3]``. The
+results of four rules, with their inferred shapes::
+
+    g.op.Concat(a, b, axis=0)    [None, 3]    right: the unknown size gets torch's name, ``rows + 2``
+    g.op.Concat(a, b, axis=1)    [rows, 6]    an error: 6 is not 3
+    a                            [rows, 3]    an error: ``rows`` is not ``rows + 2``, for the example's sizes either
+    g.cast(a, INT64)             [rows, 3]    an error: int64 is not float
+"""
 
 from __future__ import annotations
 
@@ -25,16 +34,16 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def checked(call: FxNode, rule: Rule, results: Any, symbols: SymbolNames) -> Any:
-    """The results of a rule for a call, as torch has them: one, or a list. Dtypes and dimensions they lack are filled in.
+    """The results of a rule for a call in torch's structure: a value, or a list. Missing dtypes and dimensions are filled in.
 
     Args:
         call: The call.
         rule: The rule.
-        results: What it returned.
-        symbols: What the names of dynamic sizes stand for.
+        results: The rule's results.
+        symbols: The names of dynamic sizes.
 
     Raises:
-        OutputMismatchError: They differ from what torch computed.
+        OutputMismatchError: They differ from torch's results.
     """
     val = call.fx.meta.get("val")
     if isinstance(val, torch.Tensor):
@@ -88,12 +97,12 @@ def _check_value(
         _check_value(call, rule, value.imag, part, index, val, symbols)
         return
     if type(value) is Quantized and spec.dtype == ir.DataType.FLOAT and value.integers.dtype is not None:
-        # What torch.export records of it.
+        # torch.export records float32 for it; the rule returns integers of a scale.
         _check_value(call, rule, value.integers, OutputSpec(value.integers.dtype, spec.shape), index, val, symbols)
         return
     if type(value) is not ir.Value:
-        what = "None" if value is None else f"{type_with_article(value)} ({value!r})"
-        raise _mismatch(call, rule, f"returned {what} as result {index} where torch has {_text(spec)}")
+        returned = "None" if value is None else f"{type_with_article(value)} ({value!r})"
+        raise _mismatch(call, rule, f"returned {returned} as result {index} where torch has {_text(spec)}")
     dtype, dims = spec
     if value.dtype is None:
         value.type = ir.TensorType(dtype)
@@ -105,25 +114,25 @@ def _check_value(
     if shape is None:
         value.shape = ir.Shape(dims)
         return
-    given = shape.dims
-    if given != dims:
-        _check_dims(call, rule, value, given, spec, index, val, symbols)
+    own = shape.dims
+    if own != dims:
+        _check_dims(call, rule, value, own, spec, index, val, symbols)
 
 
 def _check_dims(
-    call: FxNode, rule: Rule, value: ir.Value, given: Any, spec: OutputSpec, index: int, val: Any, symbols: SymbolNames
+    call: FxNode, rule: Rule, value: ir.Value, own: Any, spec: OutputSpec, index: int, val: Any, symbols: SymbolNames
 ) -> None:
-    """Compares sizes; where torch's name for a dynamic one differs, the value gets torch's."""
+    """Compares sizes; where torch's name for a dynamic size differs, the value gets torch's."""
     dims = spec.shape
-    text = f"[{', '.join(str(d) for d in given)}]"
-    if len(given) != len(dims):
+    text = f"[{', '.join(str(d) for d in own)}]"
+    if len(own) != len(dims):
         raise _mismatch(
             call,
             rule,
-            f"returned rank {len(given)} (shape {text}) as result {index} where torch has {_text(spec)}",
+            f"returned rank {len(own)} (shape {text}) as result {index} where torch has {_text(spec)}",
         )
     renamed = False
-    for axis, (got, expected) in enumerate(zip(given, dims, strict=True)):
+    for axis, (got, expected) in enumerate(zip(own, dims, strict=True)):
         if got is expected or got == expected:
             continue
         if _differs(got, expected, val.shape[axis], symbols):
@@ -132,13 +141,13 @@ def _check_dims(
         if isinstance(expected, int):
             _warn_of_constant(call, got, expected, symbols)
     if renamed:
-        value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(given, dims, strict=True)])
+        value.shape = ir.Shape([g if isinstance(g, int) else e for g, e in zip(own, dims, strict=True)])
 
 
 def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames) -> None:
-    """Says that torch takes a size for the number that it has with the example inputs, where the rule knows its expression.
+    """Warns where torch has fixed a size at its number in the example inputs and the rule still has its expression.
 
-    After an operator has asked of an expression (``1 >= (n - 1) // 64 + 1``), torch knows its value from the answer.
+    Once an operator has asked about an expression (``1 >= (n - 1) // 64 + 1``), torch concludes its value from the answer.
     """
     if got.value not in symbols.expressions or (got.value, number) in symbols.constants:
         return
@@ -151,12 +160,12 @@ def _warn_of_constant(call: FxNode, got: Any, number: int, symbols: SymbolNames)
 
 
 def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:
-    """Whether a size is another one than torch's: always, or for the example inputs."""
+    """Whether a size differs from torch's: always, or for the example inputs."""
     if isinstance(expected, int):
         return isinstance(got, int)
     env, expr = size.node.shape_env, size.node.expr
     if isinstance(got, int):
-        # What the data decide may be known here, from constants.
+        # A size that depends on data may be known here, from constants.
         from_data = any(env.is_unbacked_symint(symbol) for symbol in expr.free_symbols)
         range_ = env.bound_sympy(_with_known_numbers(expr, env))
         return not (got in range_ if from_data else range_.lower == range_.upper == got)
@@ -168,15 +177,15 @@ def _differs(got: Any, expected: Any, size: Any, symbols: SymbolNames) -> bool:
 
 
 def _with_known_numbers(expr: Any, env: Any) -> Any:
-    """A size with the numbers for its parts that the guards equate with one, as torch does for single symbols only."""
+    """A size in which each part that the guards equate with a number is that number; torch does so for single symbols only."""
     guards = [guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq)]
     return expr.xreplace({a: b for guard in guards for a, b in (guard.args, guard.args[::-1]) if b.is_Integer})
 
 
-def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:
+def _mismatch(call: FxNode, rule: Rule, difference: str) -> OutputMismatchError:
     source = f" of {rule.source}" if rule.source else ""
     error = OutputMismatchError(
-        f"rule {rule.name}{source} for {call.op_name} {what}; at {call.location}",
+        f"rule {rule.name}{source} for {call.op_name} {difference}; at {call.location}",
         hint="The converter is wrong, not the model: it must return what torch computes, in count, dtype and shape.",
     )
     error.place = call.location
@@ -184,7 +193,7 @@ def _mismatch(call: FxNode, rule: Rule, what: str) -> OutputMismatchError:
 
 
 def _used_indices(fx: torch.fx.Node) -> set[int] | None:
-    """Which results of a node are read, ``None`` when that is unknown."""
+    """The indices of a node's results that are read, ``None`` when they are unknown."""
     used = set()
     for user in fx.users:
         if user.target is not operator.getitem or not isinstance(user.args[1], int):
@@ -195,7 +204,7 @@ def _used_indices(fx: torch.fx.Node) -> set[int] | None:
 
 
 def _needed(fx: torch.fx.Node, count: int) -> int:
-    """How many results at least must be returned: up to the last one that is read."""
+    """The smallest number of results that a rule must return: up to the last result that is read."""
     used = _used_indices(fx)
     if used is None:
         return count

@@ -41,10 +41,10 @@ Decompositions = Mapping[str, "Callable[..., Any] | None"]
 
 
 def find_decompositions(target: Any, op_name: str, table: Decompositions | None = None) -> list[Callable[..., Any]]:
-    """The functions that compute an operator by simpler ones, in the order to try them.
+    """The functions that compute an operator by simpler operators, in the order to try them.
 
-    Looked for in plugins' ``table`` first (where ``None`` forbids), then among torch's decompositions, then in the
-    operator's own composite kernel: some of torch's decompositions take only a part of what the operator takes.
+    Plugins' ``table`` comes first (where ``None`` forbids), then torch's decompositions, then the operator's own composite
+    kernel: some of torch's decompositions take only a part of the operator's arguments.
     """
     if table is not None and op_name in table:
         own = table[op_name]
@@ -53,19 +53,19 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
         return []
     from onnxplug.torch_private import decomposition_table, references  # noqa: F401  (the second adds to the first)
 
-    found: list[Callable[..., Any]] = []
+    decompositions: list[Callable[..., Any]] = []
     if target.namespace == "onnx":
         from torch.onnx.ops import aten_decompositions
 
         return [own] if (own := aten_decompositions().get(target)) is not None else []
     if target in decomposition_table:
-        found.append(decomposition_table[target])
+        decompositions.append(decomposition_table[target])
     if target._can_decompose():
-        found.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
+        decompositions.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
     triton_body = _triton_body(target)
     if triton_body is not None:
-        found.append(triton_body)
-    return found
+        decompositions.append(triton_body)
+    return decompositions
 
 
 def _kernel(target: OpOverload) -> Callable[..., Any]:
@@ -88,18 +88,18 @@ def _triton_body(target: OpOverload) -> Callable[..., Any] | None:
 
 
 def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Traces ``function`` on what torch knows of the node's arguments.
+    """Traces ``function`` on the fake tensors of the node's arguments.
 
     Returns:
-        The graph, and the FX arguments (Nodes) that its placeholders stand for, in order.
+        The graph, and the FX arguments (Nodes) of its placeholders, in order.
 
     Raises:
-        SomeSizesError: The trace holds for some of the dynamic sizes alone.
+        SomeSizesError: The trace is right only for some of the dynamic sizes.
         Exception: Whatever the function raises on these arguments.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    # Plain lists: a decomposition may change the one that it is given.
+    # Plain lists: a decomposition may change its argument.
     flat, spec = pytree.tree_flatten((_plain(fx.args), _plain(fx.kwargs)))
     nodes = [item for item in flat if isinstance(item, torch.fx.Node)]
     dynamic = [node for node in dict.fromkeys(nodes) if _is_traced(meta_of(node))]
@@ -111,7 +111,7 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
             [bound[item] if isinstance(item, torch.fx.Node) else item for item in flat], spec
         )
         results = function(*args, **kwargs)
-        # A named tuple would stand in the graph as a call of its class.
+        # A named tuple would be a call of its class in the graph.
         return tuple(results) if isinstance(results, tuple) else results
 
     fake_modes = {v.fake_mode for v in known.values() if isinstance(v, FakeTensor)}
@@ -149,13 +149,13 @@ def trace_decomposition(fx: torch.fx.Node, function: Callable[..., Any]) -> tupl
 
 
 class SomeSizesError(ValueError):
-    """A trace holds for some sizes alone."""
+    """A trace is right only for some sizes."""
 
 
 def _for_all_sizes(
     trace: Callable[[list[Any]], torch.fx.GraphModule], inputs: list[Any], env: Any
 ) -> torch.fx.GraphModule:
-    """A trace that holds for all sizes; where the example's sizes 0 and 1 are in the way, that of larger ones.
+    """A trace that is right for all sizes; where the example's sizes 0 and 1 prevent that, a trace with larger sizes.
 
     Raises:
         SomeSizesError: It does not.
@@ -186,23 +186,28 @@ def _for_all_sizes(
 def _with_broadcast_sizes(
     trace: Callable[[list[Any]], torch.fx.GraphModule], inputs: list[Any], env: Any
 ) -> torch.fx.GraphModule:
-    """A trace in which sizes that are 1 in the example are broadcast as they are when a model is captured.
+    """A trace that broadcasts the example's sizes of 1 as capture does.
 
     Raises:
-        SomeSizesError: It doesn't hold for all sizes.
+        SomeSizesError: It isn't right for all sizes.
     """
-    with fx_config.patch(backed_size_oblivious=True), recorded() as asked, undone_on_error(env), layout_not_noted(env):
+    with (
+        fx_config.patch(backed_size_oblivious=True),
+        recorded() as questions,
+        undone_on_error(env),
+        layout_not_noted(env),
+    ):
         known = len(env.guards)
         module = trace(inputs)
         _refuse_guards(env, known)
-        for broadcast in dict.fromkeys(asked.broadcasts):
+        for broadcast in dict.fromkeys(questions.broadcasts):
             if first_use(module, broadcast) is not None:
                 raise SomeSizesError(f"it uses the size {broadcast.size}, to which {broadcast.small} is broadcast")
         return module
 
 
 def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.GraphModule:
-    """Traces a function of tensors on fake ones.
+    """Traces a function of tensors on fake tensors.
 
     Raises:
         Exception: Whatever the function raises, and :class:`SomeSizesError`.
@@ -220,10 +225,10 @@ def trace_function(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.
 
 
 def _refuse_guards(shape_env: Any, known: int) -> None:
-    """Refuses a trace that holds for some sizes alone: torch added conditions on dynamic sizes while it traced.
+    """Refuses a trace that is right only for some sizes: torch added guards on dynamic sizes while it traced.
 
-    That sizes differ or are more than 1 doesn't matter: the general way was taken then, which ONNX's operators, broadcasting at run
-    time, follow where they are equal or 1 too.
+    Guards that sizes differ or exceed 1 don't matter: they mean that the general case was traced, and ONNX's operators, which
+    broadcast at run time, compute it for equal sizes and sizes of 1 too.
 
     Raises:
         SomeSizesError: Names the first of the conditions.
@@ -251,7 +256,7 @@ def _refuse_elements(module: torch.fx.GraphModule, sizes: Iterable[Any]) -> None
 
 
 def _plain(argument: Any) -> Any:
-    """FX's immutable lists and dicts as ordinary ones."""
+    """FX's immutable lists and dicts as ordinary lists and dicts."""
     if isinstance(argument, list):
         return [_plain(a) for a in argument]
     if isinstance(argument, tuple):

@@ -19,7 +19,7 @@ Explain = Callable[[str], "str | None"]
 
 
 def place_of(call: FxNode, rule: Rule, opset: int) -> str:
-    """The operator, the user's line, the rule and its package, as errors of converters begin."""
+    """The beginning of a converter's error: the operator, the user's line, the rule and its package."""
     shapes = ", ".join(_argument_text(a) for a in call.args)
     source = f" of {rule.source}" if rule.source else ""
     return f"cannot convert {call.op_name}({shapes}) at {call.location} (rule {rule.name}{source}, opset {opset})"
@@ -27,25 +27,25 @@ def place_of(call: FxNode, rule: Rule, opset: int) -> str:
 
 def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> ConversionError:
     """The error for an exception that a converter didn't raise on purpose."""
-    found = ConversionError(
+    conversion_error = ConversionError(
         f"{place_of(call, rule, opset)}: the converter raised {type(error).__name__}: {error}"
         f"{raised_at(error, rule.resolve())}",
         hint=f"This is a defect of {rule.source or 'the rule'}; report it there with the lines above.",
     )
-    found.located, found.place = True, call.location
-    return found
+    conversion_error.located, conversion_error.place = True, call.location
+    return conversion_error
 
 
 def quantized_argument(call: FxNode, reasons: Sequence[str]) -> ConversionError:
     """The error for an operator that is called on a quantised tensor and has no rule for it."""
     name = call.op_name.removeprefix(QUANTIZED_PREFIX)
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    found = ConversionError(
+    error = ConversionError(
         f"{name} at {call.location} is called on a quantised tensor, for which no rule applies{why}",
         hint=f"Call dequantize() before it, install onnxplug-quantized, or pass a rule for {call.op_name!r}.",
     )
-    found.located, found.place = True, call.location
-    return found
+    error.located, error.place = True, call.location
+    return error
 
 
 def _argument_text(argument: Any) -> str:
@@ -62,7 +62,7 @@ class MissingRules:
     """The operators met so far that have no rule.
 
     Args:
-        explain: Says why a namespace's plugin supplied nothing, if that is known.
+        explain: The reason why a namespace's plugin supplied no rule, if it is known.
     """
 
     def __init__(self, explain: Explain | None = None) -> None:
@@ -70,9 +70,9 @@ class MissingRules:
         self._places: dict[str, list[str]] = {}
 
     def stand_ins(self, call: FxNode, decomposing: Sequence[str], reasons: Sequence[str]) -> Any:
-        """Notes an operator without a rule; returns values of its dtypes and shapes.
+        """Records an operator without a rule; returns values of its dtypes and shapes.
 
-        The walk goes on with them, so that every operator without a rule is found at once.
+        The conversion goes on with them, so that an error lists all operators without a rule.
         """
         name, place = call.op_name, call.location
         if reasons:
@@ -87,7 +87,7 @@ class MissingRules:
         """Raises if operators without a rule were met.
 
         Raises:
-            MissingRuleError: Lists all of them, each with its source lines and what could supply it.
+            MissingRuleError: Lists all of them, each with its source lines and the package that could supply a rule.
         """
         if not self._places:
             return

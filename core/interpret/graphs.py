@@ -1,4 +1,4 @@
-"""What is read off a whole FX graph before it is walked."""
+"""Facts about a whole FX graph that the interpreter needs before it converts the first node."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 class Survey(NamedTuple):
-    """What is known of a graph.
+    """The facts about a graph.
 
     Attributes:
-        live: The nodes that an output needs. What only assertions read (sizes, offsets) isn't converted.
-        has_complex: Whether any value is complex. (A complex number shows where it is given.)
+        live: The nodes that an output needs. Nodes that only assertions read (sizes, offsets) aren't converted.
+        has_complex: Whether any value is complex. (A complex number shows where it is an argument.)
     """
 
     live: set[torch.fx.Node]
@@ -28,7 +28,7 @@ def survey(graph: torch.fx.Graph, assertions: bool = False) -> Survey:
 
     Args:
         graph: The graph.
-        assertions: Whether what the model asserts of its data is needed too.
+        assertions: Whether the model's assertions about its data are needed too.
     """
     live: set[torch.fx.Node] = set()
     has_complex = False

@@ -16,7 +16,6 @@ from torch.fx.immutable_collections import immutable_list
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex, complex_constant, touches_complex
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.build.module_calls import ModuleCalls
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import raised_at, source_location
 from onnxplug.errors import (
@@ -54,12 +53,12 @@ MissingHandler = Callable[[FxNode], "Callable[..., Any] | None"]
 
 
 class _Frame(NamedTuple):
-    """One graph under conversion, and where it stands.
+    """One graph under conversion, and its context.
 
     Attributes:
-        values: What its nodes became.
-        owner: The module that its ``get_attr`` nodes name attributes of.
-        context: What holds for its nodes that know nothing of it themselves.
+        values: FX node to its value in ONNX.
+        owner: The module whose attributes its ``get_attr`` nodes read.
+        context: Module, line and call of nodes that lack their own.
     """
 
     values: dict[torch.fx.Node, Any]
@@ -74,13 +73,13 @@ class DynamoInterpreter:
         builder: Where the rules emit.
         registry: The rules of this export, bound to its target.
         symbols: Names of dynamic sizes.
-        decompositions: Plugins' own decompositions; ``None`` as value forbids one.
-        missing: Asked for a converter when an operator has neither rule nor decomposition.
-        explain_missing: Says why a namespace's plugin supplied nothing, if that is known.
-        describer: How the nodes' metadata say where they come from; the default's way when ``None``.
-        applied: Takes the rule that translated each FX node.
-        module_calls: Takes the calls of modules that nodes come from.
-        assertions: Takes what the graph asserts of its data, with the messages; without it assertions are left out.
+        decompositions: Plugins' own decompositions; ``None`` as value forbids the decomposition.
+        missing: Supplies a converter for an operator that has neither rule nor decomposition.
+        explain_missing: The reason why a namespace's plugin supplied no rule, if it is known.
+        describer: Writes the nodes' metadata; the default describer when ``None``.
+        applied: Receives the rule that translated each FX node.
+        module_calls: Gives the call of a module that a node comes from, of its ``nn_module_stack``.
+        assertions: Receives the graph's assertions about its data, with their messages; ``None`` leaves assertions out.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class DynamoInterpreter:
         explain_missing: Explain | None = None,
         describer: Describer | None = None,
         applied: dict[torch.fx.Node, Rule] | None = None,
-        module_calls: ModuleCalls | None = None,
+        module_calls: Callable[[Any], str | None] | None = None,
         assertions: list[tuple[ir.Value, str]] | None = None,
     ) -> None:
         self._builder = builder
@@ -113,7 +112,7 @@ class DynamoInterpreter:
         self._says_rules = self._describer.metadata.is_full
         self._operators = Operators()
         self._frame = _Frame({}, None)
-        #: Who is told of nodes and rules, where someone is.
+        #: Receives the events of nodes and rules; ``None`` without an observer.
         self._events = builder.events
         builder.interpreter = self
 
@@ -124,10 +123,10 @@ class DynamoInterpreter:
 
         Args:
             graph: The functional FX graph.
-            values: What its placeholders are bound to.
+            values: The value of each placeholder.
 
         Returns:
-            What every FX node became.
+            The value of every FX node.
 
         Raises:
             MissingRuleError: Operators have no rule; all of them are listed.
@@ -144,10 +143,10 @@ class DynamoInterpreter:
 
         Args:
             module: The subgraph.
-            inputs: What its placeholders are bound to, in order.
+            inputs: The values of its placeholders, in order.
 
         Returns:
-            What its output node returns, one item for each result.
+            The values of its output node, an item for each result.
 
         Raises:
             ConversionError: It writes its inputs in place, or has no functional form.
@@ -209,17 +208,17 @@ class DynamoInterpreter:
                 )
 
     def _attribute(self, fx: torch.fx.Node) -> Any:
-        found: Any = self._frame.owner
+        attribute: Any = self._frame.owner
         for part in str(fx.target).split("."):
-            found = getattr(found, part)
-        if isinstance(found, torch.Tensor) and not isinstance(found, FakeTensor):
-            if found.is_complex():
-                return complex_constant(self._builder, found, PART_DTYPE[to_onnx_dtype(found.dtype)])
-            return self._builder.const(found)
-        return found
+            attribute = getattr(attribute, part)
+        if isinstance(attribute, torch.Tensor) and not isinstance(attribute, FakeTensor):
+            if attribute.is_complex():
+                return complex_constant(self._builder, attribute, PART_DTYPE[to_onnx_dtype(attribute.dtype)])
+            return self._builder.const(attribute)
+        return attribute
 
     def value_of(self, argument: Any) -> Any:
-        """An FX argument with its nodes replaced by what they became. Its lists can't be changed."""
+        """An FX argument with its nodes replaced by their values. Its lists can't be changed."""
         if type(argument) is torch.fx.Node:
             return self._frame.values[argument]
         if isinstance(argument, list | tuple):
@@ -233,7 +232,7 @@ class DynamoInterpreter:
         return self._symbols.dims(tensor)
 
     def dim(self, size: int | torch.SymInt) -> Dim:
-        """The ONNX dimension of a size of torch's."""
+        """The ONNX dimension of a torch size."""
         return self._symbols.dim(size)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -248,9 +247,9 @@ class DynamoInterpreter:
             if not isinstance(number, str):
                 return number
             symbol = number
-            found = self._size(fx, symbol)
-            if found is not None:
-                return found
+            size = self._size(fx, symbol)
+            if size is not None:
+                return size
         elif kind in _NUMBERS:
             return val
         is_models = self._check_taken(fx, called)
@@ -282,7 +281,7 @@ class DynamoInterpreter:
         return results
 
     def _check_taken(self, fx: torch.fx.Node, called: Operator, *, is_unused: bool = False) -> bool:
-        """Whether a call is the model's own; then PyTorch must take its dtypes, also where nothing reads its result.
+        """Whether a call is the model's own; then PyTorch must accept its dtypes, even if nothing reads its result.
 
         Raises:
             CaptureError: PyTorch refuses them.
@@ -297,7 +296,7 @@ class DynamoInterpreter:
         return refused(fx, location, message, self._symbols)
 
     def _add_static_sources(self, val: Any, results: Any) -> None:
-        """Records the sizes that torch leaves to the data and that are constants here, where the data are."""
+        """Records the sizes that depend on data for torch and are constants here, because the data are."""
         pairs = zip(val, results, strict=True) if isinstance(val, list | tuple) else [(val, results)]
         for tensor, value in pairs:
             if not isinstance(tensor, torch.Tensor) or not isinstance(value, ir.Value):
@@ -313,26 +312,26 @@ class DynamoInterpreter:
         value_of = self.value_of
         args = [values[a] if type(a) is torch.fx.Node else value_of(a) for a in fx.args]
         kwargs = fx.kwargs
-        given = len(args)
+        count = len(args)
         if not called.is_overload:
             args.extend(value_of(v) for v in kwargs.values())
         elif not kwargs:
-            args += called.defaults[given:]
+            args += called.defaults[count:]
         else:
-            for parameter in called.parameters[given:]:
-                found = parameter.name in kwargs
-                args.append(value_of(kwargs[parameter.name]) if found else parameter.default)
+            for parameter in called.parameters[count:]:
+                is_named = parameter.name in kwargs
+                args.append(value_of(kwargs[parameter.name]) if is_named else parameter.default)
         return tuple(args)
 
     def new_call(
         self, fx: torch.fx.Node, name: str, args: tuple[Any, ...], rules: Sequence[Rule] | None = None
     ) -> FxNode:
-        """The call that an FX node is, with what its arguments became."""
+        """The call of an FX node, with the values of its arguments."""
         location = source_location(fx) or self._frame.context.location or UNKNOWN_SOURCE
         return FxNode(fx, fx.target, name, args, output_specs(fx.meta.get("val"), self._symbols), location, rules)
 
     def convert_alone(self, call: FxNode, rules: Sequence[Rule] | None = None) -> Any:
-        """Converts a call with no other one around it: errors name it, and what it emits comes from it.
+        """Converts an outermost call: errors name it, and it is the origin of the nodes that it emits.
 
         Args:
             call: The call.
@@ -361,7 +360,7 @@ class DynamoInterpreter:
         scope = self._describer.scope_of(fx) or context.scope
         if location == UNKNOWN_SOURCE:
             location = None
-        call = None if self._module_calls is None else self._module_call(fx)
+        call = self._module_call(fx)
         return FxProvenance(self._describer, fx, context, scope, location, call)
 
     def _size(self, fx: torch.fx.Node, symbol: str) -> ir.Value | None:
@@ -375,17 +374,17 @@ class DynamoInterpreter:
             own.current = outer
 
     def _module_call(self, fx: torch.fx.Node) -> str | None:
-        """The call of a module that a node is part of; ``None`` where that isn't asked for."""
+        """The module call that a node belongs to; ``None`` where module calls aren't needed."""
         if self._module_calls is None:
             return None
-        return self._module_calls.of(fx.meta.get("nn_module_stack")) or self._frame.context.call
+        return self._module_calls(fx.meta.get("nn_module_stack")) or self._frame.context.call
 
     def _within_call(self, fx: torch.fx.Node, decomposed: str | None = None) -> Context:
-        """What holds within a graph that stands for an FX node, or that it runs.
+        """The context of a graph that replaces an FX node, or that the node runs.
 
         Args:
             fx: The FX node.
-            decomposed: The operator, where the graph is its decomposition.
+            decomposed: The operator, if the graph is its decomposition.
         """
         outer = self._frame.context
         return Context(
@@ -401,7 +400,7 @@ class DynamoInterpreter:
             return convert_functionalized(self, fx)
 
     def _empty_results(self, call: FxNode) -> Any:
-        """The results of an operator of torch that are known to hold no element; ``None`` for any other.
+        """The results of a torch operator that are known to hold no element; ``None`` for any other operator.
 
         Constants: ONNX Runtime's kernels are at their weakest over axes of size 0, and there is nothing to compute.
         """
@@ -437,7 +436,7 @@ class DynamoInterpreter:
         """Converts a call by the first of its rules that doesn't decline, else by its decomposition.
 
         Raises:
-            Decline: It was made of another call (:attr:`FxNode.derived`), and no rule is left for it.
+            Decline: It was derived from another call (:attr:`FxNode.derived`), and no rule is left for it.
             ConversionError: The rule fails.
         """
         return self._convert_by(self._candidates(call) if call.rules is None else call.rules, call)
@@ -459,7 +458,7 @@ class DynamoInterpreter:
         return self._without_rule(call, declined)
 
     def _candidates(self, call: FxNode) -> Sequence[Rule]:
-        """The rules to try in order; for a plain case just one, found without looking at the rest."""
+        """The rules to try in order; in the common case a single rule, found without ranking the others."""
         try:
             return self._registry.candidates(call)
         except OnnxplugError:
@@ -524,7 +523,7 @@ class DynamoInterpreter:
         return self._missing.stand_ins(call, self._frame.context.decomposing, [*declined, *failures])
 
     def _decompose(self, call: FxNode) -> tuple[Any, list[str]]:
-        """What the first decomposition that torch can trace gives; ``None`` and why each failed when none does."""
+        """The results of the first decomposition that torch can trace, or ``None``; and the reasons why others failed."""
         failures: list[str] = []
         if len(self._frame.context.decomposing) > _DEEPEST:
             return None, failures
@@ -552,31 +551,31 @@ class DynamoInterpreter:
         return self._checked(call, rule, results[0] if single else results)
 
     def _checked(self, call: FxNode, rule: Rule, results: Any) -> Any:
-        """What a rule returned for a call, held against what torch says of it."""
+        """A rule's results for a call, checked against torch's."""
         if self._applied is not None:
             self._applied[call.fx] = rule
         return checked(call, rule, results, self._symbols)
 
 
 def _bound_nodes(call: FxNode) -> dict[torch.fx.Node, Any]:
-    """The FX nodes among a call's arguments, each with what it became."""
+    """The FX nodes among a call's arguments, each with its value."""
     fx = call.fx
     bound: dict[torch.fx.Node, Any] = {}
     pending: list[tuple[Any, Any]] = list(zip(fx.args, call.args, strict=False))
     if call.parameters:
         named = call.kwargs
-        pending += ((given, named[name]) for name, given in fx.kwargs.items())
+        pending += ((argument, named[name]) for name, argument in fx.kwargs.items())
     else:
         pending += zip(fx.kwargs.values(), call.args[len(fx.args) :], strict=True)
     while pending:
-        given, value = pending.pop()
-        if isinstance(given, torch.fx.Node):
-            bound[given] = value
-        elif isinstance(given, list | tuple):
-            pending += zip(given, value, strict=True)
+        argument, value = pending.pop()
+        if isinstance(argument, torch.fx.Node):
+            bound[argument] = value
+        elif isinstance(argument, list | tuple):
+            pending += zip(argument, value, strict=True)
     return bound
 
 
 def _package_of(rule: Rule) -> str | None:
-    """What a summary calls the package of a rule; ``None`` for the builtin ones."""
+    """The package of a rule, as a summary names it; ``None`` for builtin rules."""
     return None if rule.source == PROJECT_NAME else rule.source or "rules of the call"

@@ -1,9 +1,9 @@
-"""The last resort: torch's ``run_decompositions`` on the whole program, for what no rule and no decomposition of its own covers.
+"""The last resort: torch's ``run_decompositions`` on the whole program, for operators without a rule or a decomposition.
 
 It costs more than everything else after capture together, so that it runs only where something needs it: functorch's
-transforms (``torch.vmap``, ``torch.func.jvp``), which stand in a captured graph as calls that only mean something as a whole;
+transforms (``torch.vmap``, ``torch.func.jvp``), which are calls in a captured graph that have a meaning only as a whole;
 regions under ``torch.autocast``, whose operators are captured with the dtypes from before the casts; and operators without a rule
-whose single decomposition fails. What torch asks of the sizes meanwhile is treated like what capture asks of them.
+whose single decomposition fails. Guards on sizes that torch adds meanwhile are treated like the guards of capture.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from onnxplug.warn import warn
 
 Table = Mapping[Any, Callable[..., Any]]
 
-#: The module of the functions by which functorch's transforms stand in a captured graph.
+#: The module of the functions that represent functorch's transforms in a captured graph.
 _TRANSFORMS = "torch._functorch.predispatch"
 _AUTOCAST = "wrap_with_autocast"
 
 
 def checked_table(decompositions: Any) -> Table | None:
-    """The table that the argument ``decompositions`` of ``to_onnx`` means; ``None`` where it isn't given.
+    """The table of the argument ``decompositions`` of ``to_onnx``; ``None`` without the argument.
 
     Raises:
         UsageError: It is neither a table nor ``"core"``.
@@ -69,14 +69,14 @@ def checked_table(decompositions: Any) -> Table | None:
 
 
 def dissolving(program: torch.export.ExportedProgram) -> list[str]:
-    """The operators of a program that only torch's decomposition of the whole dissolves: transforms, and autocast regions.
+    """The operators that only torch's decomposition of the whole program removes: transforms, and autocast regions.
 
     Returns:
         Their names, each once, in the order of the graph.
     """
     nodes = _nodes(program.graph_module)
-    found = (name for node in nodes if node.users and (name := _dissolves(node)) is not None)
-    return list(dict.fromkeys(found))
+    names = (name for node in nodes if node.users and (name := _dissolves(node)) is not None)
+    return list(dict.fromkeys(names))
 
 
 def _dissolves(node: torch.fx.Node) -> str | None:
@@ -93,12 +93,12 @@ def _dissolves(node: torch.fx.Node) -> str | None:
 
 
 class LastResort:
-    """The programs to convert, one after the other: as captured, then decomposed further by torch while operators have no rule.
+    """The programs to convert, one after the other: as captured, then decomposed more and more while operators have no rule.
 
     Args:
         captured: The capture.
-        registry: The rules. What a rule from outside onnxplug claims is not decomposed.
-        table: What the caller wants decomposed first.
+        registry: The rules. An operator with a rule from outside onnxplug is not decomposed.
+        table: The caller's decompositions, applied first.
 
     Attributes:
         captured: The capture to convert now.
@@ -122,11 +122,11 @@ class LastResort:
         if table is not None or self.reasons:
             self.captured = decomposed(captured, table if table is not None else {})
 
-    def further(self, error: OnnxplugError) -> None:
-        """Decomposes the program further, after its conversion failed because operators have no rule.
+    def decompose_again(self, error: OnnxplugError) -> None:
+        """Decomposes more of the program, after its conversion failed because operators have no rule.
 
         Raises:
-            OnnxplugError: The error itself if it is another one, or the first that was given, once nothing is left to try.
+            OnnxplugError: The error itself if it is of another kind; the first error, once no table is left to try.
         """
         if self._first is None:
             if not isinstance(error, MissingRuleError):
@@ -136,7 +136,7 @@ class LastResort:
             self._start, env = self.captured, _shape_env(self.captured.program)
             self._undo = partial(restore, env, state_of(env)) if env is not None else None
             self._tables = tables(self.captured.program, error.missing, kept)
-            self._asked = tuple(dict.fromkeys((*self.reasons, *map(without_prefix, error.missing))))
+            self._all_reasons = tuple(dict.fromkeys((*self.reasons, *map(without_prefix, error.missing))))
         else:
             self._first.add_note(f"Decomposing the whole program did not help: {error}")
         for table in self._tables:
@@ -147,17 +147,17 @@ class LastResort:
             except CaptureError as failure:
                 self._first.add_note(f"Decomposing the whole program did not help: {failure}")
                 continue
-            self.reasons = self._asked
+            self.reasons = self._all_reasons
             return
         raise self._first
 
 
 def tables(program: torch.export.ExportedProgram, missing: Collection[str], kept: Collection[str]) -> Iterator[Table]:
-    """The tables to decompose a program by, the one that decomposes least first.
+    """The tables to decompose a program by; the table that decomposes least comes first.
 
     Args:
         program: The program.
-        missing: Names of its operators that have neither rule nor decomposition. None if no table has all of them.
+        missing: Names of its operators that have neither rule nor decomposition. No table is returned that lacks some of them.
         kept: Names of the operators, or of their packets, that are not to be decomposed.
     """
     names = {without_prefix(name) for name in missing}
@@ -198,7 +198,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     env = _shape_env(program)
     known = len(env.guards) if env is not None else 0
     try:
-        # As in capture: sizes 0 and 1 of the example inputs say nothing about other sizes.
+        # As in capture: sizes 0 and 1 of the example inputs imply nothing about other sizes.
         with (
             stage("decomposition of the program", "convert", operators=len(table)),
             quiet(),
@@ -206,25 +206,25 @@ def decomposed(captured: Captured, table: Table) -> Captured:
             torch.no_grad(),
             fx_config.patch(backed_size_oblivious=True),
         ):
-            made = program.run_decompositions(dict(table))
+            reduced = program.run_decompositions(dict(table))
     except Exception as error:
         text = (str(error).strip() or "no message").splitlines()[0]
         raise CaptureError(
             f"torch can't decompose the program: {type(error).__name__}: {text}",
             hint="torch.export.export(...).run_decompositions(...) shows torch's whole error.",
         ) from error
-    found = [*captured.conditions, *_further_conditions(captured, known)]
+    conditions = [*captured.conditions, *_new_conditions(captured, known)]
     reference = captured.reference
     return dataclasses.replace(
         captured,
-        program=made,
-        conditions=found,
+        program=reduced,
+        conditions=conditions,
         reference=reference if reference is not None else program.module(),
     )
 
 
-def _further_conditions(captured: Captured, known: int) -> list[Condition]:
-    """What a decomposition asks of the sizes beyond what is known; each is said in a warning.
+def _new_conditions(captured: Captured, known: int) -> list[Condition]:
+    """The guards on sizes that a decomposition adds, each with a warning.
 
     Args:
         captured: The capture, before the decomposition.
@@ -236,7 +236,7 @@ def _further_conditions(captured: Captured, known: int) -> list[Condition]:
     program, names = captured.program, captured.dim_names
     ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}
     expressions = {condition.expr for condition in captured.conditions}
-    found = []
+    conditions = []
     for condition in conditions_of_decompositions(program, ranges, since=known):
         if condition.expr in expressions:
             continue
@@ -250,18 +250,18 @@ def _further_conditions(captured: Captured, known: int) -> list[Condition]:
             f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
             "Declare the range (torch.export.Dim(name, min=..., max=...)).",
         )
-        found.append(condition)
-    return found
+        conditions.append(condition)
+    return conditions
 
 
 def _ints(limits: Any) -> tuple[int | None, int | None]:
-    """The smallest and the largest of a range of torch's, ``None`` where it has no end."""
+    """The ends of a torch range, ``None`` where it is open."""
     low, high = limits.lower, limits.upper
     return int(low) if low.is_Integer else None, int(high) if high.is_Integer else None
 
 
 def _shape_env(program: torch.export.ExportedProgram) -> Any:
-    """What torch knows of the program's dynamic sizes; ``None`` where it has none."""
+    """torch's environment of the program's dynamic sizes; ``None`` where it has none."""
     for node in program.graph.nodes:
         if node.op == "placeholder":
             value = node.meta.get("val")

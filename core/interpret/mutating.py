@@ -3,6 +3,14 @@
 torch's functionalization makes ``out = empty(...); fill(x, out)`` a call of that higher-order operator, which returns the
 operator's own results and the new value of every tensor that it wrote. Here it becomes a node of the operator itself,
 whose converter returns the operator's results, then the new value of each written argument in schema order.
+
+An example, an operator ``ex::fill(Tensor x, Tensor(a!) out) -> ()`` without results of its own; ``getitem`` 1 is the new value of
+the base 0::
+
+    v2 = auto_functionalized_v2(ex.fill.default, x=x, _out_base_index=0, _all_bases=[empty])
+    getitem = v2[1]
+
+The scratch graph has the call ``ex.fill(x, out)`` for the operator's converter, whose only result becomes the value of ``getitem``.
 """
 
 from __future__ import annotations
@@ -22,16 +30,16 @@ from onnxplug.torch_private import pytree
 
 
 class Walk(Protocol):
-    """What this needs of the interpreter."""
+    """The part of the interpreter that this module uses."""
 
     def value_of(self, argument: Any) -> Any:
-        """What an FX argument became."""
+        """The value of an FX argument."""
 
     def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
         """Converts a graph in place."""
 
     def new_call(self, fx: torch.fx.Node, name: str, args: tuple[Any, ...]) -> FxNode:
-        """The call that an FX node is."""
+        """The call of an FX node."""
 
     def convert_alone(self, call: FxNode) -> Any:
         """Converts a call."""
@@ -52,27 +60,31 @@ def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
     names, types = get_mutable_args(operator)
     views = read_view_information_from_args(names, types, kwargs, bases)
     scratch = _Scratch(walk, fx)
-    stands = [scratch.place(base) for base in bases]
-    given: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
+    placeholders = [scratch.place(base) for base in bases]
+    operands: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
     for name in names:
         view = views[name]
-        given[name] = [scratch.view(v, stands) for v in view] if isinstance(view, list) else scratch.view(view, stands)
-    written = [meta_of(given[name]) for name in names if given[name] is not None]
+        operands[name] = (
+            [scratch.view(v, placeholders) for v in view]
+            if isinstance(view, list)
+            else scratch.view(view, placeholders)
+        )
+    written = [meta_of(operands[name]) for name in names if operands[name] is not None]
     count = len(operator._schema.returns)
     returned = list(fx.meta["val"][:count])
-    arguments = [given[a.name] for a in operator._schema.arguments if a.name in given]
-    call = scratch.call(operator, arguments, given, [*returned, *written])
+    arguments = [operands[a.name] for a in operator._schema.arguments if a.name in operands]
+    call = scratch.call(operator, arguments, operands, [*returned, *written])
     results = _regrouped(walk.convert_alone(call), [*returned, *written])
     values = [walk.value_of(base) for base in bases]
     news = iter(results[count:])
     for name in names:
-        if given[name] is None:
+        if operands[name] is None:
             continue
         new, view = next(news), views[name]
         several = isinstance(view, list)
-        for one, info in zip(new if several else [new], view if several else [view], strict=True):
+        for part, info in zip(new if several else [new], view if several else [view], strict=True):
             if info is not None:
-                values[info.base_index] = scratch.scatter(info, bases, values, one)
+                values[info.base_index] = scratch.scatter(info, bases, values, part)
     return [*(results[:count] or [None]), *values]
 
 
@@ -86,7 +98,7 @@ def _regrouped(results: Any, wanted: Sequence[Any]) -> list[Any]:
 
 
 def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
-    """A view whose sizes are numbers where they were nodes of the graph."""
+    """A view whose sizes are numbers instead of nodes of the graph."""
     known = copy.copy(info)
     for name, value in vars(info).items():
         setattr(known, name, torch.fx.map_arg(value, number))
@@ -94,7 +106,7 @@ def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
 
 
 class _Scratch:
-    """A graph beside the graph, which holds the node of the operator as it would stand without functionalization."""
+    """A scratch FX graph with the call of the mutating operator itself, as it was before torch's functionalization."""
 
     def __init__(self, walk: Walk, fx: torch.fx.Node) -> None:
         self._walk = walk
@@ -104,11 +116,11 @@ class _Scratch:
         self._values: dict[torch.fx.Node, Any] = {}
 
     def place(self, node: torch.fx.Node) -> torch.fx.Node:
-        """A placeholder that stands for a node of the graph."""
-        found = self._placed.get(node)
-        if found is None:
-            found = self._placed[node] = self._new(node.meta.get("val"), self._walk.value_of(node), node.name)
-        return found
+        """The placeholder for a node of the model's graph."""
+        placeholder = self._placed.get(node)
+        if placeholder is None:
+            placeholder = self._placed[node] = self._new(node.meta.get("val"), self._walk.value_of(node), node.name)
+        return placeholder
 
     def _new(self, meta: Any, value: Any, name: str) -> torch.fx.Node:
         placed = self._graph.placeholder(name)
@@ -117,27 +129,27 @@ class _Scratch:
         return placed
 
     def _value_of(self, argument: Any) -> Any:
-        """What an argument of the operator became."""
+        """The value of an operator's argument."""
         if isinstance(argument, torch.fx.Node):
             return self._values[argument] if argument in self._values else self._walk.value_of(argument)
         if isinstance(argument, list | tuple):
             return immutable_list(map(self._value_of, argument))
         return argument
 
-    def view(self, info: Any, stands: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
-        """What stands for a written argument: a base, or a part of one."""
+    def view(self, info: Any, placeholders: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
+        """The node of a written argument: a base, or a view of it."""
         from onnxplug.torch_private import NotView
 
         if info is None:
             return None
-        base = stands[info.base_index]
+        base = placeholders[info.base_index]
         if isinstance(info, NotView):
             return base
         fake, value = self._traced(lambda view, tensor: view.regenerate_view({info.base_index: tensor}), info, [base])
         return self._new(fake, value, "view")
 
     def scatter(self, info: Any, bases: Sequence[torch.fx.Node], values: Sequence[Any], new: Any) -> Any:
-        """The new value of a base of which a part was written."""
+        """The new value of a base after a write to a view of it."""
         from onnxplug.torch_private import AsStridedViewInfo, SliceViewInfo
 
         if not isinstance(info, AsStridedViewInfo | SliceViewInfo):
@@ -156,7 +168,7 @@ class _Scratch:
         return self._traced(write, info, [base, part])[1]
 
     def _traced(self, function: Any, info: Any, tensors: list[torch.fx.Node]) -> tuple[Any, Any]:
-        """What a function of a view and of tensors computes; dynamic sizes of the view are inputs of its graph."""
+        """The result of a function of a view and tensors; the view's dynamic sizes are inputs of its graph."""
         sizes = list(dict.fromkeys(x for x in pytree.tree_leaves(vars(info)) if isinstance(x, torch.fx.Node)))
 
         def call(*inputs: Any) -> Any:
@@ -169,11 +181,11 @@ class _Scratch:
         output: Any = module.graph.output_node().args[0]
         return meta_of(output[0] if isinstance(output, list | tuple) else output), result
 
-    def call(self, operator: Any, args: Sequence[Any], given: dict[str, Any], val: list[Any]) -> FxNode:
+    def call(self, operator: Any, args: Sequence[Any], operands: dict[str, Any], val: list[Any]) -> FxNode:
         """The call of the operator itself, at the user's line."""
         formals = operator._schema.arguments
-        positional = [given[a.name] for a in formals if a.name in given and not a.kwarg_only]
-        keywords = {a.name: given[a.name] for a in formals if a.name in given and a.kwarg_only}
+        positional = [operands[a.name] for a in formals if a.name in operands and not a.kwarg_only]
+        keywords = {a.name: operands[a.name] for a in formals if a.name in operands and a.kwarg_only}
         fx = self._graph.call_function(operator, tuple(positional), keywords)
         fx.meta = {**self._fx.meta, "val": tuple(val)}
         fx.name = self._fx.name

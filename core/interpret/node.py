@@ -19,7 +19,7 @@ from onnxplug.registry.names import find_overload, qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import OpOverload
 
-#: The location of a call of which torch recorded none.
+#: The location of a call for which torch recorded none.
 UNKNOWN_SOURCE = "unknown source"
 
 
@@ -28,7 +28,7 @@ class OutputSpec(NamedTuple):
 
     Attributes:
         dtype: ONNX element type.
-        shape: Static sizes as ints, dynamic ones as named dimensions.
+        shape: Static sizes as ints, dynamic sizes as named dimensions.
     """
 
     dtype: ir.DataType
@@ -49,25 +49,25 @@ def schema_parameters(target: OpOverload) -> tuple[Parameter, ...]:
 
 
 def frozen(argument: Any) -> Any:
-    """An argument whose lists can't be changed: a converter that declines leaves nothing behind for the next one."""
+    """An argument whose lists can't be changed: a converter that declines leaves no change behind for the next converter."""
     return immutable_list(map(frozen, argument)) if isinstance(argument, list | tuple) else argument
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FxNode:
-    """One call of an operator, its arguments bound to what they became in ONNX. It can't be changed.
+    """One call of an operator, its arguments bound to their values in ONNX. It can't be changed.
 
     Attributes:
         fx: The ``torch.fx.Node``.
         target: The operator or function called.
         op_name: Its qualified name, e.g. ``"aten::add.Tensor"``.
         args: The operator's arguments in schema order, defaults filled in. Tensors and dynamic sizes are
-            ``onnx_ir.Value``, complex tensors ``Complex``, quantised ones ``Quantized``; everything else stays Python.
+            ``onnx_ir.Value``, complex tensors ``Complex``, quantised tensors ``Quantized``; everything else stays Python.
         outputs: Dtype and shape of each result; ``None`` for a result that is not a tensor or number.
         location: The user's file and line, ``"unknown source"`` when torch recorded none.
         rules: The rules that are still to be tried; ``None`` for all that apply.
-        derived: Whether a converter made the call of another one. ``fx`` computes something else then, so that the call
-            can't be decomposed.
+        derived: Whether a converter derived the call from another call. ``fx`` then computes something else, so that the
+            call can't be decomposed.
     """
 
     fx: torch.fx.Node
@@ -120,7 +120,7 @@ class FxNode:
         return first.shape
 
     def meta(self, argument: int | str) -> Any:
-        """What torch knows of an argument: its FakeTensor, symbolic number, or plain value (lists element by element)."""
+        """torch's value of an argument: its FakeTensor, symbolic number, or plain value (lists element by element)."""
         position = argument
         if isinstance(argument, str):
             names = [p.name for p in self.parameters]
@@ -133,14 +133,14 @@ class FxNode:
         name = self.parameters[position].name
         return meta_of(self.fx.kwargs.get(name, self.parameters[position].default))
 
-    # -- other calls made of this one ----------------------------------------------------------------------------------
+    # -- calls derived from this one -----------------------------------------------------------------------------------
 
     def with_rules(self, rules: Sequence[Rule]) -> FxNode:
-        """The same call, for which only these rules are left."""
+        """The same call with only these rules left to try."""
         return FxNode(self.fx, self.target, self.op_name, self.args, self.outputs, self.location, rules, self.derived)
 
     def with_args(self, args: Iterable[Any]) -> FxNode:
-        """A call of the same operator with other arguments, all rules before it; for ``g.convert``."""
+        """A call of the same operator with other arguments, for which all rules are tried again; for ``g.convert``."""
         return FxNode(
             self.fx,
             self.target,
@@ -154,7 +154,7 @@ class FxNode:
     def part(self, name: str) -> FxNode:
         """The same call on real numbers: every complex argument replaced by one of its parts, ``real`` or ``imag``.
 
-        For operators that move elements about, or that are linear in their one complex argument; for ``g.convert``.
+        For operators that move elements about, or that are linear in their only complex argument; for ``g.convert``.
         """
         return FxNode(
             self.fx,
@@ -183,7 +183,7 @@ class FxNode:
         return FxNode(self.fx, self.target, name, args, outputs, self.location, derived=True)
 
     def as_operator(self, op: str) -> FxNode:
-        """A call of another overload, whose first parameters are this one's; the others have their defaults.
+        """A call of another overload that begins with the same parameters; its other parameters have their defaults.
 
         For ``g.convert``.
 
@@ -245,7 +245,7 @@ def output_specs(val: Any, symbols: SymbolNames) -> tuple[OutputSpec | None, ...
 
 
 def are_empty(outputs: Sequence[OutputSpec | None]) -> bool:
-    """Whether every one of some results is known to hold no element."""
+    """Whether all results are known to hold no element."""
     for spec in outputs:
         if spec is None:
             return False

@@ -1,4 +1,4 @@
-"""What the walk over a graph asks of every node's target, worked out once a target."""
+"""The facts about a target that the interpreter needs at each of its nodes, collected once."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Operator(NamedTuple):
 
 
 class Operators:
-    """The targets that were met, found by identity: the hash of an operator of torch is computed in Python."""
+    """The targets met so far, looked up by identity: the hash of a torch operator is computed in Python."""
 
     def __init__(self) -> None:
-        # Each keeps its target alive, so that no id is given twice.
+        # Each keeps its target alive, so that no id is used again.
         self._by_id: dict[int, Operator] = {}
 
     def of(self, target: Any) -> Operator:
-        """What is known of a target."""
+        """Collects the facts about a target."""
         return self._by_id.get(id(target)) or self._look_at(target)
 
     def _look_at(self, target: Any) -> Operator:
         is_overload = isinstance(target, OpOverload)
         parameters = schema_parameters(target) if is_overload else ()
-        found = self._by_id[id(target)] = Operator(
+        operator = self._by_id[id(target)] = Operator(
             target,
             qualified_name(target),
             parameters,
@@ -60,4 +60,4 @@ class Operators:
             is_functionalized(target),
             target in QUANTIZERS,
         )
-        return found
+        return operator

@@ -1,4 +1,4 @@
-"""Which FX node, module and rule nodes come from, and how their metadata say it."""
+"""The FX node, module and rule that an ONNX node comes from, and its metadata about them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.build.module_calls import NO_MODULE, STRICT_ROOT
 from onnxplug.build.provenance import (
     CLASSES,
     DECOMPOSED,
     FX_NODE,
     NAMES,
     NAMESPACE,
+    NO_MODULE,
     PACKAGE,
     RULE,
     SOURCE,
+    STRICT_ROOT,
     TRACE,
     OfExport,
     Provenance,
@@ -30,19 +31,19 @@ from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.rule import Rule
 from onnxplug.version import VERSION
 
-#: What stands for a module in a stack, and is none.
+#: Entries of a module stack that are no modules.
 _NO_MODULES = (STRICT_ROOT, NO_MODULE)
-#: Where an object of this process is: another one in every run.
+#: An object's address, which differs from run to run.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ModuleScope:
-    """A module that FX nodes are part of.
+    """A module that FX nodes belong to.
 
     Args:
-        path: Its path as torch says it; ``None`` for the model's outside, which is none.
-        kind: Its class, or the name of that.
-        around: The one around it.
+        path: Its path as torch writes it; ``None`` outside of the model.
+        kind: Its class, or the name of its class.
+        around: The module around it.
 
     Attributes:
         path: Its path in the model, ``"encoder.layer.0"``.
@@ -60,7 +61,7 @@ class ModuleScope:
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """How the namespace of its nodes begins, and the lists of classes and of names."""
+        """The beginnings of its nodes' namespace and of their lists of classes and of names."""
         if self._texts is None:
             around = self._around if self._around is not None else NO_SCOPE
             namespace, classes, names = around.texts
@@ -74,18 +75,18 @@ def _class_name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-#: That of nodes that are of no module.
+#: The scope of nodes that belong to no module.
 NO_SCOPE = ModuleScope()
 
 
 class Context(NamedTuple):
-    """What holds for the nodes of a graph that know nothing of it themselves: those of branches and decompositions.
+    """Module, line and call for nodes of branches and decompositions, which have none recorded themselves.
 
     Attributes:
         scope: Their module.
         location: The user's file and line; ``None`` for the user's graphs.
         trace: The stack trace.
-        call: The call of a module that they are part of; ``None`` where that isn't asked for.
+        call: The module call that they belong to; ``None`` where module calls aren't needed.
         decomposing: The operators that the graph is a decomposition of, the outermost first.
     """
 
@@ -114,7 +115,7 @@ def _argument(argument: Any) -> str:
 
 
 def _items(items: Sequence[Any]) -> str:
-    """Arguments one after the other. Models have thousands: those of the two commonest kinds take no call each."""
+    """Arguments one after the other. Models have thousands: the two most common kinds take no call each."""
     texts = []
     for item in items:
         kind = type(item)
@@ -129,11 +130,7 @@ _NUMBERS = frozenset({int, float, bool, str, type(None), torch.dtype})
 
 
 class Describer:
-    """What the provenances of one export share.
-
-    Args:
-        metadata: What the model says.
-    """
+    """The part that all provenances of an export share."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -147,96 +144,96 @@ class Describer:
         self._makers: dict[int, tuple[Rule | None, Mapping[str, str]]] = {}
 
     def of_copy(self, graph: torch.fx.Graph, captured: torch.fx.Graph) -> None:
-        """Nodes of a graph that is made of what was captured are said to be what they were there.
+        """Describes the nodes of a graph made from a captured graph by their lines in the captured graph.
 
         Args:
-            graph: The graph, whose nodes have the names of those that they were.
-            captured: What was captured; it may be the same graph.
+            graph: The graph, whose nodes have the names of the captured nodes.
+            captured: The captured graph; it may be the same graph.
         """
         if graph is not captured:
             self._copy = graph
             self._captured = {fx.name: fx for fx in captured.nodes}
 
     def scope_of(self, fx: torch.fx.Node) -> ModuleScope | None:
-        """The module that an FX node says it is part of."""
+        """The module of an FX node, by its recorded stack."""
         stack: Mapping[str, tuple[str, Any]] | None = fx.meta.get("nn_module_stack")
         if not stack:
             return None
         key = tuple(stack)
-        found = self._scopes.get(key)
-        if found is None:
-            found = NO_SCOPE
+        scope = self._scopes.get(key)
+        if scope is None:
+            scope = NO_SCOPE
             for end, (path, kind) in enumerate(stack.values(), 1):
                 known = self._scopes.get(key[:end])
                 if known is None:
-                    known = found if path in _NO_MODULES else ModuleScope(path, kind, found)
+                    known = scope if path in _NO_MODULES else ModuleScope(path, kind, scope)
                     self._scopes[key[:end]] = known
-                found = known
-        return found if found is not NO_SCOPE else None
+                scope = known
+        return scope if scope is not NO_SCOPE else None
 
     def target(self, target: Any) -> tuple[str, str]:
-        """What is called, as torch writes it, and its :func:`repr`."""
-        found = self._targets.get(id(target))
-        if found is None:  # each keeps its target alive, so that no id is given twice
+        """A node's target as torch writes it, and its :func:`repr`."""
+        cached = self._targets.get(id(target))
+        if cached is None:  # each keeps its target alive, so that no id is used again
             text = _ADDRESS.sub("", str(target))
-            found = self._targets[id(target)] = target, text, repr(text)
-        return found[1:]
+            cached = self._targets[id(target)] = target, text, repr(text)
+        return cached[1:]
 
     def line(self, fx: torch.fx.Node) -> str:
-        """An FX node as a line of text: as it was captured."""
+        """An FX node as a line of text, as captured."""
         if fx.graph is self._copy:
             captured = self._captured.get(fx.name)
             if captured is not None and captured.target is fx.target:
                 fx = captured
-        found = self._lines.get(fx)
-        if found is None:
+        text = self._lines.get(fx)
+        if text is None:
             # As format_node writes it, which takes far longer.
             if fx.op == "placeholder":
                 return f"%{fx.name} : [num_users={len(fx.users)}] = placeholder[target={fx.target}]"
             if fx.op == "call_function" and fx.type is None:
                 args, kwargs = fx.args, fx.kwargs
-                found = (
+                text = (
                     f"%{fx.name} : [num_users={len(fx.users)}] = call_function[target={self._callee(fx)}]"
                     f"(args = ({_items(args)}{',' if len(args) == 1 else ''}), "
                     f"kwargs = {_argument(kwargs) if kwargs else '{}'})"
                 )
             else:
-                found = str(fx.format_node())
-            found = _ADDRESS.sub("", found) if " at 0x" in found else found
-            self._lines[fx] = found
-        return found
+                text = str(fx.format_node())
+            text = _ADDRESS.sub("", text) if " at 0x" in text else text
+            self._lines[fx] = text
+        return text
 
     def _callee(self, fx: torch.fx.Node) -> str:
-        """What a node calls, as ``format_node`` writes it."""
-        found = self._callees.get(id(fx.target))
-        if found is None:  # each keeps its target alive, so that no id is given twice
+        """A node's target as ``format_node`` writes it."""
+        cached = self._callees.get(id(fx.target))
+        if cached is None:  # each keeps its target alive, so that no id is used again
             text = str(fx.format_node()).partition("[target=")[2].partition("](args = ")[0]
-            found = self._callees[id(fx.target)] = fx.target, text
-        return found[1]
+            cached = self._callees[id(fx.target)] = fx.target, text
+        return cached[1]
 
     def listing(self, graph: torch.fx.Graph) -> str:
         """The text of an FX graph, a node a line."""
         return "\n    ".join(["graph():", *[self.line(fx) for fx in graph.nodes if fx.op != "output"]])
 
     def source(self, location: str) -> str:
-        """A user's file and line as the metadata say it."""
+        """A user's file and line as metadata."""
         return location if self.metadata.absolute_paths else relative_line(location)
 
     def trace(self, trace: str) -> str:
-        """A stack trace as the metadata say it."""
+        """A stack trace as metadata."""
         return trace if self.metadata.absolute_paths or not trace else relative_trace(trace)
 
     def maker(self, rule: Rule | None) -> Mapping[str, str]:
-        """What nodes say of the rule that made them; of none, that onnxplug did."""
-        found = self._makers.get(id(rule))
-        if found is None:  # each keeps its rule alive, so that no id is given twice
+        """The metadata about the rule that emitted a node; without a rule, onnxplug's own."""
+        cached = self._makers.get(id(rule))
+        if cached is None:  # each keeps its rule alive, so that no id is used again
             distribution = PROJECT_NAME if rule is None else rule.source or "rules of the call"
             package = self._packages.get(distribution)
             if package is None:
                 package = self._packages[distribution] = _with_version(distribution)
-            said = {PACKAGE: package} if rule is None else {RULE: rule.name, PACKAGE: package}
-            found = self._makers[id(rule)] = rule, said
-        return found[1]
+            metadata = {PACKAGE: package} if rule is None else {RULE: rule.name, PACKAGE: package}
+            cached = self._makers[id(rule)] = rule, metadata
+        return cached[1]
 
 
 def _with_version(distribution: str) -> str:
@@ -249,16 +246,16 @@ def _with_version(distribution: str) -> str:
 
 
 class FxProvenance(OfExport):
-    """An FX node, in its module, by a rule.
+    """The origin of a node that a rule emitted for an FX node in its module.
 
     Args:
-        describer: What the provenances of the export share.
+        describer: The describer of the export.
         fx: The FX node.
-        context: What holds for it.
+        context: The context of its graph.
         scope: Its module.
         location: The user's file and line.
-        call: The call of a module that it is part of; ``None`` where that isn't asked for.
-        rule: The rule that emits; ``None`` where none does: for sizes.
+        call: The module call that it belongs to; ``None`` where module calls aren't needed.
+        rule: The rule that emits; ``None`` for sizes, which no rule emits.
     """
 
     __slots__ = ("_context", "_describer", "_fx", "_location", "_rule", "_scope")
@@ -275,7 +272,7 @@ class FxProvenance(OfExport):
     ) -> None:
         self.place = scope.place
         self.call = call
-        self._said = None
+        self._metadata = None
         self._describer = describer
         self._fx = fx
         self._context = context
@@ -284,7 +281,7 @@ class FxProvenance(OfExport):
         self._rule = rule
 
     def by(self, rule: Rule) -> FxProvenance:
-        """The same by a rule."""
+        """The same origin with a rule."""
         return FxProvenance(self._describer, self._fx, self._context, self._scope, self._location, self.call, rule)
 
     @property
@@ -297,46 +294,46 @@ class FxProvenance(OfExport):
         """The module's path and the FX node's name."""
         return f"{self._scope.path}/{self._fx.name}" if self._scope.path else self._fx.name
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         fx, scope, describer = self._fx, self._scope, self._describer
         name = fx.name
         target, quoted_target = describer.target(fx.target)
         namespace, classes, names = scope.texts
-        said = {NAMESPACE: f"{namespace}{name}: {target}"}
+        metadata = {NAMESPACE: f"{namespace}{name}: {target}"}
         if self._location is not None:
-            said[SOURCE] = describer.source(self._location)
+            metadata[SOURCE] = describer.source(self._location)
         if full:
-            said |= {
+            metadata |= {
                 CLASSES: f"{classes}{quoted_target}]",
                 NAMES: f"{names}{name!r}]",
                 FX_NODE: describer.line(fx),
                 TRACE: describer.trace(fx.meta.get("stack_trace") or self._context.trace),
             }
             if self._context.decomposing:
-                said[DECOMPOSED] = ", ".join(self._context.decomposing)
-            said |= describer.maker(self._rule)
-        return said
+                metadata[DECOMPOSED] = ", ".join(self._context.decomposing)
+            metadata |= describer.maker(self._rule)
+        return metadata
 
     def in_function(self, name: str) -> Provenance:
-        """Where the nodes of a function's body come from: the rule, and nothing that is one call's own."""
+        """The origin of a function's body: the rule, and nothing that belongs to a single call."""
         return _InFunction(self, name)
 
     def _shared(self, name: str, full: bool) -> dict[str, str]:
         target, _ = self._describer.target(self._fx.target)
-        said = without_modules(name, target, full)
+        metadata = without_modules(name, target, full)
         if full:
-            said |= self._describer.maker(self._rule)
-        return said
+            metadata |= self._describer.maker(self._rule)
+        return metadata
 
 
 class _InFunction(OfExport):
-    """The body of a function that a rule defines; further calls share it."""
+    """The origin of nodes in the body of a function that a rule defines; later calls share it."""
 
     __slots__ = ("_definer",)
 
     def __init__(self, definer: FxProvenance, name: str) -> None:
         super().__init__(name, "function")
-        self._said = None
+        self._metadata = None
         self._definer = definer
 
     @property
@@ -344,5 +341,5 @@ class _InFunction(OfExport):
         """The line of the first call, for errors."""
         return self._definer.location
 
-    def _say(self, full: bool) -> dict[str, str]:
+    def _make_metadata(self, full: bool) -> dict[str, str]:
         return self._definer._shared(self._name, full)

@@ -1,8 +1,8 @@
-"""Calls whose dtypes PyTorch itself refuses: fake tensors let pass what an operator's kernels raise an error for.
+"""Calls whose dtypes PyTorch itself refuses: fake tensors accept dtypes for which an operator's kernels raise an error.
 
-``nn.Linear`` of half precision takes a float input while torch.export traces it, and none when it runs. What eager PyTorch says is
-found out by running the operator alone, on small tensors of the call's dtypes: once for each operator and dtypes, and only where
-the dtypes are not all one floating type.
+``nn.Linear`` of half precision takes a float input while torch.export traces it, and none when it runs. The operator is run
+alone, on small tensors of the call's dtypes, to see whether eager PyTorch refuses it: once for each operator and dtypes, and only
+where the dtypes are not all the same floating type.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from onnxplug.torch_private import OpOverload, pytree
 
 #: The most elements of a tensor with which an operator is run; of larger tensors the large sizes are replaced.
 _MOST = 4096
-#: Sizes up to this one are kept: kernels, groups, heads.
+#: Sizes up to this size are kept: kernels, groups, heads.
 _KEPT = 8
-#: dtypes for which a missing kernel says nothing: another device has it.
+#: dtypes for which a missing kernel proves nothing: another device has it.
 _COMMON = frozenset("Float Double Long Int Short Char Byte Bool".split())
-#: Beginnings of the names of operators that trust the sizes that they are given beside the tensors: never run on other ones.
+#: Beginnings of the names of operators that trust sizes among their arguments: never run with other sizes.
 _TRUSTING = ("_", "native_")
-#: Those that hand numbers in tensors to LAPACK as they are: never run.
+#: Operators that hand numbers in tensors to LAPACK unchecked: never run.
 _UNCHECKED = ("linalg_lu", "lu_", "linalg_ldl")
 _MISSING = re.compile(r"not implemented for '(?:torch\.)?(\w+)'")
 
-#: Kinds of calls against which nothing was found.
+#: Kinds of calls that PyTorch accepted.
 _taken: set[Any] = set()
 
 
 def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False, is_unused: bool = False) -> str | None:
-    """What eager PyTorch says against the dtypes of a call; ``None`` where it takes them, or that is not known.
+    """Eager PyTorch's error for the dtypes of a call; ``None`` where it accepts them, or where that is not known.
 
     Args:
         fx: A call of an operator.
-        is_doubtful: Whether to ask even where tensors and results have one floating dtype, or a call of that kind was taken.
-        is_unused: Whether nothing reads the result: then no converter finds out that one floating dtype is not taken.
+        is_doubtful: Whether to test even where tensors and results have the same floating dtype, or a call of that kind passed.
+        is_unused: Whether nothing reads the result: then no converter notices that a floating dtype is refused.
     """
     if not is_doubtful and not is_unused:
         dtypes: set[Any] = {getattr(node.meta.get("val"), "dtype", None) for node in (fx, *fx.all_input_nodes)} - {None}
@@ -53,7 +53,7 @@ def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False, is_unused: bool = F
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return None
     kwargs = fx.kwargs
-    # By identity: the hash of an operator of torch is computed in Python.
+    # By identity: the hash of a torch operator is computed in Python.
     key = (id(target), *map(_kind, fx.args), *kwargs, *map(_kind, kwargs.values()))
     if not is_doubtful and key in _taken:
         return None
@@ -69,13 +69,13 @@ def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames
     Args:
         fx: The call.
         location: The user's line.
-        message: What PyTorch says.
+        message: PyTorch's error.
         symbols: Names of dynamic sizes.
     """
     vals = [v for node in fx.all_input_nodes if isinstance(v := node.meta.get("val"), torch.Tensor)]
-    given = ", ".join(f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, symbols.dims(v)))}]" for v in vals)
+    operands = ", ".join(f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, symbols.dims(v)))}]" for v in vals)
     error = CaptureError(
-        f"PyTorch itself refuses {qualified_name(fx.target)} of {given} at {location}: {message}",
+        f"PyTorch itself refuses {qualified_name(fx.target)} of {operands} at {location}: {message}",
         hint="The model does not run in eager mode with inputs of these dtypes either: cast the input (x.to(weight.dtype)) or the "
         "module (module.to(x.dtype)), or give inputs of the dtypes that the model is run with.",
     )
@@ -84,7 +84,7 @@ def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames
 
 
 def _kind(argument: Any) -> Any:
-    """What decides of an argument whether its dtype is taken."""
+    """The property of an argument that decides whether its dtype is accepted."""
     kind = type(argument)
     if kind is torch.fx.Node:
         val = argument.meta.get("val")
@@ -95,9 +95,9 @@ def _kind(argument: Any) -> Any:
 
 
 def _try(fx: torch.fx.Node) -> str | None:
-    """What PyTorch says of a call on tensors of its dtypes that it doesn't say of the same call with other ones."""
+    """PyTorch's error for a call on tensors of its dtypes that it doesn't raise for the same call with other dtypes."""
     name = fx.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
-    if name.startswith(_UNCHECKED) or name.endswith("_backward"):  # torch calls these, with what its kernels give
+    if name.startswith(_UNCHECKED) or name.endswith("_backward"):  # torch calls these with results of its kernels
         return None
     tensors = [node for node in fx.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)]
     vals = [node.meta["val"] for node in tensors]
@@ -115,7 +115,7 @@ def _try(fx: torch.fx.Node) -> str | None:
         _raised(fx, shrink, {}, 1, turned=True) is None
     ):  # some kernels take more dtypes of tensors that are not contiguous
         return None
-    # Of wrong sizes or values it would say so whatever the dtypes are.
+    # Wrong sizes or values would be refused whatever the dtypes are.
     others = [dict(zip(tensors, dtypes, strict=True)) for dtypes in _others(vals)]
     runs = any(_raised(fx, shrink, dtypes, content) is None for dtypes in others for content in (1, 0))
     return message if runs else None
@@ -131,21 +131,21 @@ def _lacks_kernel(message: str) -> bool:
 
 
 def _others(vals: Sequence[torch.Tensor]) -> Iterator[list[torch.dtype]]:
-    """Other dtypes for the tensors of a call, some of which an operator that they fit takes."""
-    given = [val.dtype for val in vals]
+    """Other dtypes for the tensors of a call; a valid call is accepted with some of them."""
+    own = [val.dtype for val in vals]
     for dtype in (torch.float32, torch.int64, torch.bool):
-        yield [dtype] * len(given)
-    floats = [torch.float32 if dtype.is_floating_point else dtype for dtype in given]
+        yield [dtype] * len(own)
+    floats = [torch.float32 if dtype.is_floating_point else dtype for dtype in own]
     yield floats
     for start, (position, dtype) in itertools.product(
-        (given, floats),
-        itertools.product(range(len(given)), (torch.int64, torch.bool, torch.float32, *dict.fromkeys(given))),
+        (own, floats),
+        itertools.product(range(len(own)), (torch.int64, torch.bool, torch.float32, *dict.fromkeys(own))),
     ):
         yield [*start[:position], dtype, *start[position + 1 :]]
 
 
 def _smaller(fx: torch.fx.Node) -> Callable[[Any], Any] | None:
-    """What makes the sizes of a call small: equal ones stay equal, in the same order; ``None`` where that may be unsafe."""
+    """A function that makes the sizes of a call small and keeps their order and equality; ``None`` where that may be unsafe."""
     vals = [v for n in (fx, *fx.all_input_nodes) for v in pytree.tree_leaves(n.meta.get("val"))]
     tensors = [v for v in vals if isinstance(v, torch.Tensor)]
     shapes = [[_hint(size) for size in v.shape] for v in tensors]
@@ -154,14 +154,14 @@ def _smaller(fx: torch.fx.Node) -> Callable[[Any], Any] | None:
     name = fx.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
     if name.startswith(_TRUSTING):
         return None
-    given = [a for a in pytree.tree_leaves((fx.args, dict(fx.kwargs))) if type(a) is int]
-    large = sorted({n for n in itertools.chain(given, *shapes) if n > _KEPT})
+    numbers = [a for a in pytree.tree_leaves((fx.args, dict(fx.kwargs))) if type(a) is int]
+    large = sorted({n for n in itertools.chain(numbers, *shapes) if n > _KEPT})
     small: Mapping[int, int] = {n: _KEPT + 1 + i for i, n in enumerate(large)}
     return lambda size: small.get(_hint(size), _hint(size))
 
 
 def _hint(size: Any) -> int:
-    """A size in the example inputs; 2 for one that the data decide."""
+    """A size in the example inputs; 2 for a size that depends on data."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     return int(size.node.hint) if size.node.has_hint() and size.node.hint is not None else 2
@@ -181,14 +181,14 @@ def _raised(
     content: int,
     turned: bool = False,
 ) -> str | None:
-    """What an operator raises on tensors of a call's sizes and dtypes; ``None`` where it runs.
+    """The error of an operator on tensors of a call's sizes and dtypes; ``None`` where it runs.
 
     Args:
         fx: The call.
-        size: Gives the number that stands for a size.
+        size: Gives the number for a size.
         dtypes: dtypes of some tensors instead of their own.
-        content: What the tensors hold.
-        turned: Whether the last axis is the outermost one in memory.
+        content: The numbers in the tensors.
+        turned: Whether the last axis is the outermost in memory.
     """
 
     def argument(item: Any) -> Any:

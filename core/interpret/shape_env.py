@@ -1,4 +1,4 @@
-"""What torch notes of dynamic sizes while an operator is traced, kept apart from what it knows of the program."""
+"""Guards and replacements that torch records while an operator is traced, kept apart from those of the program."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from onnxplug.capture.size_guards import is_of_layout
 from onnxplug.torch_private import FakeTensor, backed_values, uninteresting_files
 
-#: The first of the sizes that stand for examples of 0 and 1; the others are the next odd numbers.
+#: The first of the sizes that replace examples of 0 and 1; the others are the next odd numbers.
 _LARGER = 11
 
 
 @contextlib.contextmanager
 def undone_on_error(env: ShapeEnv) -> Iterator[None]:
-    """Takes back what torch notes of sizes while it holds, where it ends with an error.
+    """On an error, takes back everything that torch recorded about sizes within the context.
 
-    A trace that is refused because it holds for some sizes alone has told torch that the program has these sizes: later
-    nodes would be converted for them.
+    A trace that is refused because it is right only for some sizes has made torch believe that the program has these sizes:
+    later nodes would be converted for them.
     """
     saved = state_of(env)
     try:
@@ -36,18 +36,14 @@ def undone_on_error(env: ShapeEnv) -> Iterator[None]:
 
 @contextlib.contextmanager
 def larger_examples(env: ShapeEnv) -> Iterator[None]:
-    """While it holds, sizes whose example is 0 or 1 have another one, so that torch does not take the way for these two.
-
-    Args:
-        env: torch's notes.
-    """
+    """Within the context, sizes whose example is 0 or 1 have another example, so that torch does not specialise for these two."""
     import sympy
 
     saved = state_of(env)
     examples = backed_values(env)
     before = dict(examples)
     changed = [symbol for symbol, value in examples.items() if value in (0, 1)]
-    # The last one is the least: what was said of the order of sizes is no longer so.
+    # The last symbol gets the smallest example, so that an order of sizes that torch recorded does not hold by chance.
     examples.update({symbol: sympy.Integer(_LARGER + 2 * i) for i, symbol in enumerate(reversed(changed))})
     env.fake_tensor_cache.clear()
     _forget_answers(env)
@@ -64,23 +60,23 @@ def larger_examples(env: ShapeEnv) -> Iterator[None]:
 
 @contextlib.contextmanager
 def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
-    """While it holds, torch notes nothing of what it asks to settle strides.
+    """Within the context, torch records no guards for its questions about strides.
 
-    It is answered for the example's sizes, as always: ONNX has no strides, so that either answer is right. But torch would take the
-    answer for granted in what it asks next, which does matter.
+    They are answered for the example's sizes, as always: ONNX has no strides, so that either answer is right. But torch would
+    conclude from the answer what it asks next, which does matter.
     """
     from sympy.logic.boolalg import Boolean
 
     evaluate = env.evaluate_expr
 
     def answer(expr: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(expr, Boolean) and expr.free_symbols and _is_asked_for_layout():
-            found = expr.xreplace(backed_values(env))
-            if not found.free_symbols:
-                return found
+        if isinstance(expr, Boolean) and expr.free_symbols and _is_layout_question():
+            truth = expr.xreplace(backed_values(env))
+            if not truth.free_symbols:
+                return truth
         return evaluate(expr, *args, **kwargs)
 
-    # As if it stood in torch's own file: the line that torch notes with a condition is the one that asks.
+    # As if it were in torch's own file: torch records the asking line with each condition, and skips its own files.
     answer.__code__ = answer.__code__.replace(co_filename=ShapeEnv.evaluate_expr.__code__.co_filename)
     env.evaluate_expr = answer  # type: ignore[method-assign, assignment]
     try:
@@ -89,8 +85,8 @@ def layout_not_noted(env: ShapeEnv) -> Iterator[None]:
         del env.evaluate_expr
 
 
-def _is_asked_for_layout() -> bool:
-    """Whether a function that settles strides asks: the innermost one that is no part of torch's arithmetic on sizes."""
+def _is_layout_question() -> bool:
+    """Whether the question comes from a function that decides strides: the innermost frame outside torch's arithmetic on sizes."""
     frame: Any = sys._getframe(2)
     passed = uninteresting_files()
     while frame is not None and frame.f_code.co_filename in passed:
@@ -108,7 +104,7 @@ def has_small_examples(env: ShapeEnv, values: Iterable[Any]) -> bool:
 
 
 def with_current_examples(env: ShapeEnv, value: Any) -> Any:
-    """A fake tensor or size like another one, whose sizes have the examples that hold now."""
+    """A copy of a fake tensor or size with the present examples of the sizes."""
 
     def size(s: Any) -> Any:
         if not isinstance(s, torch.SymInt):
@@ -127,26 +123,26 @@ def with_current_examples(env: ShapeEnv, value: Any) -> Any:
 
 
 def state_of(env: ShapeEnv) -> dict[str, Any]:
-    """What torch has noted of sizes so far."""
+    """torch's records about sizes so far."""
     return {n: copy.copy(v) for n, v in vars(env).items() if hasattr(v, "clear") and hasattr(v, "copy")}
 
 
 def restore(env: ShapeEnv, saved: dict[str, Any]) -> None:
-    """Takes back what torch has noted since.
+    """Takes back everything that torch has recorded since.
 
     Args:
         env: torch's notes.
-        saved: What :func:`state_of` gave.
+        saved: The result of :func:`state_of`.
     """
     for name, value in saved.items():
-        held = getattr(env, name)
-        held.clear()
-        (held.extend if isinstance(held, list) else held.update)(value)
+        record = getattr(env, name)
+        record.clear()
+        (record.extend if isinstance(record, list) else record.update)(value)
     _forget_answers(env)
 
 
 def _forget_answers(env: ShapeEnv) -> None:
-    """Empties torch's caches of what it has found out of sizes."""
+    """Empties torch's caches of conclusions about sizes."""
     env._update_version_counter()
     if hasattr(env, "_replacements_version_counter"):
         env._replacements_version_counter += 1

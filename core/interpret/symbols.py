@@ -22,7 +22,7 @@ class SymbolNames:
     Attributes:
         expressions: Name of every dimension handed out to its sympy expression, whose symbols bear the users' names.
         originals: The same with torch's symbols.
-        constants: Names of dimensions, each with the number that torch takes it for, of which the user was warned.
+        constants: Names of dimensions that torch treats as numbers, with these numbers, after a warning to the user.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -39,14 +39,14 @@ class SymbolNames:
         if type(size) is int:
             return size
         node = size.node  # type: ignore[union-attr]
-        found = self._by_node.get(node)
-        if found is None:
+        dimension = self._by_node.get(node)
+        if dimension is None:
             expr = node._expr
-            found = self._known.get(expr)
-            if found is None:
-                found = self._known[expr] = self._work_out(node.expr)
-            self._by_node[node] = found
-        return found
+            dimension = self._known.get(expr)
+            if dimension is None:
+                dimension = self._known[expr] = self._work_out(node.expr)
+            self._by_node[node] = dimension
+        return dimension
 
     def _work_out(self, expr: Any) -> Dim:
         if expr.is_Integer:

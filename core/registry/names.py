@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import sys
 from typing import Any
 
@@ -18,10 +17,10 @@ def qualified_name(target: Any) -> str:
     ``aten.add.Tensor`` is ``"aten::add.Tensor"``, a default overload ``"aten::relu.default"``, a higher-order operator
     its name (``"cond"``), a Python function its module and name (``"_operator::mul"``, ``"torch::sym_max"``).
     """
-    found = _names.get(target)
-    if found is None:
-        found = _names[target] = _work_out(target)
-    return found
+    name = _names.get(target)
+    if name is None:
+        name = _names[target] = _work_out(target)
+    return name
 
 
 def _work_out(target: Any) -> str:
@@ -52,39 +51,19 @@ def packet_of(name: str) -> str:
     return f"{namespace}::{rest.partition('.')[0]}" if separator else name
 
 
-def matches(op: str, pattern: str) -> bool:
-    """Whether a pattern stands for an operator.
-
-    Args:
-        op: A qualified name, of an overload or of an operator.
-        pattern: The same, which stands for all its overloads too (``"aten::gelu"``); ``*``, ``?`` and ``[…]`` in it stand for
-            characters (``"aten::*pool*"``). Names as Python prints them do too (``"torch.ops.aten.gelu.default"``).
-    """
-    pattern = with_colons(pattern)
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (op, packet_of(op)))
-
-
-def with_colons(name: str) -> str:
-    """The qualified name of an operator as Python prints it: ``"aten::gelu.default"`` of ``"torch.ops.aten.gelu.default"``."""
-    if "::" in name:
-        return name
-    namespace, dot, rest = name.removeprefix("torch.ops.").partition(".")
-    return f"{namespace}::{rest}" if dot else name
-
-
 def find_overload(op: str) -> Any:
-    """The torch operator of a qualified name; a packet's default overload, or its first one. ``None`` if unknown."""
+    """The torch operator of a qualified name; of a packet the default overload, or else the first. ``None`` if unknown."""
     import torch
 
     namespace, separator, rest = op.partition("::")
     if not separator:
         return None
     packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops, namespace), packet, None)
-    if not isinstance(found, torch_private.OpOverloadPacket):
+    operators = getattr(getattr(torch.ops, namespace), packet, None)
+    if not isinstance(operators, torch_private.OpOverloadPacket):
         return None
-    names = found.overloads()
-    return getattr(found, overload or ("default" if "default" in names else names[0]), None)
+    names = operators.overloads()
+    return getattr(operators, overload or ("default" if "default" in names else names[0]), None)
 
 
 def is_known_operator(op: str) -> bool:
@@ -108,7 +87,7 @@ def known_namespaces() -> set[str]:
 
 
 def close_operators(op: str) -> list[str]:
-    """Names of known operators that are like one that isn't known: other overloads first."""
+    """Names of known operators that resemble an unknown name: other overloads first."""
 
     packet = packet_of(op)
     if "::" not in op:

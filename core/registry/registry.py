@@ -1,4 +1,4 @@
-"""OnnxRegistry: which rule translates a node, and why."""
+"""OnnxRegistry: chooses the rule that translates a node, and explains the choice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Explanation:
         rule: The candidate.
         layer: Its layer.
         source: Distribution that supplied it.
-        taken: Whether it is the one that translates the operator.
+        taken: Whether it translates the operator.
         reason: Why it was taken or passed over.
     """
 
@@ -54,7 +54,7 @@ class OnnxRegistry:
     Args:
         builtin: The rules that ship with onnxplug.
         plugin: Rules of installed packages; each carries its distribution's name in ``source``.
-        call: Rules given to this export.
+        call: Rules of this call.
         prefer: Qualified operator name (of an overload or a packet) to the distribution whose rules go first.
 
     Raises:
@@ -75,16 +75,16 @@ class OnnxRegistry:
         table: dict[str, list[tuple[Layer, Rule]]] = {}
         for rule in builtin:
             table.setdefault(rule.op, []).append((Layer.BUILTIN, rule))
-        given = list(plugin)
+        plugin_rules = list(plugin)
         overloads: dict[str, list[str]] = {}
-        for op in table if given else ():
+        for op in table if plugin_rules else ():
             overloads.setdefault(packet_of(op), []).append(op)
-        for rule in given:
+        for rule in plugin_rules:
             if not rule.override and self._shadowed(rule, table, overloads):
                 self._refuse(rule)
                 continue
             table.setdefault(rule.op, []).append((Layer.PLUGIN, rule))
-        #: The rules given to this export.
+        #: The rules of this call.
         self.call_rules: tuple[Rule, ...] = tuple(call)
         for rule in self.call_rules:
             table.setdefault(rule.op, []).append((Layer.CALL, rule))
@@ -139,11 +139,13 @@ class OnnxRegistry:
         for op, wanted in self._prefer.items():
             sources = {rule.source for name in self._names(op) for _, rule in self._table.get(name, ())}
             if wanted not in sources:
-                have = ", ".join(sorted(s for s in sources if s)) or "none"
-                raise UsageError(f"prefer: {wanted!r} has no rule for {op}; the distributions that have one: {have}")
+                available = ", ".join(sorted(s for s in sources if s)) or "none"
+                raise UsageError(
+                    f"prefer: {wanted!r} has no rule for {op}; the distributions that have one: {available}"
+                )
 
     def _names(self, op: str) -> list[str]:
-        """The keys under which rules for ``op`` may stand; every overload of a packet."""
+        """The keys of rules for ``op``; every overload of a packet."""
         if "::" in op and "." not in op.partition("::")[2]:
             return [op, *(name for name in self._table if packet_of(name) == op and name != op)]
         packet = packet_of(op)
@@ -160,7 +162,7 @@ class OnnxRegistry:
 
         Args:
             node: The node (:class:`onnxplug.FxNode`).
-            target: What the export is made for.
+            target: The target of the export.
 
         Returns:
             The first rule that applies; ``None`` when there is none.
@@ -176,7 +178,7 @@ class OnnxRegistry:
 
         Args:
             node: The node (:class:`onnxplug.FxNode`).
-            target: What the export is made for.
+            target: The target of the export.
 
         Returns:
             The rules in order of precedence.
@@ -191,11 +193,11 @@ class OnnxRegistry:
 
         Args:
             op: The qualified name of an overload.
-            target: What the export is made for.
+            target: The target of the export.
 
         Returns:
             The rules with their layers, in order of precedence. Within a layer and a priority, a rule for the closest target goes
-            first, then one that states ``exact``, then the one for the newest opset.
+            first, then a rule that states ``exact``, then the rule for the newest opset.
 
         Raises:
             RuleConflictError: Two distributions have equal precedence.
@@ -235,11 +237,11 @@ class OnnxRegistry:
 
         Args:
             op: The qualified name of an overload, or of an operator, for all its overloads.
-            target: What the export is made for.
+            target: The target of the export.
             node: A node, to evaluate conditions on it; without one they are named as conditions.
 
         Returns:
-            Every candidate with the reason, the one that is taken first.
+            Every candidate with the reason; the chosen rule comes first.
         """
         explanations: list[Explanation] = []
         overloads = [name for name in self._names(op) if name != packet_of(name)] if packet_of(op) == op else [op]
@@ -287,7 +289,7 @@ class OnnxRegistry:
         return sorted(self._table)
 
     def targets(self) -> set[str]:
-        """The target names that rules are for, and those that they nest in."""
+        """The target names of rules, and the names that contain them."""
         return set(self._targets)
 
     @cached_property
@@ -331,21 +333,21 @@ class BoundRegistry:
         return [rule for rule in rules if rule.when is None or rule.when(node)]
 
     def only_rule(self, op: str) -> Rule | None:
-        """The one rule for an operator, if there is one and it has no condition on the node."""
+        """The only rule for an operator, if there is a single one and it has no condition on the node."""
         rules, conditional = self._ranked.get(op) or self._look_up(op)
         return rules[0] if len(rules) == 1 and not conditional else None
 
     def _look_up(self, op: str) -> tuple[tuple[Rule, ...], bool]:
         rules = tuple(rule for _, rule in self._registry.ranked(op, self._target))
-        self._ranked[op] = found = rules, any(rule.when is not None for rule in rules)
-        return found
+        self._ranked[op] = ranked = rules, any(rule.when is not None for rule in rules)
+        return ranked
 
     def reason(self, rule: Rule, node: Any) -> str:
-        """Why a rule is the one for a node, or why it comes after another one; for the log."""
-        found = self._registry.explain(node.op_name, self._target, node)
-        return next((each.reason for each in found if each.rule is rule), "made for this node")
+        """Why a rule is chosen for a node, or comes after another; for the log."""
+        candidates = self._registry.explain(node.op_name, self._target, node)
+        return next((each.reason for each in candidates if each.rule is rule), "made for this node")
 
-    def asked(self) -> set[str]:
+    def operators(self) -> set[str]:
         """The operators for which rules were looked up."""
         return set(self._ranked)
 
@@ -369,8 +371,8 @@ def _why_not(rule: Rule, target: Target) -> str | None:
     if until is not None and target.opset > until:
         return f"holds up to opset {until}, the target is {target.opset}"
     for name, version in rule.domains.items():
-        have = target.opsets.get(name)
-        if have is None or have < version:
+        imported = target.opsets.get(name)
+        if imported is None or imported < version:
             return f"needs the domain {name} at version {version} or later among the target opsets"
     because = f": {rule.reason}" if rule.reason else ""
     if closeness(rule.target, target.runtime) is None:

@@ -15,7 +15,7 @@ OpsetRange = tuple[int | None, int | None]
 
 
 class Rule:
-    """One translation of one torch operator.
+    """A translation of a torch operator.
 
     Args:
         op: Qualified torch name: ``"aten::add.Tensor"`` for one overload, ``"mylib::nms"`` for every overload of that
@@ -25,14 +25,14 @@ class Rule:
             that is imported at first use.
         opset: Inclusive range (since, until) of ai.onnx versions; ``None`` leaves a side open.
         domains: Other domains, with the least version, that the target opsets must include.
-        target: Names of the runtimes for which it holds (``"onnxruntime"``, or one part: ``"onnxruntime:cpu"``); ``None`` for
-            all. A rule for the target asked for goes before one for all.
-        exact: ``True``: only in exports that ask for exact special values (NaN, infinities, ties, integers beyond 2**53);
+        target: Names of the runtimes for which it holds (``"onnxruntime"``, or a part: ``"onnxruntime:cpu"``); ``None`` for
+            all. A rule for the export's target goes before a rule for all.
+        exact: ``True``: only in exports with exact special values (NaN, infinities, ties, integers beyond 2**53);
             ``False``: only in the others; ``None``: in all.
         when: A pure predicate on the node.
-        reason: Why the rule stands beside another one for the operator; ``onnxplug why`` shows it.
-        override: A plugin's rule for an operator that a builtin rule translates must say so.
-        priority: Among rules of one layer the higher one goes first.
+        reason: Why the operator has this rule besides another; ``onnxplug why`` shows it.
+        override: Must be ``True`` in a plugin's rule for an operator that a builtin rule translates.
+        priority: Among rules of a layer the higher priority goes first.
 
     Raises:
         UsageError: An argument is malformed.
@@ -113,7 +113,7 @@ class Rule:
         return f"{module}:{getattr(self.convert, '__qualname__', repr(self.convert))}"
 
     def patches(self) -> Sequence[Callable[[], AbstractContextManager[Any]]]:
-        """Context managers that hold during capture; empty except in subclasses whose operator needs one."""
+        """Context managers that hold during capture; empty except in subclasses whose operator needs a patch."""
         return ()
 
     @property
@@ -140,21 +140,21 @@ class Rule:
         return f"Rule({self.op!r}, {self.name!r}{conditions})"
 
 
-def object_of(given: Any, purpose: str) -> Any:
-    """An object that a plugin gives, or that it names by ``"package.module:attribute"``.
+def object_of(item: Any, purpose: str) -> Any:
+    """An object of a plugin: the object itself, or its name ``"package.module:attribute"``.
 
     Raises:
         PluginError: The module raises or has no such attribute.
     """
-    return load_object(given, purpose) if isinstance(given, str) else given
+    return load_object(item, purpose) if isinstance(item, str) else item
 
 
 def load_object(reference: str, purpose: str, source: str = "") -> Any:
     """Imports ``"package.module:attribute"``.
 
     Args:
-        reference: What to import.
-        purpose: What it is for, for the message of the error.
+        reference: The object's name.
+        purpose: Its purpose, for the message of the error.
         source: The distribution that names it, for the message; empty for onnxplug itself.
 
     Returns:
@@ -166,12 +166,12 @@ def load_object(reference: str, purpose: str, source: str = "") -> Any:
     module_name, _, attribute = reference.partition(":")
     owner = f" (from {source})" if source else ""
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except Exception as error:
         raise PluginError(
             f"cannot import {reference!r}, {purpose}{owner}: {type(error).__name__}: {error}",
             hint="Is the package that supplies it installed whole? `onnxplug plugins list` shows its version.",
         ) from error
-    return found
+    return value

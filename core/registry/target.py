@@ -1,4 +1,4 @@
-"""What an export is made for: opsets, a runtime, and how exact special values must be."""
+"""The target of an export: opsets, a runtime, and whether special values must be exact."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxplug.errors import UsageError
+from onnxplug.packages import PACKAGES, is_installed, missing_package
 
-#: The runtime that an export is made for unless told otherwise.
+#: The default runtime of an export.
 DEFAULT_RUNTIME = "onnxruntime"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.\-]*(:[a-z0-9][a-z0-9_.\-]*)*")
@@ -17,13 +18,13 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.\-]*(:[a-z0-9][a-z0-9_.\-]*)*")
 
 @dataclass(frozen=True)
 class Target:
-    """What an export is made for.
+    """The target of an export.
 
     Attributes:
         opset: Version of ai.onnx.
-        opsets: Version of every domain asked for, ``""`` included.
+        opsets: Version of every requested domain, ``""`` included.
         runtime: The program that runs the model, ``"onnxruntime"``, or a part of it, ``"onnxruntime:cpu"``; ``None`` is
-            portable ONNX: nothing that is there for one runtime alone.
+            portable ONNX: no form that serves a single runtime.
         exact: Whether NaN, infinities, ties and integers beyond 2**53 must be as in PyTorch where that costs time.
     """
 
@@ -67,7 +68,7 @@ def closeness(names: Sequence[str], runtime: str | None) -> int | None:
 
 
 def is_onnxruntime_cpu(runtime: str | None) -> bool:
-    """Whether a model is made for ONNX Runtime's CPU, which the name of ONNX Runtime alone means too."""
+    """Whether a model is made for ONNX Runtime's CPU: also if the target is ``"onnxruntime"`` without a part."""
     return runtime in (DEFAULT_RUNTIME, f"{DEFAULT_RUNTIME}:cpu")
 
 
@@ -79,29 +80,33 @@ def intersect(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def with_outer(names: Iterable[str]) -> set[str]:
-    """Target names and those that they nest in: ``"onnxruntime:cpu"`` is also a part of ``"onnxruntime"``."""
-    found: set[str] = set()
+    """Target names and the names that contain them: ``"onnxruntime:cpu"`` is also a part of ``"onnxruntime"``."""
+    nested: set[str] = set()
     for name in names:
         parts = name.split(":")
-        found |= {":".join(parts[: i + 1]) for i in range(len(parts))}
-    return found
+        nested |= {":".join(parts[: i + 1]) for i in range(len(parts))}
+    return nested
 
 
 def check_runtime(runtime: str | None, known: Iterable[str]) -> str | None:
-    """The runtime asked for, if some rule, rewrite or plugin knows it.
+    """The requested runtime, if some rule, rewrite or plugin knows it.
 
     Args:
-        runtime: What the user asked for; ``None`` is portable ONNX.
-        known: The target names that are declared; the default one is always known.
+        runtime: The user's runtime; ``None`` is portable ONNX.
+        known: The declared target names; the default target is always known.
 
     Raises:
-        UsageError: Nothing knows it; the hint names what is close and what is known.
+        MissingPackageError: It is the name of a target that a package brings, which is not installed.
+        UsageError: It is unknown; the hint lists similar and known names.
     """
     if runtime is None:
         return None
     names = sorted(with_outer([DEFAULT_RUNTIME, *known]))
     if runtime in names:
         return runtime
+    package = f"target={str(runtime).removeprefix(f'{DEFAULT_RUNTIME}:')}"
+    if package in PACKAGES and not is_installed(package):
+        raise missing_package(package, f"target={runtime!r}")
     near = difflib.get_close_matches(str(runtime).lower(), names, 1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise UsageError(

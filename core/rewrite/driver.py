@@ -1,4 +1,4 @@
-"""Runs rewrites to a fixed point with a worklist: each node is looked at once, and again only when its inputs changed."""
+"""Runs rewrites to a fixed point with a worklist: each node is tried once, and again only when its inputs changed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def run_rewrites(
         g: The builder of the graph.
         graph: The graph.
         rewrites: The rewrites.
-        sources: Name of a rewrite to the distribution that it is of.
+        sources: Name of a rewrite to its distribution.
 
     Returns:
         How often each rewrite fired.
 
     Raises:
-        ConversionError: A rewrite raised, changed a dtype or rank, made a cycle, or does not terminate; it is named, and the
-            distribution that it is of.
+        ConversionError: A rewrite raised, changed a dtype or rank, made a cycle, or does not terminate; the message names it
+            and its distribution.
     """
     table: dict[str, list[Rewrite]] = {}
     for rewrite in rewrites:
@@ -71,32 +71,32 @@ class _Shared:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.seen: dict[Any, tuple[ir.Value, ...]] = {}
-        # The nodes stay alive here, so that no id in a key is given twice.
+        # The nodes stay alive here, so that no id in a key is used again.
         self._nodes: list[ir.Node] = []
 
     def lookup(self, key: Any) -> tuple[ir.Value, ...] | None:
         """The outputs of an equal node that is still in the graph."""
-        found = self.seen.get(key)
-        node = found[0].producer() if found else None
-        return found if node is not None and node.graph is self.graph else None
+        outputs = self.seen.get(key)
+        node = outputs[0].producer() if outputs else None
+        return outputs if node is not None and node.graph is self.graph else None
 
     def keep(self, firing: _Firing) -> None:
-        """Remembers what a firing emitted."""
+        """Adds the nodes that a firing emitted."""
         self._nodes.extend(firing.nodes)
         self.seen.update(firing.own_keys())
 
 
 class _Firing(Scope):
-    """What one rewrite emits at one node."""
+    """The scope of a firing: the nodes that a rewrite emits at a node."""
 
     def __init__(self, shared: _Shared) -> None:
         super().__init__(None)
         self._shared = shared
 
     def lookup(self, key: Any) -> tuple[ir.Value, ...] | None:
-        """The outputs of an equal node, of this firing or an earlier one."""
-        found = super().lookup(key)
-        return self._shared.lookup(key) if found is None else found
+        """The outputs of an equal node, of this or an earlier firing."""
+        outputs = super().lookup(key)
+        return self._shared.lookup(key) if outputs is None else outputs
 
     def own_keys(self) -> Mapping[Any, tuple[ir.Value, ...]]:
         """The nodes that may be shared, by their keys."""
@@ -111,13 +111,13 @@ class _Run:
         self.graph = graph
         self.table = table
         self.fired: Counter[str] = Counter()
-        #: The rewrite that is tried.
+        #: The rewrite that is being tried.
         self.at: Rewrite | None = None
         self._shared: dict[int, _Shared] = {}
         self._removed: list[ir.Node] = []
 
     def run(self) -> Counter[str]:
-        """Works the list off."""
+        """Tries the rewrites until the worklist is empty."""
         events = self.g.events
         nodes = list(nodes_of(self.graph))
         work: deque[ir.Node] = deque(node for node in nodes if _key(node) in self.table)
@@ -145,10 +145,10 @@ class _Run:
                         f"the rewrite {rewrite.name!r} does not terminate: it fired {self.fired[rewrite.name]} times",
                         hint="It matches its own output. Leave it out, or make its pattern narrower.",
                     )
-                for found in again:
-                    if found.graph is not None and found not in waiting and _key(found) in self.table:
-                        waiting.add(found)
-                        work.append(found)
+                for candidate in again:
+                    if candidate.graph is not None and candidate not in waiting and _key(candidate) in self.table:
+                        waiting.add(candidate)
+                        work.append(candidate)
                 break
         self.at = None
         if self.fired and not _in_order(self.graph, set()):
@@ -165,10 +165,10 @@ class _Run:
             ) from error
 
     def _sort(self) -> None:
-        """Puts nodes after those that they read.
+        """Moves nodes behind the nodes that they read.
 
-        What a rewrite shares with an earlier one, a size that an earlier one computed, or a value that stands for those of
-        several nodes may have come too late.
+        A node may come too late that a rewrite shares with an earlier rewrite, that computes a size for an earlier rewrite,
+        or that replaces the results of several nodes.
         """
         try:
             self.graph.sort()
@@ -177,7 +177,7 @@ class _Run:
             raise ConversionError(f"a value depends on itself after the rewrites {names}") from error
 
     def _try(self, node: ir.Node, rewrite: Rewrite) -> list[ir.Node] | None:
-        """Applies one rewrite at one node; returns the nodes to look at again."""
+        """Applies a rewrite at a node; returns the nodes to try again."""
         g, graph = self.g, node.graph
         assert isinstance(graph, ir.Graph)
         shared = self._shared.get(id(graph))
@@ -210,12 +210,12 @@ class _Run:
         return [*new_nodes, *self._replace(graph, replaced, provenance)]
 
     def _replace(self, graph: ir.Graph, replaced: Replaced, provenance: Rewritten) -> list[ir.Node]:
-        """Puts values in the place of others and removes what nothing needs any more; returns the consumers.
+        """Replaces values and removes the nodes that nothing needs any more; returns the consumers.
 
         Args:
             graph: The graph.
-            replaced: What stands for each value.
-            provenance: Takes the nodes that are removed.
+            replaced: Old value to new value.
+            provenance: Records the nodes that are removed.
         """
         consumers: list[ir.Node] = []
         for old, new in replaced.items():
@@ -228,7 +228,7 @@ class _Run:
                 continue
             if old.is_graph_output() and (producer is None or producer.graph is not graph or new.is_graph_output()):
                 new = self._copied(graph, old, new)
-            # The name goes along: users find values by it.
+            # The new value takes the name: users find values by it.
             if new.producer() is not None and old.name and not new.is_graph_output():
                 old_name, old.name = old.name, None
                 new.name = old_name
@@ -248,7 +248,7 @@ class _Run:
         return consumers
 
     def _copy_for_output(self, graph: ir.Graph, value: ir.Value, copy: ir.Value) -> None:
-        """Puts a value's copy among the graph's outputs, under the value's name."""
+        """Makes a value's copy an output of the graph in its place, under the value's name."""
         name, value.name = value.name, self.g.names.unique(f"{value.name}_inner")
         copy.name = name
         for position, output in enumerate(graph.outputs):
@@ -256,7 +256,7 @@ class _Run:
                 graph.outputs[position] = copy
 
     def _copied(self, graph: ir.Graph, old: ir.Value, new: ir.Value) -> ir.Value:
-        """A graph's output must be made in it, and once."""
+        """A graph's output must be made within the graph, and no value is an output twice."""
         producer = old.producer()
         assert producer is not None
         copy = ir.Value(type=old.type, shape=old.shape)
@@ -266,7 +266,7 @@ class _Run:
         return copy
 
     def _name(self, nodes: Iterable[ir.Node]) -> None:
-        """Names what is new; a name is unique in the whole model, for it is visible in the graphs within."""
+        """Names new values; a name is unique in the whole model, as it is visible in subgraphs."""
         for node in nodes:
             for value in node.outputs:
                 if value.name is None:
@@ -278,11 +278,11 @@ def _key(node: ir.Node) -> str:
 
 
 def _in_order(graph: ir.Graph, before: set[ir.Node]) -> bool:
-    """Whether every node of a graph, and of those within, stands after the nodes that it reads.
+    """Whether every node of a graph and of its subgraphs comes after the nodes that it reads.
 
     Args:
         graph: The graph.
-        before: The nodes that stand before it; its own are added.
+        before: The nodes before it; its own are added.
     """
     for node in graph:
         for value in node.inputs:
@@ -297,10 +297,10 @@ def _in_order(graph: ir.Graph, before: set[ir.Node]) -> bool:
 
 
 def _checked(node: ir.Node, result: Any, rewrite: Rewrite) -> Replaced:
-    """What a rewrite returned, as the values to replace and what stands for each.
+    """A rewrite's result as pairs of old and new values.
 
     Raises:
-        ConversionError: Too few values, or one of another dtype or rank.
+        ConversionError: Too few values, or a value of another dtype or rank.
     """
     if isinstance(result, Mapping):
         replaced = dict(result)
@@ -315,7 +315,7 @@ def _checked(node: ir.Node, result: Any, rewrite: Rewrite) -> Replaced:
         replaced = dict(zip(node.outputs, values, strict=True))
     for old, new in replaced.items():
         if new is old:
-            # Equal nodes are shared: what the rewrite emitted is the very node that it is to replace.
+            # Equal nodes are shared: the rewrite emitted the node itself that it should replace.
             raise ConversionError(
                 f"the rewrite {rewrite.name!r} does not terminate: it replaces {_key(node)} by itself",
                 hint="It matches its own output. Leave it out, or make its pattern narrower.",

@@ -18,22 +18,22 @@ Apply = Callable[["GraphBuilder", "ir.Node"], Any]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Replaces a node, and what only it needed, by other nodes that compute the same.
+    """Replaces a node, and the nodes that only it needed, by other nodes that compute the same.
 
     Attributes:
-        name: What errors and reports call it.
+        name: Its name in errors and reports.
         op: Operator type of the node at the root of the pattern: ``"Add"``, or ``"com.acme::Scale"`` in another domain.
         apply: ``(g, node) -> Value | Sequence[Value] | Mapping[Value, Value] | None``: emits the replacement through ``g`` and
             returns one value an output of the node. To replace the results of other nodes of the same graph too, it returns
-            a mapping from each old value to the new one, which must not depend on the old; ``{old: g.scope.identity(old)}`` puts
+            a mapping from each old value to its new value, which must not depend on the old; ``{old: g.scope.identity(old)}`` puts
             the copy among the graph's outputs and nowhere else. ``None`` leaves the graph alone.
         opset: Inclusive range of ai.onnx versions.
         domains: Other domains, with the least version, that the target opsets must include.
         target: Names of the runtimes for which it holds (``"onnxruntime"``, ``"onnxruntime:cpu"``); ``None`` for all.
-        exact: ``True``: only where exact special values are asked for; ``False``: only where they aren't; ``None``: always.
+        exact: ``True``: only in exports with exact special values; ``False``: only in others; ``None``: always.
         reason: Why it is bound to these conditions.
-        when: ``(node) -> bool``: a cheap look at the node and its neighbours, before ``apply`` is called at all. It must
-            hold wherever ``apply`` would replace something.
+        when: ``(node) -> bool``: a cheap test of the node and its neighbours, before ``apply`` is called at all. It must be
+            true wherever ``apply`` would replace something.
 
     Raises:
         UsageError: A target's name is malformed.

@@ -1,4 +1,4 @@
-"""Which values of an ONNX model are the results of which FX nodes."""
+"""The alignment of FX nodes with the values of an ONNX model that are their results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Alignment:
     """Filled while a graph is converted.
 
     Attributes:
-        names: FX node to the name of the ONNX value that is its result; two names, of the real and the imaginary part, for a
-            complex one. Values that nothing needs are left out; such a part of a complex one has the name "". Names outlive
-            rewrites; a value that was rewritten away has left the model with its name.
+        names: FX node to the name of the ONNX value that is its result; for a complex result two names, of the real and the
+            imaginary part. Values that nothing needs are left out; an unneeded part has the name "". Names survive rewrites;
+            a value that was rewritten away has left the model with its name.
         rules: FX node to the rule that translated it.
         fired: How often each rewrite fired.
     """
@@ -32,7 +32,7 @@ class Alignment:
     fired: Counter[str] = field(default_factory=Counter)
 
     def record(self, graph: ir.Graph, values: Mapping[torch.fx.Node, Any]) -> None:
-        """Takes the names of what FX nodes became, once the graph is assembled and before it is rewritten."""
+        """Records the names of FX nodes' values, once the graph is assembled and before it is rewritten."""
         for node, value in values.items():
             parts = (value.real, value.imag) if isinstance(value, Complex) else (value,)
             names = tuple(_name_of(part, graph) for part in parts)
@@ -61,7 +61,7 @@ class Recipe:
     Attributes:
         functional: The FX graph.
         build: ``(functional, optimize, without, alignment) -> model``: converts a graph.
-        optimize: What the model was converted with.
+        optimize: The option of the conversion.
         without: The rewrites that it was converted without.
     """
 
@@ -76,7 +76,7 @@ class Recipe:
         Args:
             optimize: As ``to_onnx`` takes it.
             without: Names of rewrites to leave out.
-            alignment: Takes what FX nodes became.
+            alignment: Records the values of FX nodes.
 
         Raises:
             ConversionError: A converter fails.

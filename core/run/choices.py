@@ -1,10 +1,10 @@
 """Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open; operators
-that jump (comparisons, casts to integers, steps); and those that choose the order and the phases of vectors
+that jump (comparisons, casts to integers, steps); and operators that choose the order and the phases of vectors
 (:mod:`onnxplug.run.spectra`).
 
-The choice is another one, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All that is computed
-from the chosen elements then differs, and neither is wrong. :func:`chosen` says whether a result of ONNX is a right choice;
-:func:`outputs_of_choices` lets PyTorch go on from the choices of ONNX, so that what follows can be compared.
+The choices differ, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All results computed from
+the chosen elements then differ, and neither is wrong. :func:`chosen` decides whether a result of ONNX is a right choice;
+:func:`outputs_of_choices` lets PyTorch go on from the choices of ONNX, so that later results can be compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxplug.run.repetition import beyond_rounding, is_real, jumps
 from onnxplug.run.runs import Runs
 from onnxplug.torch_private import OpOverload
 
-#: Operators whose last result are indices, where the order of equal elements is open.
+#: Operators whose last result is indices, where the order of equal elements is open.
 _OPEN = frozenset(
     f"aten.{name}"
     for name in (
@@ -36,13 +36,13 @@ _OPEN = frozenset(
         "mode.default"
     ).split()
 )
-#: The same, where it is stated which of equal elements is meant.
+#: The same, but with a defined choice among equal elements.
 _STATED = frozenset(
     f"aten.{name}" for name in "argmax.default argmin.default max.dim min.dim cummax.default cummin.default".split()
 )
 _UNIQUE = "aten._unique2.default"
-#: Operators in floating point whose results jump, beside those whose results are integers or bools. Where another one does, a
-#: difference by rounding is reported that need not be; what rounding excuses is no matter of this table.
+#: Operators in floating point whose results jump, in addition to operators with integers or bools as results. If an operator is
+#: missing here, a difference by rounding is reported needlessly; the table does not decide which differences rounding excuses.
 _STEPS = frozenset(
     """ceil fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask floor floor_divide
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams hardshrink heaviside mode round sgn sign threshold trunc""".split()
@@ -58,7 +58,7 @@ _COMPLEX_CUT = frozenset("log log2 log10 log1p sqrt rsqrt pow acos acosh asin as
 
 
 def chooses(node: torch.fx.Node) -> bool:
-    """Whether a node's results are indices, or elements in an order, that depend on how elements compare, or open otherwise."""
+    """Whether a node's results are indices, or elements in an order, that depend on comparisons or are otherwise open."""
     name = str(node.target)
     return node.op == "call_function" and (
         name in _OPEN or name in _STATED or name == _UNIQUE or name in spectra.OPERATORS or _jumps(node)
@@ -90,26 +90,26 @@ def _is_cut(node: torch.fx.Node) -> bool:
     return name in _CUT or (name in _COMPLEX_CUT and isinstance(result, torch.Tensor) and result.is_complex())
 
 
-def chosen(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
-    """PyTorch's result with the choice of ONNX, if that is a right one; ``None`` if it is not.
+def chosen(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
+    """PyTorch's result with the choice of ONNX, if that is a right choice; else ``None``.
 
     Args:
         node: An operator for which :func:`chooses` is true.
-        given: What it reads, in the order of its ``all_input_nodes``.
+        operands: The values of its ``all_input_nodes``.
         expected: PyTorch's result.
-        actual: ONNX's results, in the order of PyTorch's; ``None`` for those that are not known.
+        actual: ONNX's results, in the order of PyTorch's; ``None`` for unknown results.
     """
     if str(node.target) in spectra.OPERATORS:
         return spectra.taken(str(node.target), expected, actual)
-    return _taken(node, given, expected, actual) if _is_right(node, given, expected, actual) else None
+    return _taken(node, operands, expected, actual) if _is_right(node, operands, expected, actual) else None
 
 
-def _is_right(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> bool:
+def _is_right(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> bool:
     if str(node.target) in spectra.OPERATORS:  # nothing is known of ONNX's results
         return False
     if str(node.target) not in (*_OPEN, *_STATED, _UNIQUE):
         return isinstance(actual[-1], torch.Tensor) and _same(actual[-1], expected)
-    named = _arguments(node, given)
+    named = _arguments(node, operands)
     x = named["self"]
     if str(node.target) == _UNIQUE:
         return not named["sorted"] and _is_right_unique(x, expected, actual)
@@ -132,8 +132,8 @@ def _is_right(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: 
 
 def _is_right_unique(x: torch.Tensor, expected: Sequence[torch.Tensor], actual: Sequence[Any]) -> bool:
     """Whether these are the distinct elements in any order, with the inverse and the counts of that order."""
-    for found, wanted in zip(actual, expected, strict=True):
-        if wanted.numel() and (not isinstance(found, torch.Tensor) or found.shape != wanted.shape):
+    for indices, wanted in zip(actual, expected, strict=True):
+        if wanted.numel() and (not isinstance(indices, torch.Tensor) or indices.shape != wanted.shape):
             return False
     values, inverse, counts = actual
     if not expected[0].numel() or not _same(values.sort()[0], expected[0].sort()[0]):
@@ -145,13 +145,13 @@ def _is_right_unique(x: torch.Tensor, expected: Sequence[torch.Tensor], actual: 
     return not expected[2].numel() or torch.equal(counts[values.argsort()], expected[2][expected[0].argsort()])
 
 
-def _taken(node: torch.fx.Node, given: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
-    """PyTorch's result with the indices of ONNX, and the elements that these have in what PyTorch reads."""
+def _taken(node: torch.fx.Node, operands: Sequence[Any], expected: Any, actual: Sequence[Any]) -> Any:
+    """PyTorch's result with the indices of ONNX, and the elements of PyTorch's operand at these indices."""
     if str(node.target) == _UNIQUE:
         return tuple(a if e.numel() else e for a, e in zip(actual, expected, strict=True))
     if isinstance(expected, torch.Tensor):
         return actual[-1]
-    named = _arguments(node, given)
+    named = _arguments(node, operands)
     return _at(named["self"], actual[-1], named["dim"]), actual[-1]
 
 
@@ -172,9 +172,9 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def _arguments(node: torch.fx.Node, given: Sequence[Any]) -> dict[str, Any]:
+def _arguments(node: torch.fx.Node, operands: Sequence[Any]) -> dict[str, Any]:
     """An operator's arguments by their names, defaults among them."""
-    env = dict(zip(node.all_input_nodes, given, strict=True))
+    env = dict(zip(node.all_input_nodes, operands, strict=True))
     args = torch.fx.node.map_arg(node.args, env.__getitem__)
     kwargs = torch.fx.node.map_arg(node.kwargs, env.__getitem__)
     schema = node.target._schema.arguments  # type: ignore[union-attr]
@@ -182,15 +182,15 @@ def _arguments(node: torch.fx.Node, given: Sequence[Any]) -> dict[str, Any]:
 
 
 def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, Any], count: int) -> list[Any]:
-    """ONNX's results of an operator; ``None`` for those that are not in the model, NaN for a part of a complex one that is not.
+    """ONNX's results of an operator; ``None`` for results that are not in the model, NaN for a missing part of a complex result.
 
     Args:
         node: The operator.
-        alignment: Which ONNX values are results of which nodes.
+        alignment: The ONNX values of FX nodes.
         values: ONNX's values by name.
         count: The number of its results; 1 for an operator that gives a tensor and not a list of them.
     """
-    found: list[Any] = [None] * count
+    results: list[Any] = [None] * count
     places = {0: node} if alignment.names.get(node) else {}
     for user in node.users:
         if getattr(user.target, "__name__", "") == "getitem":
@@ -199,8 +199,8 @@ def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, A
         parts = [values.get(name) for name in alignment.names.get(result, ())]
         known = [part for part in parts if isinstance(part, torch.Tensor)]
         if place < count and known:
-            found[place] = known[0] if len(parts) == 1 else torch.complex(*(_or_nan(p, known[0]) for p in parts))
-    return found
+            results[place] = known[0] if len(parts) == 1 else torch.complex(*(_or_nan(p, known[0]) for p in parts))
+    return results
 
 
 def _or_nan(part: Any, other: torch.Tensor) -> torch.Tensor:
@@ -210,10 +210,10 @@ def _or_nan(part: Any, other: torch.Tensor) -> torch.Tensor:
 def outputs_of_choices(
     model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Sequence[Any]
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What PyTorch computes where it chooses, among equal elements, as an ONNX model does.
+    """PyTorch's results if it chooses, among equal elements, as an ONNX model does.
 
-    A choice of ONNX is taken over only if it is right for PyTorch's elements or, to the last bit, for those that the ONNX model
-    itself has there, if these agree with PyTorch's within the tolerances of verification.
+    A choice of ONNX is used only if it is right for PyTorch's elements or, to the last bit, for the ONNX model's own elements, if
+    these agree with PyTorch's within the tolerances of verification.
 
     Args:
         model: The model.
@@ -222,13 +222,13 @@ def outputs_of_choices(
         leaves: The flattened inputs.
 
     Returns:
-        The results of the captured graph by the names of the outputs, with PyTorch's own choices and with those of ONNX; ``None``
+        The results of the captured graph by the names of the outputs, with PyTorch's own choices and with ONNX's; ``None``
         where ONNX has no other right choice, or ONNX Runtime does not run the model with more outputs.
     """
     functional = recipe.functional
     alignment, leaves = Alignment(), clone_leaves(leaves)
-    given = placeholder_values(functional, leaves)
-    jump = jumping(functional, given)
+    values = placeholder_values(functional, leaves)
+    jump = jumping(functional, values)
     choosing = [node for node in functional.graph.nodes if node in jump or chooses(node) or _is_cut(node)]
     if not choosing:
         return None
@@ -238,16 +238,16 @@ def outputs_of_choices(
             recipe.convert(recipe.optimize, recipe.without, alignment)
         near = {near for node in choosing for near in (node, *node.users, *node.all_input_nodes)}
         names = {name for node in near for name in alignment.names.get(node, ())}
-        found = Runs(model, host, feed_of(functional, leaves)).computed(names)
+        computed = Runs(model, host, feed_of(functional, leaves)).computed(names)
     except Exception:  # ONNX Runtime lacks a kernel, or the model was changed since: nothing is known of its choices
         return None
-    replay = _Replay(functional, given, alignment, found)
+    replay = _Replay(functional, values, alignment, computed)
     own, theirs = replay.outputs(()), replay.outputs(choosing)
     return (own, theirs) if replay.taken else None
 
 
 class _Replay:
-    """Runs a captured graph by PyTorch, with the choices of ONNX in the place of PyTorch's.
+    """Runs a captured graph by PyTorch, with the choices of ONNX instead of PyTorch's.
 
     Attributes:
         taken: The operators whose choice is ONNX's, and what they give with it.
@@ -258,12 +258,12 @@ class _Replay:
         functional: FunctionalGraph,
         values: Mapping[torch.fx.Node, Any],
         alignment: Alignment,
-        found: Mapping[str, Any],
+        computed: Mapping[str, Any],
     ) -> None:
         self._functional = functional
         self._values = values
         self._alignment = alignment
-        self._found = found
+        self._computed = computed
         self._slack: tuple[int, dict[torch.fx.Node, torch.Tensor | None]] | None = None
         self.taken: dict[torch.fx.Node, Any] = {}
 
@@ -293,7 +293,7 @@ class _Replay:
     def _choice(
         self, node: torch.fx.Node, given: Sequence[Any], result: Any, operands: Collection[torch.fx.Node]
     ) -> Any:
-        actual = results_of(node, self._alignment, self._found, len(_parts(result)))
+        actual = results_of(node, self._alignment, self._computed, len(_parts(result)))
         choice = chosen(node, given, result, actual) if chooses(node) else None
         own = self._own(node, given, operands) if choice is None else None
         if own is not None:
@@ -314,7 +314,7 @@ class _Replay:
             if not isinstance(value, torch.Tensor) or before.op != "call_function":
                 own.append(value)
                 continue
-            there = results_of(before, self._alignment, self._found, 1)[0]
+            there = results_of(before, self._alignment, self._computed, 1)[0]
             if there is None:
                 return None
             if (

@@ -1,4 +1,4 @@
-"""Comparison of results: the one function that every check of onnxplug uses.
+"""Comparison of results: the function that every check of onnxplug uses.
 
 Elements are compared one by one, ``|actual - expected| <= atol + rtol * |expected|``. ``docs/verification.md`` says how
 ``atol`` follows from the ordinary elements of the expected tensor, and why.
@@ -17,7 +17,7 @@ import torch
 
 from onnxplug.strings import STRING, string_array
 
-#: Above this number of elements, the size of the ordinary ones is taken from a sample of as many.
+#: Above this number of elements, the size of ordinary elements is estimated from a sample of this number.
 _SAMPLE = 1 << 18
 
 #: A value that fills at least this share of a tensor is a fill (a mask's -1e9, a constant) and counts as one element.
@@ -26,19 +26,19 @@ _FILL_SHARE = 1 / 16
 #: How much farther than PyTorch's an element may be from the float64 result, and how many tolerances at most.
 _NEAR, _FARTHEST = 2, 10
 
-#: The most that rounding of larger elements adds to the tolerance, in shares of the small ordinary ones.
+#: The most that rounding of larger elements adds to the tolerance, in shares of the small ordinary elements.
 _CEILING = 30
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an element may be from the expected one, for one dtype.
+    """How far an element may be from the expected element, for a dtype.
 
     Attributes:
         rtol: Share of the expected element.
         share: Share of the ordinary size of the tensor's elements, added to the above; ``None`` where ``atol`` is fixed.
-        rounding: Share of the tensor's larger ordinary elements by which rounding alone may change a small one.
-        atol: Absolute tolerance where no element tells a size, and everywhere if ``share`` is ``None``.
+        rounding: Share of the tensor's larger ordinary elements by which rounding alone may change a small element.
+        atol: Absolute tolerance where there are no ordinary elements, and everywhere if ``share`` is ``None``.
     """
 
     rtol: float
@@ -56,7 +56,7 @@ _MODEL = {
     torch.float32: _model(torch.float32, 1e-4, 1e-5),
     torch.float16: _model(torch.float16, 1e-2, 1e-3),
     torch.bfloat16: _model(torch.bfloat16, 5e-2, 1e-2),
-    # The step to the next number: rounding may tip to either of both.
+    # The step to the next number: rounding may go to either neighbour.
     torch.float8_e4m3fn: Tolerance(0.125, None, 0.0, 2.0**-9),
     torch.float8_e4m3fnuz: Tolerance(0.125, None, 0.0, 2.0**-10),
     torch.float8_e5m2: Tolerance(0.25, None, 0.0, 2.0**-16),
@@ -75,7 +75,7 @@ _PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.
 
 
 class Scale(Enum):
-    """What is compared; it decides the tolerance of each dtype. Dtypes without a row (integers, bool) must be equal."""
+    """The kind of results; it decides the tolerance of each dtype. Dtypes without a row (integers, bool) must be equal."""
 
     MODEL = "model"
     """A whole model: relative to the size of its results. Rounding adds up over its layers."""
@@ -83,7 +83,7 @@ class Scale(Enum):
     """One operator: the tolerances of ``torch.testing.assert_close``."""
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance | None:
-        """The row of a dtype; that of its parts for a complex one."""
+        """The row of a dtype; for a complex dtype the row of its parts."""
         table: Mapping[torch.dtype, Tolerance] = _MODEL if self is Scale.MODEL else _OPERATOR
         return table.get(_PARTS.get(dtype, dtype))
 
@@ -95,12 +95,12 @@ class Comparison:
     Attributes:
         count, total: Number of elements that differ by more than the tolerance, and of all.
         max_abs_difference: Largest difference of two finite elements.
-        index: Of the element that exceeds its tolerance most; empty for a scalar, ``None`` where none does.
+        index: The index of the element that exceeds its tolerance most; empty for a scalar, ``None`` where none does.
         actual, expected: Its two values.
         allowed: Its tolerance.
         dtype: Dtype of the expected tensor.
         problem: Another dtype or shape, in words; nothing else is compared then.
-        histogram: What ``measure`` made of the differences of all elements.
+        histogram: The result of ``measure`` for the differences of all elements.
     """
 
     count: int = 0
@@ -146,18 +146,18 @@ def compare(
     """Compares two tensors element by element.
 
     NaN equals NaN, an infinity equals itself and nothing else. Integers and bools must be equal unless a tolerance is given.
-    A complex tensor may be given as a real one whose last axis of size 2 holds both parts; each part is compared.
+    A complex tensor may be given as a real tensor whose last axis of size 2 holds both parts; each part is compared.
 
     Args:
-        actual: What the exported model computed; strings as an array.
-        expected: What PyTorch computed. For a Python number every dtype will do, of a tensor without axes.
-        scale: Whose tolerances hold.
+        actual: The exported model's result; strings as an array.
+        expected: PyTorch's result. For a Python number, ``actual`` may have any dtype and no axes.
+        scale: The kind of results, which decides the tolerances.
         rtol, atol: Tolerances instead of these.
         slack: Added to each element's tolerance: doubles, of the shape of ``actual``.
-        exact: What PyTorch computes in float64: doubles, of the shape of ``actual``. An element that is as near it as PyTorch's own
-            elements of its size are is equal.
-        measure: Takes ``|ONNX - PyTorch|`` of each element, its tolerance, and whether both are equal; counts them for a histogram.
-        precision: The type that the exported model computes in: floats may be of it, and its tolerances hold.
+        exact: PyTorch's result in float64: doubles, of the shape of ``actual``. An element that is as near to it as
+            PyTorch's own elements of its size is equal.
+        measure: Makes a histogram of ``|ONNX - PyTorch|``, the tolerance and the equality of each element.
+        precision: The type that the exported model computes in: floats may have this type, and its tolerances hold.
     """
     if isinstance(expected, torch.Tensor) and expected.dtype == STRING:
         return _compare_strings(actual, string_array(expected))
@@ -197,8 +197,8 @@ def compare(
     bad = ~(same | (theirs.isfinite() & (difference <= allowed)))
     if exact is not None and exact.shape == bad.shape and bad.any():
         bad = bad & ~_equally_near(ours, theirs, exact, allowed, bad)
-    found = _result(actual, expected, difference, allowed, bad, dtype)
-    return replace(found, histogram=measure(difference, allowed, same)) if measure else found
+    comparison = _result(actual, expected, difference, allowed, bad, dtype)
+    return replace(comparison, histogram=measure(difference, allowed, same)) if measure else comparison
 
 
 def _compare_strings(actual: torch.Tensor | np.ndarray, expected: np.ndarray) -> Comparison:
@@ -214,7 +214,7 @@ def _compare_strings(actual: torch.Tensor | np.ndarray, expected: np.ndarray) ->
 
 
 def _comparable(x: torch.Tensor) -> torch.Tensor:
-    """A tensor to compute with on the CPU; two numbers of four bits as the byte that ONNX has for them."""
+    """A tensor to compute with on the CPU; two numbers of four bits as the byte that holds them in ONNX."""
     x = x.detach().cpu()
     return x.view(torch.uint8) if x.dtype == torch.float4_e2m1fn_x2 else x
 
@@ -222,10 +222,10 @@ def _comparable(x: torch.Tensor) -> torch.Tensor:
 def _equally_near(
     actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor, allowed: torch.Tensor, bad: torch.Tensor
 ) -> torch.Tensor:
-    """Which elements that differ are as near the float64 result as PyTorch's are, of that size or smaller.
+    """The differing elements that are as near to the float64 result as PyTorch's elements of that size or smaller.
 
-    PyTorch's error is the 99th percentile of these elements', so that no single one whose rounding is large excuses others. None
-    may be farther off than a few tolerances: where PyTorch itself is, its result says nothing.
+    PyTorch's error is the 99th percentile of these elements' errors, so that no single large rounding excuses others. No element
+    may be farther off than a few tolerances: where PyTorch itself is, its result proves nothing.
     """
     error, own, size = (actual - exact).abs(), (expected - exact).abs(), exact.abs()
     near = torch.zeros_like(bad)
@@ -253,7 +253,7 @@ def _kind(dtype: torch.dtype) -> str:
 def _allowed(
     expected: torch.Tensor, dtype: torch.dtype, scale: Scale, rtol: float | None, atol: float | None, is_complex: bool
 ) -> torch.Tensor:
-    """The tolerance of each element, of a tensor of doubles; 0 beside an infinity."""
+    """The tolerance of each element of a tensor of doubles; 0 for an infinity."""
     row = scale.tolerance(dtype) or Tolerance(0.0, None, 0.0, 0.0)
     relative = row.rtol if rtol is None else rtol
     absolute = absolute_tolerance(expected, row) if atol is None else atol
@@ -264,12 +264,12 @@ def _allowed(
 
 
 def absolute_tolerance(expected: torch.Tensor, row: Tolerance) -> float:
-    """The part of the tolerance that is the same for all elements, from the size of the ordinary ones.
+    """The part of the tolerance that is the same for all elements, from the size of the ordinary elements.
 
-    Ordinary are the finite elements but zeros; a fill counts once. Sorted by size, with the quantiles q: ``lower`` is
+    Ordinary elements are finite and not zero; a fill counts once. Sorted by size, with the quantiles q: ``lower`` is
     q(0.25), and at most 16 q(0.05), so that a group of large elements can't hide a small group of small ones; ``upper`` is
-    q(0.9), or a smaller one, never the largest element. The tolerance is ``share * lower``, or if it is more what
-    rounding of the larger elements leaves in a small one, ``rounding * upper``; but at most ``30 * share * lower``.
+    q(0.9), or a smaller quantile, never the largest element. The tolerance is ``share * lower``, or if it is more the
+    rounding of larger elements that remains in a small element, ``rounding * upper``; but at most ``30 * share * lower``.
 
     Args:
         expected: Doubles.

@@ -1,8 +1,8 @@
 """How far rounding alone changes PyTorch's own results: it decides about elements that cancellation leaves uncertain.
 
-It is seen from two sides: the same model on inputs and weights that differ in the last place, and in float64. What the model
-chooses stays as it is: another choice changes results by any amount, and says nothing of rounding. Of a quantised model it is
-seen from the captured program, with numbers moved before they are quantised.
+It is measured in two ways: by the same model on inputs and weights that differ in the last place, and in float64. The model's
+choices stay as they are: another choice changes results by any amount, and proves nothing about rounding. For a quantised model
+it is measured on the captured program, with numbers moved before they are quantised.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def rounding_slack(
 
     The model runs again with each floating-point input and weight changed by one unit of rounding, up or down at random. The
     change of an element is its uncertainty: large for a sum of large numbers that nearly cancel, small for an ordinary element,
-    and too small to excuse a model that computes something else altogether. Indices, masks, branches and integers are those of
-    the first run, so that one that rounding flips gives no slack: :mod:`onnxplug.run.choices` judges those.
+    and too small to excuse a model that computes something else altogether. Indices, masks, branches and integers stay those of
+    the first run, so that a choice that rounding flips gives no slack: :mod:`onnxplug.run.choices` judges choices.
 
     Args:
         run: Runs a model on flattened inputs, which it may write, and gives its results by name.
@@ -61,10 +61,10 @@ def rounding_slack(
 
     Returns:
         A tensor of doubles of each result's shape; ``None`` where the result is not a floating-point tensor, or where
-        nothing can be said because two runs on the same inputs differ, or one fails.
+        nothing is known because two runs on the same inputs differ, or one fails.
     """
     try:
-        # torch.cond and its like compile themselves, which a mode of ours would upset, here and in later calls.
+        # torch.cond and its like compile themselves, which onnxplug's modes would disturb, here and in later calls.
         with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
             repetition, cloned = Repetition(), clone_leaves(leaves)
             with repetition:
@@ -79,9 +79,9 @@ def rounding_slack(
                 with repetition.again(move, each) if same_choices else nullcontext():
                     moved = _results(run, moved_model, moved_leaves)
                 for index, (x, y) in enumerate(zip(first, moved, strict=True)):
-                    found = slack[index]
-                    if found is not None and x is not None and y is not None and x.shape == y.shape:
-                        slack[index] = found.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * _FACTOR)
+                    known = slack[index]
+                    if known is not None and x is not None and y is not None and x.shape == y.shape:
+                        slack[index] = known.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * _FACTOR)
     except Exception:
         return []
     return [
@@ -120,13 +120,13 @@ def jumping(functional: FunctionalGraph, values: Mapping[torch.fx.Node, Any]) ->
 
 
 def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
-    """The results of the eager model in float64: weights, inputs and what its code makes without a dtype.
+    """The results of the eager model in float64: weights, inputs and tensors that its code makes without a dtype.
 
     Args:
-        run, model, leaves: As :func:`rounding_slack` takes them. What the code casts to a narrower dtype is cast to float64.
+        run, model, leaves: As for :func:`rounding_slack`. The code's casts to a narrower dtype are casts to float64.
 
     Returns:
-        A tensor of doubles for each result, ``None`` for one that is no floating-point tensor; nothing where the model does not
+        A tensor of doubles for each result, ``None`` for other results than floating-point tensors; empty where the model does not
         run in float64.
     """
     default = torch.get_default_dtype()
@@ -162,13 +162,13 @@ def _doubled(leaf: Any) -> Any:
 
 
 def _results(run: Run, model: Any, leaves: list[Any]) -> list[torch.Tensor | None]:
-    found: list[torch.Tensor | None] = []
+    results: list[torch.Tensor | None] = []
     for _, value in run(model, leaves):
         if isinstance(value, torch.Tensor) and value.is_complex():
             value = torch.view_as_real(value.resolve_conj())
         real = isinstance(value, torch.Tensor) and value.is_floating_point()
-        found.append(value.detach().cpu().double().clone() if real else None)
-    return found
+        results.append(value.detach().cpu().double().clone() if real else None)
+    return results
 
 
 def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -208,7 +208,7 @@ def _moved(value: Any, generator: torch.Generator, precision: torch.dtype | None
 
 #: How far numbers are moved before they are rounded, in quanta, and how often.
 _STEP, _QUANTUM_RUNS = 1 / 256, 4
-#: The step that surely flips some, for results too small for the other one to.
+#: The step that surely flips some numbers, for results too small for the other step.
 _LARGE_STEP = 1 / 4
 #: By how much the difference of one element may exceed the largest measured, and its root mean square that of all.
 _MOST, _MOST_ON_AVERAGE = 1.5, 2.0
@@ -262,14 +262,14 @@ def quantum_slack(
     """How far each element of each result may be from PyTorch's, measured on the captured program.
 
     It runs again with all numbers moved a little before they are quantised. A result whose differences are, on average, larger
-    than what that changes gets no slack: an offset of one quantum everywhere, say, is no rounding.
+    than these changes gets no slack: an offset of one quantum everywhere, say, is no rounding.
 
     Args:
         run: Runs a model on flattened inputs, which it may write, and gives its results by name.
         program: The captured program.
         leaves: The flattened inputs.
         got: ONNX's outputs, by name.
-        expected: What PyTorch has for each, in the same order.
+        expected: PyTorch's result for each, in the same order.
 
     Returns:
         A tensor of doubles of each result's shape; ``None`` where it gets none.
@@ -280,8 +280,8 @@ def quantum_slack(
     large = _run_moved(run, model, leaves, _LARGE_STEP, _QUANTUM_RUNS)
     slack: list[torch.Tensor | None] = []
     for index, (actual, (_, wanted)) in enumerate(zip(got.values(), expected, strict=True)):
-        found = [_difference(results[index][1], plain[index][1]) for results in moved]
-        measured = [x for x in found if x is not None]
+        changes = [_difference(results[index][1], plain[index][1]) for results in moved]
+        measured = [x for x in changes if x is not None]
         if not any(bool(x.any()) for x in measured):
             measured = [x for x in [_difference(large[index][1], plain[index][1])] if x is not None]
             spread = 0.0
@@ -303,7 +303,7 @@ def _run_moved(run: Run, model: Any, leaves: Sequence[Any], step: float, seed: i
 
 
 def _difference(a: Any, b: Any) -> torch.Tensor | None:
-    """How far two results are apart, in doubles; ``None`` where they are no numbers of one shape."""
+    """The distance of two results, in doubles; ``None`` where they are not numbers of the same shape."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.shape != b.shape or a.is_complex():
         return None
     return torch.nan_to_num((a.detach().cpu().double() - b.detach().cpu().double()).abs(), nan=0.0, posinf=0.0)

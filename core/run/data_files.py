@@ -1,7 +1,7 @@
 """The data files of a model: their names, and the places of the weights in them.
 
-Which models of a folder read a data file is asked in one direction alone: a model that refers to ``model.onnx.data`` has this name
-in its bytes, wherever in it the tensor is. So a data file whose name is in no model of the folder is read by none.
+A data file is unused if its name is in the bytes of no model of the folder: a model that reads ``model.onnx.data`` has this name in
+its bytes, wherever the tensor is in it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import onnx_ir as ir
 from onnxplug.errors import UsageError
 from onnxplug.run.files import remove_leftovers
 
-#: Tensors below this stay in the model's file even when the weights go beside it.
+#: Tensors below this number of bytes stay in the model's file even when the weights go into a data file.
 SMALL_TENSOR_BYTES = 1024
-#: Offsets of tensors in a data file: those of at least a megabyte begin a page, so that they can be mapped.
+#: Offsets of tensors in a data file: tensors of at least a megabyte begin a page, so that they can be mapped.
 _ALIGNMENT, _PAGE, _LARGE_TENSOR_BYTES = 64, 4096, 1 << 20
 _UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**n for n, letter in enumerate("KMGT", 1)}}
 _UNITS |= {f"{letter}IB": 1024**n for n, letter in enumerate("KMGT", 1)}
 #: No protocol buffer, and so no model, has so many bytes.
 _TOO_LARGE = 2**31
-#: What follows the name of a model's file in the name of a data file.
+#: The ending of a data file's name after the name of the model's file.
 _ENDING = r"\.data(\.\d+)?(-\d{5,}-of-\d{5,})?"
 #: An entry of external data as protocol buffers have it, up to the location's length.
 _LOCATION = re.compile(rb"\n\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])", re.DOTALL)
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: the number of the data file, its offset there and its length."""
+    """The place of a tensor: the number of the data file, its offset there and its length."""
 
     file: int
     offset: int
@@ -46,7 +46,7 @@ def size_of(text: Any) -> int:
     """The bytes of a size: ``2_000_000``, ``"2GB"`` (a billion bytes each), ``"1.5 GiB"`` (2**30).
 
     Raises:
-        UsageError: It is none, or less than a byte.
+        UsageError: It is no size, or less than a byte.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
@@ -65,7 +65,7 @@ def size_of(text: Any) -> int:
 
 
 def is_large(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is written to a data file, where there is one."""
+    """Whether a tensor is written to the data file, if there is one."""
     return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= SMALL_TENSOR_BYTES
 
 
@@ -74,7 +74,7 @@ def places_of(weights: Mapping[str, ir.TensorProtocol], limit: int | None) -> di
 
     Args:
         weights: The tensors by name.
-        limit: The largest size of a file; ``None``: all are in one.
+        limit: The largest size of a file; ``None`` for a single file.
 
     Raises:
         UsageError: A tensor is larger than the limit.
@@ -131,11 +131,11 @@ def new_data_files(model: Path, count: int) -> list[IO[bytes]]:
 
 
 def remove_unread(model: Path, kept: Collection[str]) -> None:
-    """Removes a model's data files that no model of the folder mentions: of the model before, and of killed processes.
+    """Removes a model's data files that no model of the folder mentions: of the replaced model, and of killed processes.
 
-    A process that saves keeps a staged file from before it makes data files until its model mentions them. So what was there
-    before the staged files are looked for, and is mentioned after that by none, is read by no model that is being saved either.
-    While another process saves the same model, nothing is removed: that one does it.
+    A process that saves keeps a staged file from before it makes data files until its model mentions them. So a data file that
+    exists before the search for staged files, and that no model mentions after it, is not read by a model that is being saved
+    either. While another process saves the same model, nothing is removed: that process does it.
 
     Args:
         model: The model's file.
@@ -160,7 +160,7 @@ def remove_unread(model: Path, kept: Collection[str]) -> None:
 
 
 def is_data_file(name: str, model: Path) -> bool:
-    """Whether a file's name is one that :func:`new_data_files` gives."""
+    """Whether a file's name is of the form that :func:`new_data_files` gives."""
     return re.fullmatch(re.escape(model.name) + _ENDING, name) is not None
 
 
@@ -169,13 +169,13 @@ class _Mentions:
 
     Args:
         model: The model's file; files with its ending are models too.
-        alone: Whether only this model is looked at.
+        alone: Whether only this model is read.
     """
 
     def __init__(self, model: Path, *, alone: bool = False) -> None:
         self._texts: set[bytes] = set()
         self._is_complete = True
-        # What may follow the name in the bytes is taken too: what a mention begins with counts.
+        # Bytes that may follow the name are matched too: the beginning of a mention counts.
         pattern = re.compile(re.escape(os.fsencode(model.name)) + rb"\.data[-.\dof]{0,40}")
         for path in [model] if alone else _models_beside(model):
             try:
@@ -188,7 +188,7 @@ class _Mentions:
 
     def __contains__(self, name: str) -> bool:
         text = os.fsencode(name)
-        # A point or a dash begins no field of a protocol buffer: the name goes on, and is another one.
+        # A point or a dash begins no field of a protocol buffer: the name goes on, and is another name.
         return any(m.startswith(text) and m[len(text) : len(text) + 1] not in (b".", b"-") for m in self._texts)
 
     def may_include(self, name: str) -> bool:
@@ -214,7 +214,7 @@ def _models_beside(model: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[Any]:
-    """The bytes of a model's file; none where it is empty or larger than a model can be."""
+    """The bytes of a model's file; empty where it is empty or larger than a model can be."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not 0 < size < _TOO_LARGE:

@@ -14,13 +14,13 @@ from onnxplug.fake import is_fake
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 
-#: Called with each node, what it read (in the order of ``all_input_nodes``) and its result; what it returns is what the nodes
-#: after it read.
+#: Called with each node, its operands (in the order of ``all_input_nodes``) and its result; returns the value that later nodes
+#: read.
 Visit = Callable[[torch.fx.Node, Sequence[Any], Any], Any]
 
 
 def placeholder_values(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[torch.fx.Node, Any]:
-    """What the placeholders of a graph stand for, in one call of the model.
+    """The values of a graph's placeholders in a call of the model.
 
     Args:
         functional: The graph.
@@ -41,7 +41,7 @@ def placeholder_values(functional: FunctionalGraph, leaves: Sequence[Any]) -> di
 
 
 def feed_of(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """The inputs of a graph's ONNX model: complex tensors as real ones with a last axis of size 2, numbers as tensors."""
+    """The inputs of a graph's ONNX model: complex tensors as real tensors with a last axis of size 2, numbers as tensors."""
     feed: dict[str, torch.Tensor] = {}
     for slot in functional.inputs:
         if slot.kind is InputKind.USER and slot.position is not None:
@@ -60,11 +60,11 @@ def run_graph(
 
     Args:
         functional: The graph.
-        values: What its placeholders stand for.
+        values: The values of its placeholders.
         visit: Called after each node.
 
     Returns:
-        The nodes that PyTorch does not run by themselves, with its errors; nodes that read their results are left out.
+        The nodes that PyTorch does not run alone, with its errors; nodes that read their results are left out.
     """
     graph = functional.graph
     live = _needed(functional)
@@ -79,7 +79,7 @@ def run_graph(
                 env[node] = _attribute(graph.owning_module, str(node.target))
             elif node.op == "call_function" and node in live and all(n in env for n in node.all_input_nodes):
                 try:
-                    result = node.target(*_given(node.args, env), **_given(node.kwargs, env))
+                    result = node.target(*_with_values(node.args, env), **_with_values(node.kwargs, env))
                 except Exception as error:
                     failures[node] = error
                 else:
@@ -91,17 +91,17 @@ def run_graph(
     return failures
 
 
-def call_again(node: torch.fx.Node, given: Sequence[Any]) -> Any:
+def call_again(node: torch.fx.Node, operands: Sequence[Any]) -> Any:
     """Calls a node's operator with other values for the nodes that it reads, in their order."""
-    args, kwargs = arguments_of(node, given)
+    args, kwargs = arguments_of(node, operands)
     with torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def arguments_of(node: torch.fx.Node, given: Sequence[Any]) -> tuple[Any, Any]:
+def arguments_of(node: torch.fx.Node, operands: Sequence[Any]) -> tuple[Any, Any]:
     """A node's positional and keyword arguments, with values for the nodes that it reads, in their order."""
-    env = dict(zip(node.all_input_nodes, given, strict=True))
-    return _given(node.args, env), _given(node.kwargs, env)
+    env = dict(zip(node.all_input_nodes, operands, strict=True))
+    return _with_values(node.args, env), _with_values(node.kwargs, env)
 
 
 def _needed(functional: FunctionalGraph) -> set[torch.fx.Node]:
@@ -116,7 +116,7 @@ def _needed(functional: FunctionalGraph) -> set[torch.fx.Node]:
     return needed
 
 
-def _given(argument: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
+def _with_values(argument: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
     return torch.fx.node.map_arg(argument, env.__getitem__)
 
 

@@ -1,8 +1,8 @@
 """Files that appear complete or not at all.
 
 A file is written under a hidden name in its folder, and takes its own name by ``os.replace``. The process that writes it holds a
-lock of the system on it, so that what a killed process has left is known by its free lock, and removed by the next that writes
-into the folder.
+lock of the system on it, so that a file left by a killed process is recognised by its free lock, and removed by the next process
+that writes into the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 try:
     import fcntl
-except ImportError:  # Windows has no fcntl: what killed processes leave there stays
+except ImportError:  # Windows has no fcntl: files of killed processes stay there
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
@@ -27,7 +27,7 @@ _PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
 
 @contextlib.contextmanager
 def staged(path: Path) -> Iterator[IO[bytes]]:
-    """A new file under a hidden name beside ``path``; it is removed in the end unless it has another name by then."""
+    """A new file under a hidden name in the folder of ``path``; it is removed at the end unless it has another name by then."""
     file = staged_file(path)
     try:
         yield file
@@ -40,7 +40,7 @@ def staged(path: Path) -> Iterator[IO[bytes]]:
 
 
 def staged_file(path: Path) -> IO[bytes]:
-    """A new file under a hidden name beside ``path``, locked until it is closed. What killed processes left there is removed."""
+    """A new file under a hidden name in the folder of ``path``, locked until it is closed; removes files of killed processes."""
     remove_leftovers(path)
     while True:
         file = open(path.parent / f"{_prefix(path)}{secrets.token_hex(6)}{_SUFFIX}", "xb")  # noqa: SIM115 - closed by the caller
@@ -57,7 +57,7 @@ def staged_file(path: Path) -> IO[bytes]:
 
 
 def remove_leftovers(path: Path) -> bool:
-    """Removes the hidden files of killed processes beside ``path``; whether a process or thread is writing ``path``, or may be."""
+    """Removes the hidden files of killed processes for ``path``; returns whether a process or thread may be writing ``path``."""
     is_busy = False
     for leftover in path.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
         try:
@@ -91,11 +91,11 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Writes a file: complete, or it stays as it was.
 
     Args:
-        path: The file; a symbolic link stays one, and its target is replaced.
+        path: The file; a symbolic link stays, and its target is replaced.
         write: Writes its content to a file object.
 
     Raises:
-        OSError: It can't be written; something else than a regular file is there, a device for example, which stays.
+        OSError: It can't be written; or it exists and is not a regular file, a device for example, which stays.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -107,7 +107,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def write_by_torch(path: Path, save: Callable[[Any], Any]) -> None:
-    """As :func:`write_whole`, by ``torch.save`` or ``torch.export.save``. Those end the process when a write fails within them.
+    """As :func:`write_whole`, by ``torch.save`` or ``torch.export.save``, which end the process when a write fails within them.
 
     Args:
         path: The file.
@@ -118,10 +118,10 @@ def write_by_torch(path: Path, save: Callable[[Any], Any]) -> None:
     """
 
     def write(file: IO[bytes]) -> None:
-        held = _Held(file)
-        save(held)
-        if held.error is not None:
-            raise held.error
+        stream = _Held(file)
+        save(stream)
+        if stream.error is not None:
+            raise stream.error
 
     write_whole(path, write)
 

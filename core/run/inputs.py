@@ -1,4 +1,4 @@
-"""Inputs for verification: other sizes along dynamic dimensions, 1 among them, and other values."""
+"""Inputs for verification: other sizes along dynamic dimensions, including 1, and other values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxplug.capture.dimensions import evaluate, is_expression, named, names_in
+from onnxplug.capture.dimensions import named
 from onnxplug.capture.size_guards import Condition
 from onnxplug.strings import STRING, string_array, string_tensor
 
 #: Sizes that dynamic dimensions take in turn, as offsets from the exported size; ``None`` is the size 1.
 _OFFSETS: tuple[int | None, ...] = (None, 1, 3, -1, 5)
 
-#: How often sizes are drawn for one seed before it is given up: PyTorch refuses some that no constraint rules out.
+#: How often sizes are drawn for a seed before it is given up: PyTorch refuses some sizes that no constraint excludes.
 ATTEMPTS = 12
 
 
@@ -26,9 +26,9 @@ class Sizes:
 
     Attributes:
         exported: Size at the export of each independent symbol, in the order of their names.
-        dependent: Symbol whose size the user named by an expression to that expression, of independent symbols.
+        dependent: Symbol to the user's expression for it, of independent symbols.
         ranges: ``range_constraints`` of the program.
-        conditions: What the code of the model asks of the sizes.
+        conditions: The conditions of the model's code on the sizes.
     """
 
     exported: dict[Any, int]
@@ -49,10 +49,10 @@ class Sizes:
 
         Args:
             leaves: The example inputs.
-            values: What torch recorded for each: FakeTensor or symbolic number.
+            values: torch's record of each: FakeTensor or symbolic number.
             ranges: ``range_constraints`` of the program.
             names: Symbol of torch to the user's name for it.
-            conditions: What the code of the model asks of the sizes.
+            conditions: The conditions of the model's code on the sizes.
         """
         pairs = [(w.node.expr, size) for w, size in sized(leaves, values) if isinstance(w, torch.SymInt)]
         symbols = sorted({s for expr, _ in pairs for s in expr.free_symbols}, key=str)
@@ -70,19 +70,19 @@ class Sizes:
         return cls(independent, dependent, ranges, conditions)
 
     def draw(self, seed: int, attempt: int = 0) -> dict[Any, int]:
-        """A size for each symbol; the same seed and attempt give the same ones."""
+        """A size for each symbol; the same seed and attempt give the same sizes."""
         chosen = {s: self._clamp(s, size) for s, size in self._propose(seed, attempt).items()}
         return {**chosen, **{s: int(expr.xreplace(integers(chosen))) for s, expr in self.dependent.items()}}
 
     def allows(self, sizes: Mapping[Any, int], values: Sequence[Any]) -> bool:
-        """Whether no size is negative, none that an expression gives is out of its range, and the model's conditions hold."""
+        """Whether no size is negative, no expression is out of its range, and the model's conditions hold."""
         bounded = [(expr, self.ranges[expr]) for expr in self.ranges if not expr.is_Symbol or expr in self.dependent]
         numbers = integers(sizes)
         if not all(condition.allows(numbers) for condition in self.conditions):
             return False
         for expr, allowed in bounded:
-            found = expr.xreplace(numbers)
-            if found.is_Integer and not allowed.lower <= max(found, 2) <= allowed.upper:
+            value = expr.xreplace(numbers)
+            if value.is_Integer and not allowed.lower <= max(value, 2) <= allowed.upper:
                 return False
         wanted = (w.node.expr.xreplace(numbers) for w, _ in sized(values, values) if isinstance(w, torch.SymInt))
         return all(not size.is_Integer or size >= 0 for size in wanted)
@@ -112,7 +112,7 @@ class Sizes:
 
 
 def sized(leaves: Sequence[Any], values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """What torch recorded for each size and number of the inputs, with its value."""
+    """torch's record of each size and number of the inputs, with its value."""
     for leaf, value in zip(leaves, values, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
             yield from zip(value.shape, leaf.shape, strict=True)
@@ -121,7 +121,7 @@ def sized(leaves: Sequence[Any], values: Sequence[Any]) -> Iterator[tuple[Any, A
 
 
 def _solve(expr: Any, size: int, known: dict[Any, int]) -> None:
-    """Finds the symbol that is still unknown in ``expr = size``, if it is one alone and enters linearly."""
+    """Solves ``expr = size`` for its unknown symbol, if there is a single unknown that enters linearly."""
     unknown = [s for s in expr.free_symbols if s not in known]
     if len(unknown) != 1:
         return
@@ -129,8 +129,8 @@ def _solve(expr: Any, size: int, known: dict[Any, int]) -> None:
 
     rest = expr.xreplace(integers({s: known[s] for s in expr.free_symbols if s in known}))
     if rest.is_polynomial(unknown[0]):
-        found = sympy.solve(rest - size, unknown[0])
-        known.update({unknown[0]: int(found[0])} if len(found) == 1 and found[0].is_Integer else {})
+        solutions = sympy.solve(rest - size, unknown[0])
+        known.update({unknown[0]: int(solutions[0])} if len(solutions) == 1 and solutions[0].is_Integer else {})
 
 
 def _offset(size: int, seed: int, place: int) -> int:
@@ -145,58 +145,20 @@ def generated_inputs(
 
     Args:
         leaves: The example inputs.
-        values: What torch recorded for each (FakeTensor or symbolic number); static leaves are kept as they are.
+        values: torch's record of each (FakeTensor or symbolic number); static leaves are kept as they are.
         sizes: Symbol to size.
-        seed, attempt: Decide the values; the same ones give the same inputs. The later half of the attempts draws floats from the
-            elements of the examples, for models that refuse other values.
+        seed, attempt: Decide the values; equal seeds and attempts give equal inputs. The later half of the attempts draws floats
+            from the elements of the examples, for models that refuse other values.
     """
     generator = torch.Generator().manual_seed(seed + 1 + attempt * 65537)
     own = attempt >= ATTEMPTS // 2
     fresh: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
-            fresh.append(_tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator, own))
+            fresh.append(tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator, own))
         else:
             fresh.append(_evaluate(value, sizes) if isinstance(value, torch.SymInt) else leaf)
     return fresh
-
-
-def resized_inputs(
-    leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int, attempt: int = 0
-) -> tuple[list[Any], dict[str, int]]:
-    """As :func:`generated_inputs`, where only the names of dynamic axes are known.
-
-    Args:
-        leaves: The example inputs.
-        axes: Leaf to axis to the name of its dimension, or an expression of other names.
-        seed, attempt: Decide sizes and values.
-
-    Returns:
-        The leaves, and the size that each name took.
-    """
-    from sympy import Symbol
-
-    places = [(leaf, axis, name) for leaf, named_axes in axes.items() for axis, name in named_axes.items()]
-    known = {name: Symbol(name) for _, _, name in places if not names_in(name)}
-    exported: dict[Any, int] = {}
-    dependent: dict[Any, Any] = {}
-    for leaf, axis, name in places:
-        if is_expression(name, known):
-            dependent[Symbol(name)] = evaluate(name, known)
-        else:
-            exported.setdefault(Symbol(name), int(leaves[leaf].shape[axis]))
-    sizes = {str(s): size for s, size in Sizes(exported, dependent, {}).draw(seed, attempt).items()}
-    generator = torch.Generator().manual_seed(seed + 1 + attempt * 65537)
-    fresh: list[Any] = []
-    for position, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            fresh.append(leaf)
-            continue
-        shape = [
-            sizes[axes[position][axis]] if axis in axes.get(position, {}) else n for axis, n in enumerate(leaf.shape)
-        ]
-        fresh.append(_tensor_like(leaf, shape, generator, own=attempt >= ATTEMPTS // 2))
-    return fresh, sizes
 
 
 def _evaluate(size: Any, sizes: Mapping[Any, int]) -> int:
@@ -209,15 +171,15 @@ def integers(sizes: Mapping[Any, int]) -> dict[Any, Any]:
     return {symbol: Integer(size) for symbol, size in sizes.items()}
 
 
-def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator, own: bool) -> torch.Tensor:
-    """Random values of the example's kind: floats at its scale or of its ``own`` elements, integers in its range, its strings."""
+def tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator, own: bool) -> torch.Tensor:
+    """Random values of the example's kind: floats at its scale or from its ``own`` elements, integers in its range, its strings."""
     example, dtype = example.detach(), example.dtype
     if dtype is STRING:
         strings = string_array(example).flatten() if example.numel() else np.array([""], dtype=object)
         return string_tensor(strings[torch.randint(0, strings.size, list(shape), generator=generator).numpy()])
     if dtype is torch.bool:
         if example.numel() and bool(example.all()):
-            return torch.ones(list(shape), dtype=dtype)  # a mask without a hidden element stays so
+            return torch.ones(list(shape), dtype=dtype)  # a mask that hides no element stays as it is
         return torch.randint(0, 2, list(shape), generator=generator).bool()
     if dtype == torch.float4_e2m1fn_x2:  # two numbers in a byte, any byte
         return torch.randint(0, 256, list(shape), generator=generator, dtype=torch.uint8).view(dtype)
@@ -239,12 +201,12 @@ def _tensor_like(example: torch.Tensor, shape: Sequence[int], generator: torch.G
 
 
 def _integers_between(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Integers from the least to the largest of the example's; of a range beyond 2**63 the lower part."""
+    """Integers from the example's smallest to its largest; of a range beyond 2**63 the lower part."""
     array = example.cpu().numpy()  # torch has no minimum of unsigned integers
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 1)
     offsets = torch.randint(0, min(high - low, 2**63 - 2) + 1, list(shape), generator=generator)
     start = torch.tensor(low, dtype=example.dtype)
-    if example.dtype is torch.uint64:  # torch adds signed integers alone; both wrap around alike
+    if example.dtype is torch.uint64:  # torch only adds signed integers; both wrap around alike
         return (offsets + start.view(torch.int64)).view(torch.uint64)
     return (offsets + start.to(torch.int64)).to(example.dtype)
 

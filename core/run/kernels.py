@@ -1,4 +1,4 @@
-"""What runs a model's custom operators: plugins' ONNX Runtime libraries, and their reference kernels."""
+"""Libraries and kernels for a model's custom operators: plugins' ONNX Runtime libraries, and their reference kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CPU = "CPUExecutionProvider"
 _ONNX = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
-#: Domains whose operators come with ONNX Runtime: a plugin that declares one does not mean that its library has them.
+#: Domains whose operators come with ONNX Runtime: a plugin that declares such a domain doesn't claim that its library has them.
 _BUILTIN = re.compile(r"com\.microsoft(\..+)?|com\.ms\.internal\..+")
 
 
@@ -29,8 +29,8 @@ class CustomOperators:
     """Operators of a model that ONNX does not define.
 
     Attributes:
-        domains: Domains of all of them.
-        bodiless: Domain and type of those that no function of the model computes.
+        domains: The domains of all of them.
+        bodiless: Domain and type of the operators without a function in the model.
     """
 
     domains: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class CustomOperators:
 
 @dataclass(frozen=True)
 class Library:
-    """A library to load, and the plugin or call that gives it."""
+    """A library to load, and the plugin or call that supplies it."""
 
     path: str
     owner: str
@@ -49,14 +49,14 @@ class Library:
 
 
 class CallHost:
-    """The plugins of a call, and the libraries and kernels that it gives itself; these go first.
+    """The plugins of a call, and the call's own libraries and kernels, which go first.
 
     Args:
-        host: The plugins; all that are installed when ``None``.
+        host: The plugins; all installed plugins when ``None``.
         items: ``OrtLibrary`` and ``ReferenceOp`` objects.
 
     Raises:
-        UsageError: One of them is neither.
+        UsageError: An item is neither.
     """
 
     def __init__(self, host: RuntimeHost | None, items: Iterable[Any]) -> None:
@@ -65,20 +65,20 @@ class CallHost:
 
     @staticmethod
     def checked(items: Iterable[Any]) -> tuple[OrtLibrary | ReferenceOp, ...]:
-        """What ``runtime=`` gives, as a tuple.
+        """The items of ``runtime=`` as a tuple.
 
         Raises:
-            UsageError: It holds something else.
+            UsageError: It holds anything else.
         """
         if not isinstance(items, OrtLibrary | ReferenceOp):
             check_lists(runtime=items)
-        found = tuple([items] if isinstance(items, OrtLibrary | ReferenceOp) else items)
-        for item in found:
+        checked_items = tuple([items] if isinstance(items, OrtLibrary | ReferenceOp) else items)
+        for item in checked_items:
             if not isinstance(item, OrtLibrary | ReferenceOp):
                 raise UsageError(
                     f"runtime= takes OrtLibrary and ReferenceOp objects, got {item!r}", hint="OrtLibrary('lib.so')"
                 )
-        return found
+        return checked_items
 
     def _plugins(self) -> Any:
         if self._host is None:
@@ -86,22 +86,22 @@ class CallHost:
         return self._host
 
     def runtimes(self) -> list[PluginRuntime]:
-        """What the call gives, then what each plugin supplies."""
+        """The call's items, then each plugin's."""
         return [PluginRuntime(None, (), self._items), *self._plugins().runtimes()]
 
     def evaluators(self) -> Sequence[Evaluator]:
-        """What runs models node by node."""
-        found: Sequence[Evaluator] = self._plugins().evaluators()
-        return found
+        """The evaluators that run models node by node."""
+        evaluators: Sequence[Evaluator] = self._plugins().evaluators()
+        return evaluators
 
     def explain_domain(self, domain: str) -> str:
-        """Which plugin could run the operators of a domain, and why none does."""
+        """The plugin that could run the operators of a domain, and why none does."""
         return self._plugins().explain_domain(domain)
 
 
 @dataclass
 class Kernels:
-    """Libraries and kernels that plugins give for a model.
+    """The libraries and kernels of plugins for a model.
 
     Attributes:
         libraries: Libraries for ONNX Runtime to load.
@@ -117,20 +117,14 @@ class Kernels:
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
-    """The custom operators of a model, of its subgraphs and functions; a file's external weights are not read.
-
-    Raises:
-        UsageError: The file is not an ONNX model.
-    """
+    """The custom operators of a model, its subgraphs and its functions; a file's external weights are not read."""
     import onnx
     import onnx_ir as ir
-
-    from onnxplug.onnx_file import as_ir, read_model
 
     if isinstance(model, str):
         if model.endswith(".ort"):  # the operators of ONNX Runtime's own format can't be read
             return CustomOperators()
-        model = as_ir(read_model(model), model)
+        model = ir.load(model)
     elif isinstance(model, bytes):
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
     nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}
@@ -147,16 +141,15 @@ def is_builtin(domain: str) -> bool:
 
 
 def kernels_for(custom: CustomOperators, host: RuntimeHost, providers: Sequence[str] | None = None) -> Kernels:
-    """Chooses what the plugins bring for a model's operators.
+    """Chooses the plugins' libraries and kernels for a model's operators.
 
     Args:
         custom: The model's operators.
         host: The plugins.
-        providers: The session's execution providers; ``None``: the CPU's, and what a library can't do without.
+        providers: The session's execution providers; ``None``: the CPU's, and the providers that a library requires.
 
     Raises:
-        PluginError: A library is not where its plugin says, or two are there for one domain, or two kernels for one
-            operator.
+        PluginError: A library is not at its plugin's path, or a domain has two libraries, or an operator two kernels.
     """
     kernels = Kernels(providers=list(providers) if providers is not None else [CPU])
     runtimes = host.runtimes()
@@ -166,7 +159,7 @@ def kernels_for(custom: CustomOperators, host: RuntimeHost, providers: Sequence[
         for item in runtime.items:
             if isinstance(item, ReferenceOp):
                 continue
-            if runtime.plugin is None:  # libraries of the call are always loaded; plugins' are not for the same domains
+            if runtime.plugin is None:  # libraries of the call are always loaded, and plugins' not for the same domains
                 _choose_library("", [(item, runtime)], kernels, may_add=providers is None)
                 taken |= set(item.domains)
                 continue
@@ -182,35 +175,35 @@ def kernels_for(custom: CustomOperators, host: RuntimeHost, providers: Sequence[
 def _choose_library(
     domain: str, offered: Sequence[tuple[OrtLibrary, PluginRuntime]], kernels: Kernels, may_add: bool
 ) -> None:
-    """Adds the library for a domain: one that the session's providers run, else one that an available one runs."""
+    """Adds the library for a domain: for one of the session's providers, else for another available provider."""
     usable = [(i, r) for i, r in offered if not i.providers or set(i.providers) & {CPU, *kernels.providers}]
     if not usable and may_add:
         names = set(_available_providers())
         usable = [(i, r) for i, r in offered if set(i.providers) & names]
     if not usable:
-        have = ", ".join(kernels.providers if not may_add else _available_providers())
+        present = ", ".join(kernels.providers if not may_add else _available_providers())
         whose = "this ONNX Runtime" if may_add else "the session"
         for item, runtime in offered:
             needs = " or ".join(item.providers)
             where = "" if callable(item.path) else f" {os.fspath(item.path)}"
-            what = f" for the domain {domain}" if domain else ""
+            purpose = f" for the domain {domain}" if domain else ""
             kernels.passed_over.append(
-                f"the library{where} of {runtime.owner}{what} needs {needs}, and {whose} has {have}"
+                f"the library{where} of {runtime.owner}{purpose} needs {needs}, and {whose} has {present}"
             )
         return
-    found: dict[str, tuple[Library, OrtLibrary]] = {}
+    candidates: dict[str, tuple[Library, OrtLibrary]] = {}
     for item, runtime in usable:
         library = _located(item, runtime)
         if library is not None:
-            found.setdefault(os.path.realpath(library.path), (library, item))
-    if len(found) > 1:
+            candidates.setdefault(os.path.realpath(library.path), (library, item))
+    if len(candidates) > 1:
         raise PluginError(
-            f"{len(found)} libraries implement the domain {domain}, and ONNX Runtime loads one: "
-            + "; ".join(str(library) for library, _ in found.values()),
+            f"{len(candidates)} libraries implement the domain {domain}, and ONNX Runtime loads one: "
+            + "; ".join(str(library) for library, _ in candidates.values()),
             hint="Leave one plugin out: plugins=[…], or --no-plugin NAME. A library that does not implement the domain "
             "says so: OrtLibrary(path, domains=[…]).",
         )
-    for real, (library, item) in found.items():
+    for real, (library, item) in candidates.items():
         if all(os.path.realpath(other.path) != real for other in kernels.libraries):
             kernels.libraries.append(library)
         if item.providers and not set(item.providers) & {CPU, *kernels.providers}:
@@ -252,9 +245,9 @@ def _located(item: OrtLibrary, runtime: PluginRuntime) -> Library | None:
         raise PluginError(f"{runtime.owner} names {path!r} as its library; a path is needed")
     text = os.fspath(path)
     if not Path(text).is_file():
-        what = "is a folder" if Path(text).is_dir() else "is not there"
+        problem = "is a folder" if Path(text).is_dir() else "is not there"
         raise PluginError(
-            f"the library {os.path.abspath(text)} of {runtime.owner} {what}",
+            f"the library {os.path.abspath(text)} of {runtime.owner} {problem}",
             hint="Install the plugin's package again; its build may have left the library out."
             if runtime.plugin is not None
             else None,
@@ -263,14 +256,14 @@ def _located(item: OrtLibrary, runtime: PluginRuntime) -> Library | None:
 
 
 def lacks_operator(error: Exception) -> bool:
-    """Whether ONNX Runtime refused a model for an operator that it does not know."""
+    """Whether ONNX Runtime refused a model because of an unknown operator."""
     return "is not a registered function/op" in str(error) or "No Op registered for" in str(error)
 
 
 def missing_text(
     kernels: Kernels, host: RuntimeHost, lacking: Sequence[tuple[str, str]], *, reference: bool = True
 ) -> str:
-    """Why nothing runs these operators: what each plugin that could supply them lacks."""
+    """Why nothing runs these operators: the missing part of each plugin that could supply them."""
     names = ", ".join(f"{domain}::{op}" for domain, op in lacking)
     missing = "no library for ONNX Runtime and no reference kernel has" if reference else "no library has"
     it = "it" if len(lacking) == 1 else "them"
@@ -287,29 +280,12 @@ MISSING_HINT = (
 )
 
 
-def no_library_error(
-    error: Exception, custom: CustomOperators, kernels: Kernels, host: RuntimeHost | None
-) -> PluginError | None:
-    """The error for a session that lacks custom operators' libraries; ``None`` where ``error`` is about something else.
-
-    Args:
-        error: What ONNX Runtime raised.
-        custom: The model's custom operators.
-        kernels: What runs them.
-        host: The plugins that could supply libraries; ``None``: those are not known.
-    """
-    if host is None or not lacks_operator(error):
-        return None
-    text = missing_text(kernels, host, unknown_operators(error, custom), reference=False)
-    return PluginError(text, hint=MISSING_HINT)
-
-
 def lacking_kernels(custom: CustomOperators, kernels: Kernels) -> list[tuple[str, str]]:
     """Operators without a body that no reference kernel computes."""
     return [op for op in custom.bodiless if op not in kernels.reference]
 
 
 def unknown_operators(error: Exception, custom: CustomOperators) -> list[tuple[str, str]]:
-    """The operators that an error of ONNX Runtime says it does not know; all custom ones if it names none."""
+    """The operators that an error of ONNX Runtime names as unknown; all custom operators if it names none."""
     named = re.findall(r"([\w.\-]+):(\w+)\(-?\d+\) is not a registered", str(error))
     return [n for n in named if n in custom.bodiless] or list(custom.bodiless)

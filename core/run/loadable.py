@@ -1,4 +1,4 @@
-"""Which opsets the installed ONNX Runtime loads."""
+"""The opsets that the installed ONNX Runtime loads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loads_opset(opset: int) -> bool:
 
 
 def newest_loadable_opset() -> int:
-    """The newest opset of which the installed ONNX Runtime loads a model; the newest at all where there is none."""
+    """The newest opset that the installed ONNX Runtime loads; without ONNX Runtime, the newest opset that onnxplug has."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""The outputs of a model compared with what PyTorch has for each, rounding and choices among equal elements considered."""
+"""Compares the outputs of a model with PyTorch's results, with regard to rounding and choices among equal elements."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LOGGER = logs.logger("verify")
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Which tolerances hold: those of a scale, or given ones instead of them.
+    """The tolerances of a comparison: a scale's, or explicit tolerances.
 
     Attributes:
         scale: The scale.
-        rtol, atol: Tolerances instead of these.
-        precision: The type that the model computes in, where that is narrower than PyTorch's: its tolerances hold.
+        rtol, atol: Explicit tolerances.
+        precision: The type that the model computes in, if it is narrower than PyTorch's: its tolerances hold.
     """
 
     scale: Scale = Scale.MODEL
@@ -35,27 +35,27 @@ class Tolerances:
 
     @property
     def measured(self) -> bool:
-        """Whether what rounding changes is added to them."""
+        """Whether slack for rounding is added."""
         return self.scale is Scale.MODEL and self.rtol is None and self.atol is None
 
 
 MODEL = Tolerances()
 
-#: Flattened inputs to what PyTorch computes with its own choices among equal elements, and with those of ONNX.
+#: Flattened inputs to PyTorch's results with its own choices among equal elements, and with ONNX's.
 Replay = Callable[[Sequence[Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The pairs to compare for one set of inputs.
+    """The results to compare for a set of inputs.
 
     Attributes:
         got: ONNX's outputs, by name.
-        expected: What PyTorch has for each, in the same order.
+        expected: PyTorch's result for each, in the same order.
         slack: Measures how far rounding moves PyTorch's results.
         exact: Computes PyTorch's results in float64.
-        ties: What PyTorch computes where it chooses among equal elements as ONNX did: the captured graph's results by name, with
-            its own choices and with those of ONNX; ``None`` where there are no others.
+        ties: The captured graph's results by name, with PyTorch's own choices among equal elements and with ONNX's; ``None``
+            where the choices do not differ.
         quantised: Whether the captured program rounds to quanta.
     """
 
@@ -77,7 +77,7 @@ def outputs_of(
     program: torch.export.ExportedProgram | None = None,
     precision: torch.dtype | None = None,
 ) -> Outputs:
-    """The pairs to compare; the eager model, or a captured program that rounds to quanta, runs again only where they differ."""
+    """The results to compare; the eager model, or a captured program that rounds to quanta, runs again only where they differ."""
     if program is not None and quantises(program):
         slack = cache(lambda: quantum_slack(run, program, leaves, got, expected))
         return Outputs(got, expected, slack, list, quantised=True)
@@ -90,14 +90,14 @@ def outputs_of(
 def compare_all(
     outputs: Outputs, tolerances: Tolerances, sizes: Mapping[str, int], seed: int | None
 ) -> tuple[float, int, bool]:
-    """Compares outputs with what PyTorch has for each; where one differs, all with what it has for ONNX's choices among equals.
+    """Compares outputs with PyTorch's; where one differs, compares all again with PyTorch's results for ONNX's choices.
 
     Returns:
-        The largest difference, the number of elements that agree only as far as rounding leaves them certain, and whether choices
-        are those of ONNX.
+        The largest difference, the number of elements that agree only within the slack of rounding, and whether the choices are
+        ONNX's.
 
     Raises:
-        VerificationError: One differs, or there are more or fewer.
+        VerificationError: An output differs, or their number does.
     """
     case = open_case()
     try:
@@ -150,26 +150,26 @@ def _compare_each(
     measured = tolerances.measured
     worst, unstable = 0.0, 0
     for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
-        found = compare(actual, wanted, **options)
-        if measured and found.count and isinstance(actual, torch.Tensor) and _rounds(actual.dtype, outputs):
-            unstable += found.count
+        comparison = compare(actual, wanted, **options)
+        if measured and comparison.count and isinstance(actual, torch.Tensor) and _rounds(actual.dtype, outputs):
+            unstable += comparison.count
             slack = (outputs.slack() or [None] * len(got))[index]
-            found = compare(actual, wanted, **options, slack=slack)
-            if found.count:
+            comparison = compare(actual, wanted, **options, slack=slack)
+            if comparison.count:
                 exact = (outputs.exact() or [None] * len(got))[index]
-                found = compare(actual, wanted, **options, slack=slack, exact=exact)
+                comparison = compare(actual, wanted, **options, slack=slack, exact=exact)
         if case is not None:
-            case.add(name, actual, found)
-        if not found.equal:
+            case.add(name, actual, comparison)
+        if not comparison.equal:
             again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
             hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."
-            raise VerificationError(f"output {name!r} {found}; {where}", hint=hint)
-        worst = max(worst, found.max_abs_difference)
+            raise VerificationError(f"output {name!r} {comparison}; {where}", hint=hint)
+        worst = max(worst, comparison.max_abs_difference)
     return worst, unstable
 
 
 def _rounds(dtype: torch.dtype, outputs: Outputs) -> bool:
-    """Whether rounding may change a result of this dtype: one in floating point, or the integers of a quantised tensor."""
+    """Whether rounding may change a result of this dtype: floating point, or the integers of a quantised tensor."""
     return dtype.is_floating_point or (outputs.quantised and dtype in (torch.uint8, torch.int8, torch.int32))
 
 

@@ -1,4 +1,4 @@
-"""What plugins bring to run their operators: libraries of ONNX Runtime, and reference kernels."""
+"""Plugins' libraries of ONNX Runtime and reference kernels for their operators."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from onnxplug.host import RuntimeHost
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
 from onnxplug.registry.rule import load_object
 
-#: core knows the plugin host by this name alone.
+#: core knows the plugin host only by this name.
 _HOST = "onnxplug.plugins.manager:host_for"
 
 
 @dataclass(frozen=True)
 class PluginRuntime:
-    """What one plugin's ``onnxplug_runtime`` hook returned, or what a call gave.
+    """The items of a plugin's ``onnxplug_runtime`` hook, or of a call.
 
     Attributes:
-        plugin: The plugin, for messages: its name, distribution and version; ``None`` for what a call gave.
+        plugin: The plugin, for messages: its name, distribution and version; ``None`` for a call.
         domains: ONNX domains that it declares.
         items: Its libraries and reference kernels.
     """
@@ -36,21 +36,21 @@ class PluginRuntime:
 
 
 def plugin_host(plugins: Sequence[str] | None = None) -> RuntimeHost:
-    """The plugins of a process: all that are installed, or those named.
+    """The plugins of a process: all installed plugins, or the named ones.
 
     Raises:
-        PluginError: One that is named is not installed.
+        PluginError: A named plugin is not installed.
     """
     return load_object(_HOST, "the plugin manager")(plugins)
 
 
 def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime]) -> dict[tuple[str, str], type]:
-    """The ``OpRun`` classes that plugins bring for the operators of some domains, by domain and operator.
+    """Plugins' ``OpRun`` classes for the operators of some domains, by domain and operator.
 
     Raises:
-        PluginError: Two plugins supply one for the same operator, or what one supplies is not a kernel.
+        PluginError: Two plugins supply a kernel for the same operator, or an item is not a kernel.
     """
-    found: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
+    kernels: dict[tuple[str, str], tuple[type, PluginRuntime]] = {}
     for runtime in runtimes:
         for item in runtime.items:
             if not isinstance(item, ReferenceOp):
@@ -61,14 +61,14 @@ def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime
             key = (getattr(kernel, "op_domain", ""), kernel.__name__)
             if key[0] not in domains:
                 continue
-            if key not in found:
-                found[key] = (kernel, runtime)
-            elif found[key][0] is not kernel and found[key][1].plugin is not None:
+            if key not in kernels:
+                kernels[key] = (kernel, runtime)
+            elif kernels[key][0] is not kernel and kernels[key][1].plugin is not None:
                 raise PluginError(
-                    f"the operator {key[0]}::{key[1]} has two reference kernels, of {found[key][1].owner} and {runtime.owner}",
+                    f"the operator {key[0]}::{key[1]} has two reference kernels, of {kernels[key][1].owner} and {runtime.owner}",
                     hint="Leave one plugin out: plugins=[…], or --no-plugin NAME.",
                 )
-    return {key: kernel for key, (kernel, _) in found.items()}
+    return {key: kernel for key, (kernel, _) in kernels.items()}
 
 
 def is_kernel(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""A model as ONNX's protocol buffer: what ``onnx_ir`` makes of it, without a second copy of the weights.
+"""A model as ONNX's protocol buffer: ``onnx_ir``'s serialisation, without a second copy of the weights.
 
-The types of values are most of the messages of a buffer, and nearly all values have one of a few types: each is made once here.
+Most messages of a buffer are types of values, and nearly all values share a few types: each type is made once here.
 Initializers are described by their tensors alone: quantisers that transpose a weight leave its description as it was, and
 ONNX's shape inference then fails. Everything else is ``onnx_ir``'s serialisation.
 """
@@ -24,15 +24,15 @@ from onnxplug.build.stored import WeightTensor
 from onnxplug.errors import SaveError, WeightsError
 
 _LOGGER = logs.logger("save")
-# A string attribute that holds bytes (a model within an operator) is what its converter made: no news.
+# A string attribute that holds bytes (a model within an operator) is intended by its converter.
 logging.getLogger(serde.__name__).addFilter(lambda record: "is instead bytes" not in str(record.msg))
 #: Tensors of at least so many bytes are written after the rest of a model's graph, one by one.
 _APART_BYTES = 1 << 20
 #: The largest protocol buffer.
 _LIMIT = 2**31 - 1
-#: Fields of ONNX's messages, with the mark of what is as long as the number before it says.
+#: Fields of ONNX's messages, with the wire type of length-delimited content.
 _GRAPH, _INITIALIZER, _RAW_DATA = (field << 3 | 2 for field in (7, 5, 9))
-#: The metadata of a value, ``None`` where it has none: ``meta`` makes an empty store of it, which takes longer than all else.
+#: The metadata of a value, ``None`` where it has none: ``meta`` would create an empty store, which takes longer than all else.
 _metadata = getattr(ir.Value, "_metadata", ir.Value.meta).__get__
 
 
@@ -49,7 +49,7 @@ def to_proto(
         model: The model; it is not changed.
         tensors: The contents of the initializers to be written, by name, instead of the model's own.
         inputs: The graph's inputs, instead of the model's own.
-        apart: Names of initializers that the caller writes himself: they are described, and left out.
+        apart: Names of initializers that the caller writes itself: they are described, and left out.
 
     Raises:
         onnx_ir.serde.SerdeError: A part of the model can't be written; a fake tensor for example.
@@ -78,8 +78,8 @@ def to_proto(
                 messages.append((proto.graph.initializer.add(name=name), tensor))
         elif tensors is None:
             _LOGGER.warning("the initializer %r has no content and is left out", name)
-    # A tensor's bytes are copied on their way into the message: from the largest to the smallest, they fit where those of the
-    # tensor before were, and the process asks the system for that memory once.
+    # A tensor's bytes are copied on their way into the message: from the largest to the smallest, each fits into the memory of the
+    # tensor before, and the process asks the system for that memory once.
     for message, tensor in sorted(messages, key=lambda entry: -entry[1].nbytes):
         _fill(message, tensor)
     for node in graph:
@@ -94,7 +94,7 @@ def to_proto(
 def _fill(message: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
     if isinstance(tensor, ir.LazyTensor):
         tensor = tensor.raw()
-    name = message.name  # the tensor's own is the name of what it holds elsewhere
+    name = message.name  # the tensor's own name is that of its content elsewhere
     serde.serialize_tensor_into(message, tensor)
     message.name = name
 
@@ -138,10 +138,10 @@ def _describe(proto: onnx.GraphProto, values: Iterable[ir.Value]) -> None:
 
 
 def content(tensor: ir.TensorProtocol) -> Any:
-    """The bytes of a tensor as ONNX stores them, a view of its memory where they are there as they are.
+    """The bytes of a tensor as ONNX stores them; a view of its memory where it has the same layout.
 
     Raises:
-        WeightsError: The tensor has no numbers, can't be read from its file, or is of another size than it says.
+        WeightsError: The tensor has no numbers, can't be read from its file, or has another size than declared.
     """
     expected, name = tensor.nbytes, tensor.name
     if isinstance(tensor, ir.LazyTensor):
@@ -164,7 +164,7 @@ def pieces(
     inputs: Sequence[ir.Value],
     places: Mapping[str, tuple[str, int, int]] | None = None,
 ) -> Iterator[Any]:
-    """A model's protocol buffer, piece by piece: no more than one large tensor is in memory.
+    """A model's protocol buffer, piece by piece: at most one large tensor is in memory.
 
     Args:
         model: The model.
@@ -185,7 +185,7 @@ def pieces(
         elif tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _APART_BYTES:
             if not (tensor.doc_string or tensor.metadata_props):
                 apart[name] = tensor
-        elif isinstance(tensor, ir.ExternalTensor):  # its location is relative to the file that it came from
+        elif isinstance(tensor, ir.ExternalTensor):  # its location is relative to the file that it was read from
             tensor = ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=name)
         tensors[name] = tensor
     try:
@@ -214,7 +214,7 @@ def pieces(
 
 
 def _head(name: str, tensor: ir.TensorProtocol) -> bytes:
-    """What stands before the bytes of an initializer in the graph's protocol buffer."""
+    """The bytes before an initializer's content in the graph's protocol buffer."""
     message = onnx.TensorProto(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
     head = message.SerializeToString() + bytes((_RAW_DATA,)) + _varint(tensor.nbytes)
     return bytes((_INITIALIZER,)) + _varint(len(head) + tensor.nbytes) + head

@@ -11,19 +11,18 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxplug.errors import EvaluationError, OnnxplugError
 from onnxplug.host import RuntimeHost
-from onnxplug.onnx_file import parse_model, read_model
 from onnxplug.plugin_api import Evaluator
 from onnxplug.registry.rule import object_of
 from onnxplug.text import in_a_line
 
-#: onnx's own evaluator, the last that a model is given to.
+#: onnx's own evaluator, the last to try.
 ONNX = Evaluator("onnx.reference", "onnxplug.run.reference:onnx_evaluator")
-#: What is installed for models that onnx's evaluator does not run.
+#: The package for models that onnx's evaluator does not run.
 MORE = "pip install onnxplug-reference, whose evaluator runs more operators and element types."
 
 
 def make_evaluator(source: str | bytes, kernels: Collection[type], host: RuntimeHost) -> tuple[str, Any]:
-    """The first evaluator that takes a model: the plugins', then onnx's own.
+    """The first evaluator that accepts a model: the plugins', then onnx's own.
 
     Args:
         source: The model's file, or the model serialised.
@@ -34,7 +33,7 @@ def make_evaluator(source: str | bytes, kernels: Collection[type], host: Runtime
         The evaluator's name, and an object like an ``onnx.reference.ReferenceEvaluator``.
 
     Raises:
-        EvaluationError: None takes it.
+        EvaluationError: None accepts it.
         PluginError: An evaluator can't be imported.
     """
     refusals: list[tuple[str, str | None]] = []
@@ -50,7 +49,7 @@ def make_evaluator(source: str | bytes, kernels: Collection[type], host: Runtime
 
 
 class OnnxEvaluator(ReferenceEvaluator):
-    """onnx's evaluator: infinities and NaN are values like others, and what fails says what may do better."""
+    """onnx's evaluator: infinities and NaN are ordinary values, and errors name the package that may do better."""
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Runs the model.
@@ -70,21 +69,20 @@ class OnnxEvaluator(ReferenceEvaluator):
 
 
 def onnx_evaluator(source: str | bytes, kernels: Collection[type]) -> OnnxEvaluator:
-    """onnx's evaluator of a model, as the hook ``onnxplug_evaluators`` has it.
+    """onnx's evaluator of a model, in the form of the hook ``onnxplug_evaluators``.
 
     Raises:
-        EvaluationError: It has no kernel of an operator.
-        UsageError: The model can't be read.
+        EvaluationError: It has no kernel of an operator, or the model can't be read.
     """
-    model = read_model(source, external=True) if isinstance(source, str) else parse_model(source)
     try:
+        model = onnx.load(source) if isinstance(source, str) else onnx.load_model_from_string(source)
         return OnnxEvaluator(_inlined(model, kernels), new_ops=list(kernels))
     except Exception as error:
         raise EvaluationError(in_a_line(error), hint=MORE) from error
 
 
 def _inlined(model: onnx.ModelProto, kernels: Collection[type]) -> onnx.ModelProto:
-    """The model without functions: in these onnx's evaluator finds no plugin's kernels, nor functions that come later."""
+    """The model without functions: within functions onnx's evaluator finds neither plugins' kernels nor later functions."""
     if not model.functions:
         return model
     import onnx.inliner

@@ -1,8 +1,8 @@
-"""A second run of a model that chooses as the first one did: what changes then is rounding, and nothing else.
+"""A second run of a model with the choices of the first: the results then differ only by rounding.
 
 An operator chooses where it makes indices, masks, integers or Python numbers of floating-point operands, and where its result
-jumps: ``sign``, ``floor``, ``hardshrink``. No table lists the operators that jump. Between the operands of both runs lie others,
-in float64; a result that changes all at once on the way between them jumps, and one that changes little by little does not:
+jumps: ``sign``, ``floor``, ``hardshrink``. No table lists the operators that jump. Instead they are also run on operands between
+those of both runs, in float64; a result that changes all at once on the way jumps, and a result that changes gradually does not:
 
     hardshrink, from 0.49999997 to 0.50000003:   0, 0, …, 0, 0.50000002, …    one of 16 steps has nearly the whole change
     x - y, from 1e-7 to 3e-7:                    1e-7, 1.1e-7, 1.2e-7, …      each has a sixteenth
@@ -18,14 +18,14 @@ import torch
 
 from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
 
-#: Changes of at most as many units of a result's own rounding are not looked at.
+#: Changes of at most this number of units of a result's own rounding are not examined.
 _UNITS = 4
-#: The places on the way between both operands, 0 and 1, where results are computed. The distances differ a little, so that a step
-#: which both ends are equally far from is not hit.
+#: The places on the way between both operands, 0 and 1, where results are computed. The distances differ a little, so that no place
+#: hits a step in the exact middle.
 _PLACES = [(part / 16) ** 1.1 for part in range(17)]
-#: How far the middle may be from a straight line, as a share of the whole change, where the others need not be looked at.
+#: How far the middle may be from a straight line, as a share of the whole change, without examining the other places.
 _BEND = 0.1
-#: The share of the whole change that two of the parts have where a result jumps. Two: at a pole both sides of it are far apart.
+#: The share of the whole change that two of the parts have where a result jumps. Two: both sides of a pole are far apart.
 _SHARE = 0.55
 
 WIDE = {
@@ -35,7 +35,7 @@ WIDE = {
 
 
 class Repetition(TorchDispatchMode):
-    """Keeps the operands of a run's operators and what they chose, and has other runs choose the same.
+    """Records the operands and choices of a run's operators, and makes other runs choose the same.
 
     Attributes:
         jumped: Whether a result of another run has jumped; whoever reads it sets it back.
@@ -66,7 +66,7 @@ class Repetition(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if isinstance(func, HigherOrderOperator):  # its kernel wants no mode, what it calls is looked at
+        if isinstance(func, HigherOrderOperator):  # its kernel takes no mode, the operators that it calls are examined
             return func(*map(self._inside, args), **{name: self._inside(x) for name, x in named.items()})
         if func.is_view or not any(map(is_real, pytree.tree_leaves((args, named)))):
             made = func(*args, **named)
@@ -170,7 +170,7 @@ def _is_sudden(points: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _between(before: Any, after: Any, place: float) -> Any:
-    """Operands on the way from those of one run to those of another, in float64."""
+    """Operands on the way from one run's to another run's, in float64."""
 
     def between(x: Any, y: Any) -> Any:
         if isinstance(x, torch.dtype):

@@ -1,4 +1,4 @@
-"""What verification compared."""
+"""The report of verification."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class VerificationCase:
-    """One set of inputs that both models ran on.
+    """A set of inputs that both models ran on.
 
     Attributes:
         sizes: Size of each dynamic dimension.
         seed: Seed of the generated inputs; ``None`` for the export's own.
         max_abs_difference: Largest difference over all outputs.
-        runtime: What ran the model.
-        unstable: Number of elements that differ by more than the tolerance, and by no more than rounding of the inputs
-            and weights changes them in PyTorch itself, or by no more than PyTorch's own result is from that in float64.
-        ties: Whether the results are those that PyTorch has where it chooses, among equal elements, as ONNX did (topk, sort …).
+        runtime: The runtime or evaluator that ran the model.
+        unstable: Number of elements that differ by more than the tolerance, but by no more than rounding of the inputs
+            and weights changes them in PyTorch itself, or than PyTorch's own result is from its result in float64.
+        ties: Whether PyTorch's results were computed with ONNX's choices among equal elements (topk, sort …).
     """
 
     sizes: Mapping[str, int]
@@ -32,13 +32,13 @@ class VerificationCase:
 
 @dataclass
 class VerificationReport:
-    """What verification compared.
+    """The report of verification.
 
     Attributes:
         cases: The sets of inputs on which both agree.
-        skipped: Sizes that were drawn and that eager PyTorch itself rejects, with its reason; others were drawn instead.
+        skipped: Drawn sizes that eager PyTorch itself rejects, with its reason; other sizes were drawn instead.
         intermediates: The ``onnxplug_tools.diagnosis.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
-        quantised: What quantising did to the model afterwards (``program.precision``), where the model before it was compared.
+        quantised: The later effect of quantising the model (``program.precision``), where the model before quantising was compared.
     """
 
     cases: list[VerificationCase] = field(default_factory=list)
@@ -53,7 +53,7 @@ class VerificationReport:
 
     @property
     def about_quantising(self) -> str | None:
-        """That another model than the quantised one was compared, and how far quantising moved results; ``None`` elsewhere."""
+        """A note that the model before quantising was compared, and how far quantising moved results; else ``None``."""
         if self.quantised is None:
             return None
         moved = [f"output {accuracy}" for accuracy in self.quantised.accuracy] or ["no output is in floating point"]
@@ -76,23 +76,23 @@ class VerificationReport:
         return "\n".join([*lines, *filter(None, [self.about_quantising])])
 
 
-#: What takes each set of inputs that is compared, and the differences of its outputs element by element; nothing by default.
+#: Receives each compared set of inputs, and the differences of its outputs element by element; nothing by default.
 MEASURED: ContextVar[Any] = ContextVar("onnxplug_differences", default=None)
 
 
 def begin_case(sizes: Mapping[str, int], seed: int | None, runtime: str) -> None:
-    """Tells that a set of inputs is compared, where something measures."""
+    """Tells the measuring object that a set of inputs is compared."""
     if (measured := MEASURED.get()) is not None:
         measured.begin(sizes, seed, runtime)
 
 
 def drop_case() -> None:
-    """Tells that the set of inputs at work shows nothing, and is no part of the report."""
+    """Tells the measuring object that the present set of inputs proves nothing, and is not in the report."""
     if (measured := MEASURED.get()) is not None:
         measured.drop()
 
 
 def open_case() -> Any:
-    """The set of inputs at work, of what measures; ``None`` where nothing does."""
+    """The measuring object's record of the present set of inputs; ``None`` where nothing measures."""
     measured = MEASURED.get()
     return measured.case if measured is not None else None

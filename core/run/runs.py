@@ -1,4 +1,4 @@
-"""Runs of an ONNX model that give its intermediate values too."""
+"""Runs an ONNX model and returns its intermediate values too."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Runs:
 
     Args:
         model: The model; it stays as it is.
-        host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
-        feed: The inputs by name; those that the model does not take are left out.
+        host: The plugins whose libraries and kernels run custom operators; all installed plugins when ``None``.
+        feed: The inputs by name; inputs that the model does not have are left out.
 
     Raises:
         PluginError: A library is missing.
@@ -49,11 +49,11 @@ class Runs:
         self._kernels = Kernels()
         if custom.domains:
             self._kernels = kernels_for(custom, host if host is not None else plugin_host())
-        #: Every tensor of the graph: inputs, constants and what nodes make, by name.
+        #: Every tensor of the graph: inputs, constants and results of nodes, by name.
         self._values = _tensors(model)
 
     def known(self, names: Collection[str]) -> list[str]:
-        """Those of some names that are values of the model."""
+        """The names among some that are values of the model."""
         return [name for name in names if name in self._values]
 
     def evaluated(self, names: Collection[str]) -> dict[str, Any]:
@@ -73,23 +73,23 @@ class Runs:
     def computed(
         self, names: Collection[str] = (), level: str = "all", without: Sequence[str] = (), *, alone: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Values by ONNX Runtime; they are made outputs of the graph, which changes what it fuses.
+        """Values by ONNX Runtime; they become outputs of the graph, which changes its fusions.
 
         Args:
-            names: The values, beside the graph's own outputs.
+            names: The values, in addition to the graph's own outputs.
             level: How far it optimises.
             without: Optimisers to leave out.
-            alone: The values are the only outputs, and what they don't need is left out.
+            alone: The values are the only outputs, and nodes that they don't need are left out.
 
         Raises:
             Exception: ONNX Runtime can't load or run the model.
         """
         runtime = onnxruntime_module()
         options = runtime.SessionOptions()
-        options.log_severity_level = _FATAL  # errors are looked for here: they are no news
+        options.log_severity_level = _FATAL  # errors are expected here: they need no log
         options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _LEVEL_NAMES[level])
-        made = [name for name in self.known(names) if self._values[name].producer() is not None]
-        model = with_outputs(self.model, made, alone=alone) if made else self.model
+        results_of_nodes = [name for name in self.known(names) if self._values[name].producer() is not None]
+        model = with_outputs(self.model, results_of_nodes, alone=alone) if results_of_nodes else self.model
         source, folder = model_source(model)
         session = make_session(
             source,
@@ -100,20 +100,20 @@ class Runs:
         )
         wanted = {i.name for i in session.get_inputs()}
         results = run_session(session, {name: value for name, value in self._feed.items() if name in wanted})
-        found = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
+        by_name = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
         del folder
-        return {**self._given(names), **{name: v for name, v in found.items() if v is not None}}
+        return {**self._inputs_and_constants(names), **{name: v for name, v in by_name.items() if v is not None}}
 
-    def _given(self, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """Those of some values that are inputs or constants."""
-        found = {}
+    def _inputs_and_constants(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """The values among some that are inputs or constants."""
+        tensors = {}
         for name in self.known(names):
             tensor = self._values[name].const_value
             if name in self._feed:
-                found[name] = self._feed[name]
+                tensors[name] = self._feed[name]
             elif tensor is not None and self._values[name].producer() is None:
-                found[name] = to_torch(tensor.numpy())
-        return found
+                tensors[name] = to_torch(tensor.numpy())
+        return tensors
 
 
 def _tensors(model: ir.Model) -> dict[str, ir.Value]:
@@ -127,7 +127,7 @@ def _tensors(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def with_outputs(model: ir.Model, names: Collection[str], *, alone: bool = False) -> ir.Model:
-    """A copy of a model with further outputs.
+    """A copy of a model with additional outputs.
 
     Args:
         model: The model.

@@ -1,16 +1,16 @@
-"""Saving: complete or not at all. What stood at the destination stays whole until the new model takes its place.
+"""Saving: complete or not at all. The file at the destination stays whole until the new model replaces it.
 
-The steps of a save, of which a process may be killed at any:
+The steps of a save; a process may be killed at any of them:
 
 1. The model's file is begun under a hidden name (``files.py``). While it is there, no other process removes data files.
-2. Weights that go beside the model are written to new files, whose names no model of the folder mentions, and flushed.
+2. Weights outside of the model's file are written to new files, whose names no model of the folder mentions, and flushed.
 3. The model's file is written, which mentions them, and flushed.
 4. ``os.replace`` gives it the name of the model. Before this the old model is there with its own data, which nothing has touched;
-   after it the new one with its own.
-5. The data files that no model of the folder mentions are removed: those of the old model, unless a copy of it reads them, and
-   those of saves that were killed.
+   after it the new model with its own data.
+5. The data files that no model of the folder mentions are removed: files of the old model, unless a copy of it reads them, and
+   files of saves that were killed.
 
-So no model is ever there with weights of another one. What a kill leaves until the next save is read by nothing.
+So no model is ever there with weights of another model. Files that a kill leaves until the next save are read by no model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from onnxplug.run.weights import SOURCE, check_numbers
 from onnxplug.warn import warn
 
 _LOGGER = logs.logger("save")
-#: Called with the bytes that are written so far, and those that will be.
+#: Called with the bytes that are written so far, and the bytes of the whole.
 Progress = Callable[[int, int], None]
 #: Bytes that are written at a time.
 _CHUNK_BYTES = 1 << 24
@@ -71,13 +71,13 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def _weights(model: ir.Model, instead: Mapping[ir.Value, ir.TensorProtocol] | None = None) -> dict[str, Any]:
-    """The initializers' tensors by name; those of ``instead`` go before."""
-    found = {}
+    """The initializers' tensors by name; tensors of ``instead`` go first."""
+    tensors = {}
     for name, value in model.graph.initializers.items():
         tensor = (instead or {}).get(value, value.const_value)
         if tensor is not None:
-            found[name] = tensor
-    return found
+            tensors[name] = tensor
+    return tensors
 
 
 def _bytes(weights: Mapping[str, ir.TensorProtocol]) -> int:
@@ -98,9 +98,9 @@ def save_model(
 ) -> None:
     """Writes a model, which is left as it is.
 
-    A symbolic link at the destination stays one: the file that it points to is replaced, with its permissions kept.
-    External data is written to ``NAME.data`` beside the model; while a model in the folder refers to a file of this name,
-    to ``NAME.data.2`` and so on. Data that the replaced model used is removed unless another model refers to it.
+    A symbolic link at the destination stays: the file that it points to is replaced, with its permissions kept. External data
+    is written to ``NAME.data`` in the model's folder; while a model in the folder refers to a file of this name, to
+    ``NAME.data.2`` and so on. Data of the replaced model is removed unless another model refers to it.
 
     Args:
         model: The model.
@@ -108,10 +108,10 @@ def save_model(
         external_data: Weights in a file of their own; ``None`` decides by size.
         without: Names of initializers that are not stored.
         keep_initializers_as_inputs: List the weights as inputs too.
-        weights: What initializers hold, instead of what they hold in the model.
+        weights: Contents of initializers, instead of those in the model.
         shard: The largest size of a data file.
-        external: ``"safetensors"``: what lies in safetensors files as the model has it stays there.
-        progress: Told of the bytes that are written.
+        external: ``"safetensors"``: tensors that lie in safetensors files in the model's form stay there.
+        progress: Called with the bytes that are written.
 
     Raises:
         SaveError: It can't be written: no such folder, not a regular file, no permission, no room.
@@ -153,7 +153,7 @@ def check_settings(
     """Checks the arguments of :func:`save_model` before anything is done; returns the largest size of a data file.
 
     Raises:
-        UsageError: One is malformed, or two contradict each other.
+        UsageError: An argument is malformed, or two contradict each other.
     """
     check_kind("external_data", external_data, (bool, type(None)), "True, False or None")
     if external not in (None, "safetensors"):
@@ -186,50 +186,50 @@ def check_destination(destination: Any, size: int = 0) -> Path:
         SaveError: A model can't be written there.
     """
     check_path("destination", destination)
-    given = os.fsdecode(os.fspath(destination))
+    name = os.fsdecode(os.fspath(destination))
     try:
-        found: os.stat_result | None = os.stat(given)
+        status: os.stat_result | None = os.stat(name)
     except (FileNotFoundError, NotADirectoryError):
-        found = None
+        status = None
     except (OSError, ValueError) as error:
-        raise SaveError(f"can't write {given}: {error}") from error
-    path = Path(os.path.realpath(given))
-    if found is not None and not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not a regular file")
-        raise SaveError(f"can't write {given}: it is {kind}", hint="Give the name of a file.")
-    if found is not None and not path.is_file():  # for example /dev/fd/3 of a removed file
-        raise SaveError(f"can't write {given}: it has no name in a folder", hint="Give the name of a file.")
+        raise SaveError(f"can't write {name}: {error}") from error
+    path = Path(os.path.realpath(name))
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+        raise SaveError(f"can't write {name}: it is {kind}", hint="Give the name of a file.")
+    if status is not None and not path.is_file():  # for example /dev/fd/3 of a removed file
+        raise SaveError(f"can't write {name}: it has no name in a folder", hint="Give the name of a file.")
     folder = path.parent
     if not folder.is_dir():
-        raise SaveError(f"can't write {given}: there is no folder {folder}", hint=f"Make it: mkdir -p {folder}")
+        raise SaveError(f"can't write {name}: there is no folder {folder}", hint=f"Make it: mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise SaveError(f"can't write {given}: no permission to write in {folder}")
-    if found is not None and not os.access(path, os.W_OK):
-        raise SaveError(f"can't write {given}: the file is write-protected", hint="Remove it, or save elsewhere.")
+        raise SaveError(f"can't write {name}: no permission to write in {folder}")
+    if status is not None and not os.access(path, os.W_OK):
+        raise SaveError(f"can't write {name}: the file is write-protected", hint="Remove it, or save elsewhere.")
     free = shutil.disk_usage(folder).free
     if size > free:
         from rich.filesize import decimal
 
         raise SaveError(
-            f"can't write {given}: it needs {decimal(size)} and {folder} has {decimal(free)} free",
+            f"can't write {name}: it needs {decimal(size)} and {folder} has {decimal(free)} free",
             hint="Free some room, or save elsewhere.",
         )
     return path
 
 
 def _warn_of_distant_link(destination: Any, path: Path) -> None:
-    given = Path(os.fsdecode(os.fspath(destination)))
-    if os.path.realpath(given.parent) != str(path.parent):
+    link = Path(os.fsdecode(os.fspath(destination)))
+    if os.path.realpath(link.parent) != str(path.parent):
         warn(
-            f"{given} is a link to {path}, and its weights are in the folder of {path}: ONNX Runtime loads it by that name only"
+            f"{link} is a link to {path}, and its weights are in the folder of {path}: ONNX Runtime loads it by that name only"
         )
 
 
 def _write_object(file: Any, content: bytes) -> None:
-    """Writes to a file object, also to one that takes a part at a time.
+    """Writes to a file object, even if it accepts only a part at a time.
 
     Raises:
-        SaveError: It takes text, or it can't be written to.
+        SaveError: It accepts only text, or it can't be written to.
     """
     try:
         while content:
@@ -267,9 +267,9 @@ class _Saver:
         """Writes the model.
 
         Args:
-            beside: Where the weights lie that are written to data files.
-            linked: Where those lie that are in other files already.
-            size: Bytes of all that are written.
+            beside: The places of weights that are written to data files.
+            linked: The places of weights that are in other files already.
+            size: The bytes of all written weights.
 
         Raises:
             SaveError: It can't be written.
@@ -322,7 +322,7 @@ class _Saver:
             flush(file)
 
     def _clean_up(self, data: Sequence[IO[bytes]]) -> None:
-        """Removes the data files of a save that failed, or else those of the model before."""
+        """Removes the data files of a failed save, or else of the replaced model."""
         for file in data:
             with contextlib.suppress(OSError):
                 file.close()
@@ -347,14 +347,14 @@ class _Saver:
 
 
 def _parts(tensor: ir.TensorProtocol) -> Iterator[Any]:
-    """The bytes of a tensor, so many at a time that progress can be told; the tensor is in memory until the last are written."""
+    """The bytes of a tensor in chunks, so that progress can be shown; the tensor is in memory until the last chunk is written."""
     data = content(tensor)
     for start in range(0, len(data), _CHUNK_BYTES):
         yield data[start : start + _CHUNK_BYTES]
 
 
 def _copy_permissions(source: Path, file: IO[bytes]) -> None:
-    """Gives a new file the mode and, where the system lets us, the owner of another one."""
+    """Gives a new file the mode and, where the system allows it, the owner of another file."""
     status = os.stat(source)
     if hasattr(os, "fchown"):
         with contextlib.suppress(OSError):

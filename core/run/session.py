@@ -40,9 +40,9 @@ from onnxplug.warn import warn
 
 _LOGGER = logs.logger("run")
 
-#: Where a model says for which runtime it is made, in its graph's metadata or, without them, in its ``meta``.
+#: Metadata key of the runtime that a model is made for, in its graph's metadata or, without them, in its ``meta``.
 TARGET = "onnxplug.target"
-#: What ONNX Runtime writes to stderr: errors. Tests set it to 2, warnings (onnxplug.testing.shape_warnings).
+#: ONNX Runtime's log level on stderr: errors. Tests set it to 2, warnings (onnxplug.testing.shape_warnings).
 LOG_SEVERITY = 3
 
 #: Element types that numpy has no dtype for: they travel as integers of the same width.
@@ -71,9 +71,9 @@ def make_session(
         model: A file's path, or the model itself.
         threads: Threads within an operator; ONNX Runtime's own choice when ``None``.
         libraries: Libraries of custom operators to load.
-        providers: Execution providers, the CPU alone unless told.
-        options: ``SessionOptions`` to use instead of quiet ones.
-        settings: Further arguments of ``InferenceSession``.
+        providers: Execution providers; by default only the CPU.
+        options: ``SessionOptions`` to use instead of quiet options.
+        settings: Additional arguments of ``InferenceSession``.
 
     Raises:
         PluginError: A library can't be loaded.
@@ -106,7 +106,7 @@ def make_session(
 
 
 def model_source(model: ir.Model) -> tuple[str | bytes, tempfile.TemporaryDirectory[str] | None]:
-    """What a session is made of: the model's bytes, or a file in a folder that lives as long as it is held.
+    """The source of a session: the model's bytes, or a file in a temporary folder that lives as long as it is referenced.
 
     Raises:
         WeightsError: A weight has no numbers.
@@ -123,21 +123,21 @@ def model_source(model: ir.Model) -> tuple[str | bytes, tempfile.TemporaryDirect
 class Runner:
     """Runs a model: by ONNX Runtime, or by an evaluator (:mod:`onnxplug.run.reference`) where ONNX Runtime has no kernel.
 
-    A kernel that is there and refuses an element type at run time counts as none for portable models (``target=None``) alone:
-    those for ONNX Runtime must not need it.
+    A kernel that refuses an element type at run time counts as missing only for portable models (``target=None``): models for ONNX
+    Runtime must not need it.
 
     Args:
         model: The model, or a file's path.
-        host: The plugins whose libraries and reference kernels run its custom operators; all that are installed when
+        host: The plugins whose libraries and reference kernels run its custom operators; all installed plugins when
             ``None``.
         reference: Run it by an evaluator in any case.
 
     Attributes:
-        runtime: What ran it: ``"onnxruntime"``, or the evaluator's name, such as ``"onnx.reference"``.
+        runtime: The runtime in use: ``"onnxruntime"``, or the evaluator's name, such as ``"onnx.reference"``.
         libraries: The libraries of custom operators that were loaded.
 
     Raises:
-        PluginError: A library is missing, does not load, or there are two for one domain.
+        PluginError: A library is missing, does not load, or there are two for a domain.
         VerificationError: ONNX Runtime can't load the model, or nothing runs one of its operators.
     """
 
@@ -197,7 +197,7 @@ class Runner:
             warn(f"{_no_kernel_text(reason)}: {self.runtime} ran the model instead")
 
     def _nothing_runs(self, error: EvaluationError, reason: Exception | None, host: RuntimeHost) -> VerificationError:
-        """The error for a model that no evaluator takes: what plugins lack where that is the cause, else what these say."""
+        """The error for a model that no evaluator accepts: with the missing parts of plugins, or else the evaluators' errors."""
         if reason is None:
             return VerificationError(error.message, hint=error.hint)
         if lacks_operator(reason):
@@ -248,23 +248,23 @@ class Runner:
             raise VerificationError(f"the model does not run: {in_a_line(error)}") from error
 
 
-#: What models made for no runtime say of themselves.
+#: The runtime in the metadata of models made for no runtime.
 _PORTABLE = frozenset({"portable", "portable, exact"})
-#: What ONNX Runtime says of kernels that are registered for an element type, and refuse it when they run.
+#: ONNX Runtime's messages about kernels that are registered for an element type, and refuse it when they run.
 _REFUSAL = re.compile(r"operator does not support \w+ yet|data type is not supported")
-#: Which node it is, in the message of an error for want of a kernel.
+#: The node in the message of an error about a missing kernel.
 _LACKING = re.compile(r"Could not find an implementation for .*")
 
 
 def lacks_kernel(error: Exception) -> bool:
-    """Whether ONNX Runtime refused a model for want of a kernel, not because the model is wrong."""
+    """Whether ONNX Runtime refused a model because of a missing kernel, not because the model is wrong."""
     return "NOT_IMPLEMENTED" in str(error) or type(error).__name__ == "NotImplemented"
 
 
 def _no_kernel_text(error: Exception) -> str:
-    """That ONNX Runtime can't run a model, and the node that it names, less its codes."""
-    said = _LACKING.search(str(error))
-    return f"ONNX Runtime can't run the model ({said[0] if said else error})"
+    """The text that ONNX Runtime can't run a model, with the node that it names, without its codes."""
+    match = _LACKING.search(str(error))
+    return f"ONNX Runtime can't run the model ({match[0] if match else error})"
 
 
 def run_session(session: Any, feed: Mapping[str, Any]) -> list[Any]:
@@ -276,7 +276,7 @@ def run_session(session: Any, feed: Mapping[str, Any]) -> list[Any]:
     """
     strings = {n: as_array(v) for n, v in feed.items() if isinstance(v, torch.Tensor) and v.dtype == STRING}
     values = {name: to_ort_value(value) for name, value in feed.items() if name not in strings}
-    if strings:  # there is no OrtValue of strings, and run() gives arrays, which are none for bfloat16
+    if strings:  # there is no OrtValue of strings, and run() gives arrays, which don't exist for bfloat16
         results = session.run(None, {**values, **strings})
         return [to_torch(value) if isinstance(value, np.ndarray) else None for value in results]
     results = session.run_with_ort_values(None, values)
@@ -304,7 +304,7 @@ def from_ort_value(value: Any) -> Any:
     dtype = ONNX_TO_TORCH[element]
     if dtype is torch.bfloat16:
         return torch.utils.dlpack.from_dlpack(value._get_c_value()).clone()
-    if dtype in _VIEWS:  # numpy and DLPack have none of the 8-bit floats
+    if dtype in _VIEWS:  # numpy and DLPack lack the 8-bit floats
         tensor = torch.empty(value.shape(), dtype=dtype)
         ctypes.memmove(tensor.data_ptr(), value.data_ptr(), tensor.nbytes)
         return tensor

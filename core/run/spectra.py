@@ -1,7 +1,7 @@
-"""Eigenvectors and singular vectors, whose phases PyTorch leaves open, and of general matrices the order of the eigenvalues too.
+"""Eigenvectors and singular vectors: PyTorch leaves open their phases and, for general matrices, the order of the eigenvalues.
 
-PyTorch's result is as right in any order and with any phases. So those of ONNX are read off its result and need not be judged:
-verification then compares ONNX's result with PyTorch's in them.
+PyTorch's result is equally right in any order and with any phases. So ONNX's order and phases are read off its result and need
+no judgement: verification then compares ONNX's result with PyTorch's in this order and with these phases.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-#: Eigenvalues in any order, and the vectors with them.
+#: Operators with eigenvalues in any order, and the vectors with them.
 _EIGENVALUES = frozenset({"aten.linalg_eig.default", "aten.linalg_eigvals.default", "aten._linalg_eigvals.default"})
-#: Eigenvalues in their order.
+#: Operators with eigenvalues in ascending order.
 _SYMMETRIC = frozenset({"aten.linalg_eigh.default", "aten._linalg_eigh.default"})
-#: Singular vectors: the last result has the right ones as its conjugate rows, or as its columns.
+#: Operators with singular vectors: the last result has the right vectors as its conjugate rows, or as its columns.
 _SINGULAR = {"aten.linalg_svd.default": True, "aten._linalg_svd.default": True, "aten.svd.default": False}
 #: More than the distance of any two columns.
 _FAR = 1e6
@@ -24,15 +24,15 @@ OPERATORS = _EIGENVALUES | _SYMMETRIC | _SINGULAR.keys()
 
 
 def taken(name: str, expected: Any, actual: Sequence[Any]) -> Any:
-    """PyTorch's result in the order and with the phases of ONNX's.
+    """PyTorch's result in the order and with the phases of ONNX's result.
 
     Args:
         name: One of ``OPERATORS``.
         expected: PyTorch's result.
-        actual: ONNX's results in the order of PyTorch's; ``None`` for those that are not known, NaN for parts that are not.
+        actual: ONNX's results in the order of PyTorch's; ``None`` for unknown results, NaN for unknown parts.
 
     Returns:
-        The same as ``expected`` in form; ``None`` where nothing is known of ONNX's results.
+        Of the form of ``expected``; ``None`` where nothing is known of ONNX's results.
     """
     wanted = expected if isinstance(expected, tuple | list) else (expected,)
     known = [
@@ -55,7 +55,7 @@ def taken(name: str, expected: Any, actual: Sequence[Any]) -> Any:
 
 
 def _singular(wanted: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None], *, adjoint: bool) -> Any:
-    """The left vector and the right one of a singular value have one phase; those without a value are any basis of the rest."""
+    """The left and the right vector of a singular value share a phase; vectors without a value are any basis of the rest."""
     left, values, right = wanted
     count = values.shape[-1]
     ours_left, _, ours_right = known
@@ -73,7 +73,7 @@ def _singular(wanted: Sequence[torch.Tensor], known: Sequence[torch.Tensor | Non
 
 
 def _order(wanted: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Which of PyTorch's eigenvalues stands at each place in ONNX's result, ``[*batch, n]``: pairs are made from the nearest on."""
+    """The index of PyTorch's eigenvalue at each place of ONNX's result, ``[*batch, n]``: the nearest are paired first."""
     distance = torch.zeros((), dtype=torch.float64)
     if known[0] is not None:
         scale = wanted[0].abs().amax(-1)[..., None, None].clamp_min(torch.finfo(wanted[0].abs().dtype).tiny)
@@ -105,7 +105,7 @@ def _turned(wanted: torch.Tensor, ours: torch.Tensor | None) -> torch.Tensor:
 
 
 def _phases(wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """The numbers of absolute value 1 that turn PyTorch's columns to ONNX's, ``[*batch, 1, n]``; those of real columns are ±1."""
+    """The numbers of absolute value 1 that turn PyTorch's columns to ONNX's, ``[*batch, 1, n]``; for real columns ±1."""
     turn = (wanted.conj() * ours).sum(-2, keepdim=True)
     signs = torch.where(turn.real < 0, -1, 1).to(wanted.dtype)
     if not wanted.is_complex():

@@ -14,14 +14,14 @@ import torch
 
 from onnxplug import logs
 from onnxplug.capture.eager import inference
-from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot, present_name
+from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
 from onnxplug.host import RuntimeHost
 from onnxplug.observers import step
 from onnxplug.run.compare import compare
 from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, resized_inputs, sized
+from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, sized
 from onnxplug.run.outputs import MODEL, Outputs, Replay, Tolerances, compare_all, outputs_of, size_text, where_text
 from onnxplug.run.report import MEASURED, VerificationCase, VerificationReport, begin_case, drop_case
 from onnxplug.run.session import Runner
@@ -32,14 +32,14 @@ from onnxplug.warn import warn
 
 
 class Verifiable(Protocol):
-    """What verification reads of an exported program: :class:`onnxplug.OnnxProgram` has it.
+    """The part of an exported program that verification reads; :class:`onnxplug.OnnxProgram` has it.
 
     Attributes:
         model: The ONNX model.
         exported_program: The captured program.
         captured: The capture, with the eager model and the example inputs.
-        inputs: What the graph's inputs stand for.
-        slots: What the captured graph returns, in order; ``None`` for a result that is not an output of the ONNX graph.
+        inputs: The slots of the graph's inputs.
+        slots: The captured graph's results, in order; ``None`` for a result that is not an output of the ONNX graph.
         host: The plugins that run custom operators.
     """
 
@@ -54,7 +54,7 @@ class Verifiable(Protocol):
         """The graph's inputs for a call of the PyTorch model."""
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The inputs of a call of the PyTorch model in a row."""
+        """The inputs of a call of the PyTorch model as a flat list."""
 
 
 _LOGGER = logs.logger("verify")
@@ -69,11 +69,11 @@ Judge = Callable[[Sequence[Any], bool], Any]
 
 
 class Refused(Exception):
-    """Eager PyTorch rejects the inputs; the cause says why."""
+    """Eager PyTorch rejects the inputs; the cause has the reason."""
 
 
 class Uncertain(Exception):
-    """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause says how much they do."""
+    """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause has the difference."""
 
 
 def verify_program(
@@ -86,7 +86,7 @@ def verify_program(
     judge: Judge | None = None,
     replay: Replay | None = None,
 ) -> VerificationReport:
-    """See :meth:`OnnxProgram.verify`; ``judge`` says who is wrong, ``replay`` what PyTorch has for ONNX's choices among equals."""
+    """See :meth:`OnnxProgram.verify`; ``judge`` decides who is wrong, ``replay`` gives PyTorch's results for ONNX's choices."""
     captured, exported = _captured(program)
     sets = [(args or (), kwargs or {})]
     if args is None and kwargs is None:
@@ -115,7 +115,7 @@ def verify_program(
 def verify_inputs(
     program: Verifiable, sets: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], tolerances: Tolerances
 ) -> VerificationReport:
-    """Compares a program with eager PyTorch on given inputs alone.
+    """Compares a program with eager PyTorch only on given inputs.
 
     Args:
         program: The program.
@@ -123,72 +123,43 @@ def verify_inputs(
         tolerances: How far results may differ.
 
     Raises:
-        VerificationError: A result differs, or one of both does not run.
+        VerificationError: A result differs, or either model does not run.
     """
     inputs = [program.flatten(args, kwargs) for args, kwargs in sets]
     return _verify(_Pair.of_program(program, inputs[0], tolerances), inputs, (), lambda seed, attempt: None)
 
 
-def verify_file(
-    path: str,
+def verify_runner(
+    runner: Runner,
     model: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
-    host: RuntimeHost | None = None,
+    eager: Callable[[Any, list[Any]], list[tuple[str, Any]]],
+    feed: Callable[[list[Any]], Mapping[str, Any]],
+    leaves: Sequence[Any],
+    seeds: Sequence[int],
+    draw: Callable[[int, int], tuple[list[Any], Mapping[str, int]] | None],
     replay: Replay | None = None,
 ) -> VerificationReport:
-    """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
+    """Compares an ONNX model that no export made here with a PyTorch model.
 
     Args:
-        path: The file.
-        model: A module, function or ExportedProgram.
-        args, kwargs: Example inputs; an ExportedProgram's own when there are none.
-        dynamic: Input name to axis to the name of its dimension, or to an expression of other names
-            (``"past + sequence"``); other sizes are tried along these.
+        runner: Runs the ONNX model.
+        model: The PyTorch model.
+        eager: Runs it on flattened inputs, which it may write: its results by the names of the ONNX model's.
+        feed: The ONNX model's inputs, of flattened ones.
+        leaves: The flattened example inputs.
         seeds: One set of generated inputs a seed.
-        host: The plugins whose libraries and kernels run custom operators; all that are installed when ``None``.
-        replay: What PyTorch has for the file's choices among equal elements (``diagnosis.file_choices``), asked where results
-            differ.
+        draw: Generates inputs and their sizes for a seed and an attempt; ``None`` where the sizes are not the model's.
+        replay: What PyTorch has for ONNX's choices among equal elements.
 
     Raises:
-        PluginError: A plugin's library is missing or does not load.
-        VerificationError: An output differs, the number of inputs or outputs does, or the file does not run.
+        VerificationError: An output differs, or one of both models does not run.
     """
-    if isinstance(model, torch.export.ExportedProgram):
-        if not args and not kwargs and model.example_inputs is not None:
-            args, kwargs = model.example_inputs
-        model = model.module()
-    elif isinstance(model, torch.nn.Module):
-        model.eval()
-    runner = Runner(path, host)
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if len(fed) != len(runner.input_names):
-        raise VerificationError(
-            f"the model takes {len(runner.input_names)} inputs ({', '.join(runner.input_names)}), the target gives "
-            f"{len(fed)} tensors",
-            hint="Give its inputs with --input.",
-        )
-    order = input_order(runner.input_names, fed, args, kwargs)
-    axes = {order[name]: dict(named) for name, named in (dynamic or {}).items() if name in order}
-    unknown = [name for name in dynamic or {} if name not in order]
-    if unknown:
-        raise VerificationError(f"the model has no input {unknown[0]!r}; it has {', '.join(runner.input_names)}")
-    pair = _Pair(
-        runner,
-        model,
-        lambda model, leaves: _eager_by_name(model, leaves, spec, runner.output_names, order),
-        lambda leaves: {name: leaves[position] for name, position in order.items()},
-        replay=replay,
-    )
-    return _verify(pair, [leaves], seeds, lambda seed, attempt: resized_inputs(leaves, axes, seed, attempt))
+    return _verify(_Pair(runner, model, eager, feed, replay=replay), [leaves], seeds, draw)
 
 
 def _verify(
     pair: _Pair,
-    given: Sequence[Sequence[Any]],
+    examples: Sequence[Sequence[Any]],
     seeds: Sequence[int],
     draw: Callable[[int, int], tuple[list[Any], Mapping[str, int]] | None],
 ) -> VerificationReport:
@@ -196,23 +167,23 @@ def _verify(
 
     Args:
         pair: The models.
-        given: Flattened inputs that the PyTorch model must take.
-        seeds: One set of generated inputs a seed, of sizes that the PyTorch model takes.
+        examples: Flattened inputs that the PyTorch model must take.
+        seeds: A set of generated inputs for each seed, of sizes that the PyTorch model accepts.
         draw: Generates inputs and their sizes for a seed and an attempt; ``None`` where the sizes are not the model's.
 
     Raises:
-        VerificationError: A result differs, or one of both does not run.
+        VerificationError: A result differs, or either model does not run.
     """
     report = VerificationReport()
-    sets = len(given) + len(seeds)
-    for number, leaves in enumerate(given):
+    sets = len(examples) + len(seeds)
+    for number, leaves in enumerate(examples):
         step(f"inputs {number + 1} of {sets}", number, sets)
         try:
             report.cases.append(pair.compare(leaves, pair.named(pair.sizes(leaves)), None))
         except Refused as refusal:
             error = refusal.__cause__
             raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
-    for number, seed in enumerate(seeds, len(given)):
+    for number, seed in enumerate(seeds, len(examples)):
         step(f"inputs {number + 1} of {sets}", number, sets)
         tried = len(report.skipped)
         failure: BaseException | None = None
@@ -226,7 +197,7 @@ def _verify(
             except Refused as refusal:
                 report.skipped.append(f"{size_text(drawn[1])}: {_reason(refusal.__cause__)}")
                 _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
-            except Uncertain as uncertain:  # such inputs show neither that the model is right nor that it is wrong
+            except Uncertain as uncertain:  # such inputs prove neither that the model is right nor that it is wrong
                 failure = failure or uncertain.__cause__
                 report.skipped.append(f"{size_text(drawn[1])}: rounding alone changes PyTorch's own results by as much")
                 _LOGGER.debug("other inputs are drawn: %s", report.skipped[-1])
@@ -256,12 +227,12 @@ def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgr
 
 
 def _recorded(program: Verifiable) -> list[Any]:
-    """What torch recorded for each of the flattened inputs."""
+    """torch's record of each of the flattened inputs."""
     return [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
 
 
 def _judged(error: VerificationError, judge: Judge | None, leaves: Sequence[Any]) -> VerificationError:
-    """An error with the inputs that it is about, and with what a judge says of them."""
+    """An error with its inputs, and with a judge's verdict on them."""
     error.inputs = list(leaves)
     if judge is None:
         return error
@@ -279,11 +250,11 @@ class _Pair:
         runner: Runs the ONNX model.
         model: The eager model.
         eager: Runs a PyTorch model on flattened inputs, which it may write: its results by the names of the ONNX model's.
-        feed: The ONNX model's inputs, of flattened ones.
+        feed: Makes the ONNX model's inputs of flattened inputs.
         tolerances: How far results may differ.
-        judge: Says who is wrong.
-        replay: What PyTorch has for ONNX's choices among equal elements.
-        program: The exported program; its capture explains what differs. ``None``: the model is of a file.
+        judge: Decides who is wrong.
+        replay: Gives PyTorch's results for ONNX's choices among equal elements.
+        program: The exported program; its capture explains differences. ``None`` for a model from a file.
     """
 
     runner: Runner
@@ -304,7 +275,7 @@ class _Pair:
         judge: Judge | None = None,
         **options: Any,
     ) -> _Pair:
-        """Those of a program; ``leaves`` are the inputs that an error is about."""
+        """The pair of a program; ``leaves`` are the inputs for errors."""
         captured, exported = _captured(program)
         spec: Any = exported.call_spec.in_spec
         try:
@@ -323,7 +294,7 @@ class _Pair:
         )
 
     def sizes(self, leaves: Sequence[Any]) -> dict[Any, int]:
-        """The sizes of inputs, by torch's symbols; none of a file."""
+        """The sizes of inputs, by torch's symbols; empty for a file."""
         if self.program is None:
             return {}
         return {
@@ -363,12 +334,12 @@ class _Pair:
         except Exception as error:
             raise Refused from error
         try:
-            got = runner(self.feed(clone_leaves(leaves)))
+            values = runner(self.feed(clone_leaves(leaves)))
         except VerificationError as error:
             where = where_text(sizes, seed)
             raise VerificationError(f"{error.message} ({where})", hint=error.hint or self._why(leaves)) from error
         outputs = outputs_of(
-            dict(zip(runner.output_names, got, strict=True)),
+            dict(zip(runner.output_names, values, strict=True)),
             expected,
             self.eager,
             self.model,
@@ -394,7 +365,7 @@ class _Pair:
     def _wavers(self, outputs: Outputs, leaves: Sequence[Any]) -> bool:
         """Whether PyTorch's results change as much as ONNX's differ, where inputs and weights change by one unit of rounding.
 
-        Other than in a comparison, choices may flip.
+        Unlike in a comparison, choices may flip.
         """
         precision, token = self.tolerances.precision, MEASURED.set(None)
         slack = partial(rounding_slack, self.eager, self.model, leaves, precision, same_choices=False)
@@ -408,7 +379,7 @@ class _Pair:
         return True
 
     def _unsteady(self, leaves: Sequence[Any], expected: Sequence[tuple[str, Any]]) -> str | None:
-        """A hint, where PyTorch itself has other results when it runs again."""
+        """A hint, where PyTorch itself gives other results when it runs again."""
         before = attributes_of(self.model)
         again = self.eager(self.model, clone_leaves(leaves))
         for (name, first), (_, second) in zip(expected, again, strict=True):
@@ -463,7 +434,7 @@ def _reason(error: BaseException | None) -> str:
 def eager_outputs(
     program: Verifiable, reference: Callable[..., Any], leaves: list[Any], spec: Any
 ) -> list[tuple[str, Any]]:
-    """What PyTorch computes for each output of the ONNX graph, by its name: mutated inputs and buffers included.
+    """PyTorch's result for each output of the ONNX graph, by its name, including mutated inputs and buffers.
 
     Args:
         program: The program.
@@ -472,8 +443,8 @@ def eager_outputs(
         spec: Their structure.
 
     Raises:
-        VerificationError: The eager model has other results than the captured one, or nothing in it is what an output
-            of the ONNX graph stands for.
+        VerificationError: The eager model has other results than the captured model, or an output of the ONNX graph has no
+            counterpart in it.
     """
     model: Any = reference
     if isinstance(reference, torch.nn.Module) and any(s.kind is OutputKind.BUFFER_MUTATION for s in program.slots):
@@ -511,7 +482,7 @@ def eager_outputs(
 
 
 def state_of(model: Any, name: str) -> torch.Tensor | None:
-    """What a model holds by the name of a buffer; of a ScriptModule also a tensor in another attribute, or in a list there."""
+    """A model's buffer by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
     if not isinstance(model, torch.nn.Module):
         return None
     buffer = dict(model.named_buffers(remove_duplicate=False)).get(name)
@@ -524,12 +495,12 @@ def state_of(model: Any, name: str) -> torch.Tensor | None:
     if isinstance(owner, list | tuple | dict):
         tensors = [leaf for leaf in pytree.tree_leaves(owner) if isinstance(leaf, torch.Tensor)]
         return tensors[int(last)] if last.isdigit() and int(last) < len(tensors) else None
-    found = getattr(owner, last, None)
-    return found if isinstance(found, torch.Tensor) else None
+    value = getattr(owner, last, None)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def attributes_of(model: Any) -> dict[str, Any]:
-    """What tells whether a run of a model has changed it: each attribute of its modules by its path, tensors by their version."""
+    """A fingerprint that shows whether a run has changed a model: the attributes of its modules by path, tensors by version."""
     if not isinstance(model, torch.nn.Module):
         return {}
     return {
@@ -546,45 +517,3 @@ def _state_of_attribute(value: Any) -> Any:
     if isinstance(value, int | float | str | complex | None):
         return type(value), repr(value)
     return id(value), len(value) if isinstance(value, list | dict | set) else 0
-
-
-def _eager_by_name(
-    model: Any, leaves: list[Any], spec: Any, output_names: Sequence[str], inputs: Mapping[str, int]
-) -> list[tuple[str, Any]]:
-    """What PyTorch computes for each output of a file: its results in order, then the inputs and buffers that it writes.
-
-    Raises:
-        VerificationError: An output beyond the results is not named after an input or buffer, with ``_out`` behind it or as
-            ``present_names=True`` calls it.
-    """
-    copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    with inference():
-        returned = pytree.tree_leaves(copied(*args, **kwargs))
-    results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float | str)]
-    expected = list(zip(output_names, results, strict=False))
-    presents = {present_name(name): name for name in inputs}
-    for name in output_names[len(results) :]:
-        written = presents.get(name, name.removesuffix("_out"))
-        state = state_of(copied, written) if written != name else None
-        if state is not None:
-            expected.append((name, state))
-        elif written != name and written in inputs:
-            expected.append((name, leaves[inputs[written]]))
-        else:
-            raise VerificationError(
-                f"the model has the output {name!r} beyond the {len(results)} results of PyTorch, and no input or buffer is "
-                f"called {written!r}"
-            )
-    expected += [(f"result {index}", x) for index, x in enumerate(results) if index >= len(output_names)]
-    return expected
-
-
-def input_order(
-    names: Sequence[str], fed: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, int]:
-    """ONNX input name to the leaf that goes there: keywords by name where every name is an input's, else by position."""
-    if not args and set(kwargs) == set(names):
-        position = {name: index for index, name in enumerate(kwargs)}
-        return {name: position[name] for name in names}
-    return dict(zip(names, fed, strict=True))

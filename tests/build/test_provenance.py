@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from onnxplug.build.provenance import NAMESPACE, REPLACED, REWRITE, Further, Named, Provenance, Rewritten
+from onnxplug.build.provenance import NAMESPACE, REPLACED, REWRITE, Named, Provenance, Rewritten, WithProperties
 
 
 def test_what_was_rewritten_is_what_was_there_before_any_rewrite() -> None:
@@ -13,7 +13,7 @@ def test_what_was_rewritten_is_what_was_there_before_any_rewrite() -> None:
     first.replaced = [("Add", add), ("Mul", mul)]
     second = Rewritten(first, "two")
     second.replaced = [("Fused", first), ("Mul", mul)]
-    said = second.said(full=True)
+    said = second.metadata(full=True)
     assert said[NAMESPACE] == "add: aten.add.Tensor"
     assert set(said[REWRITE].split(", ")) == {"one", "two"}
     assert ast.literal_eval(said[REPLACED]) == ["add: aten.add.Tensor: Add", "mul: aten.mul.Tensor: Mul"]
@@ -23,7 +23,7 @@ def test_what_was_rewritten_is_what_was_there_before_any_rewrite() -> None:
 def test_short_metadata_name_the_rewrite_alone() -> None:
     found = Rewritten(Provenance("add", "aten.add.Tensor"), "one")
     found.replaced = [("Add", Provenance("add", "aten.add.Tensor"))]
-    assert found.said(full=False) == {NAMESPACE: "add: aten.add.Tensor", REWRITE: "one"}
+    assert found.metadata(full=False) == {NAMESPACE: "add: aten.add.Tensor", REWRITE: "one"}
 
 
 def test_thousands_of_rewrites_one_after_the_other() -> None:
@@ -33,15 +33,15 @@ def test_thousands_of_rewrites_one_after_the_other() -> None:
         following = Rewritten(current, "again")
         following.replaced = [("Op", current)]
         current = following
-    said = current.said(full=True)
+    said = current.metadata(full=True)
     assert said[REWRITE] == "again"
     assert ast.literal_eval(said[REPLACED]) == ["start: kind: Op"]
 
 
 def test_further_metadata_and_names_in_words() -> None:
     before = Provenance("add", "aten.add.Tensor", "layer", call="3")
-    further = Further(before, {"key": "value"})
-    assert further.said(full=False) == {NAMESPACE: "add: aten.add.Tensor", "key": "value"}
+    further = WithProperties(before, {"key": "value"})
+    assert further.metadata(full=False) == {NAMESPACE: "add: aten.add.Tensor", "key": "value"}
     assert (further.place, further.call, further.title) == ("layer", "3", before.title)
     assert Named(before, "check: it holds").words == "check: it holds"
     assert before.words is None

@@ -181,6 +181,33 @@ def test_squeeze_of_a_dynamic_dimension_of_size_1_warns(name: str, wanted: Any) 
     torch.testing.assert_close(program(x)[0], x + 1)
 
 
+@pytest.mark.parametrize("name", SQUEEZES)
+def test_squeeze_of_a_dynamic_dimension_of_another_size_is_right_but_for_size_1(name: str) -> None:
+    """PyTorch has an axis less there."""
+    with pytest.warns(UserWarning, match=r"right only where .*batch.* != .*squeeze at .*test_small_sizes\.py:\d+"):
+        program = onnxplug.to_onnx(SQUEEZES[name], (torch.randn(4, 3),), dynamic_shapes=({0: "batch"},))
+    assert all(case.sizes["batch"] != 1 for case in program.verify().cases)
+    same(SQUEEZES[name], program, torch.randn(7, 3))
+
+
+def test_squeeze_of_a_captured_program_is_right_but_for_size_1() -> None:
+    module = nn.Module()
+    module.forward = SQUEEZES["dim"]
+    captured = torch.export.export(module, (torch.randn(4, 3),), dynamic_shapes=({0: Dim("batch")},))
+    with pytest.warns(UserWarning, match=r"right only where s\d+ != 1"):
+        program = onnxplug.to_onnx(captured)
+    program.verify()
+
+
+def test_squeeze_of_a_dimension_declared_to_be_larger_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(
+            SQUEEZES["dim"], (torch.randn(4, 3),), dynamic_shapes=({0: Dim("batch", min=2)},), verify=True
+        )
+    same(SQUEEZES["dim"], program, torch.randn(7, 3))
+
+
 def test_squeeze_of_other_axes_says_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

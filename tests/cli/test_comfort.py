@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from onnxplug_tools.library.names import matches
 from rich.console import Console
 
 import onnxplug
 from onnxplug.cli import report
 from onnxplug.cli.app import run
 from onnxplug.cli.warned import warnings_shown
-from onnxplug.registry.names import matches
 from onnxplug.registry.registry import RuleWarning
 from tests.support.distributions import Dist, place, run_python
 

@@ -100,6 +100,7 @@ SCANS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("error:the exported model is right only where")
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("name", SCANS)
 def test_scans(name: str, opset: int) -> None:
@@ -108,6 +109,26 @@ def test_scans(name: str, opset: int) -> None:
         SCANS[name], torch.randn(3, 4), others=others, dynamic=({0: D},), opset=opset, **looser("branches and loops")
     )
     assert "Scan" in program.statistics.operators
+
+
+@pytest.mark.parametrize("dynamic", [{}, {0: D, 1: D}], ids=["static", "dynamic"])
+def test_scans_of_steps_that_broadcast(dynamic: dict[int, Any]) -> None:
+    """Sizes of 1 where an export before had others: those that are static stay static in the step."""
+
+    def model(x: torch.Tensor, rates: torch.Tensor) -> Any:
+        decay = -rates.exp()
+
+        def step(state: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            state = torch.exp(x * decay) * state + x
+            return state, (state * decay).sum(-1)
+
+        return scan(step, torch.zeros(x.shape[1], *decay.shape), x)
+
+    for groups, width in ((2, 3), (1, 6), (1, 1)):
+        rates, sizes = torch.randn(groups, width, 4), ((1, 1), (4, 3)) if dynamic else ((5, 2),)
+        others = [(torch.randn(*size, groups, width, 1), rates) for size in sizes]
+        x = torch.randn(5, 2, groups, width, 1)
+        check(model, x, rates, others=others, dynamic=(dynamic, None), **looser("branches and loops"))
 
 
 BRANCHES: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -147,6 +147,15 @@ def test_nan_and_infinity_in_double(name: str) -> None:
     check(FLOATS[name], ROWS.double(), others=[(FINITE.double(),)], exact=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_results_of_sigmoid(dtype: torch.dtype) -> None:
+    """Also of integers; the logarithm shows their digits."""
+    x = torch.tensor([-80.0, -30.0, -18.5, -17.0, -14.0, -1.0, -0.0, 0.5, 17.0, 90.0, INF, float("nan")], dtype=dtype)
+    model = lambda x, n: (x.sigmoid().log(), n.sigmoid().log())  # noqa: E731
+    n = torch.tensor([-60, -17, 0, 3])
+    check(model, x.repeat(9), n, others=[(-x.repeat(9) / 2, -n)], exact=True)
+
+
 SLICES: dict[str, Callable[[torch.Tensor], Any]] = {
     "negative": lambda x: (x[-2:], x[:-1], x[-100:], x[:-100]),
     "beyond": lambda x: (x[100:], x[:100], x[2:1], x[5:MAX]),

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.verification import verify_file
 from torch import nn
 
 import onnxplug
 from onnxplug import UsageError
 from onnxplug.capture.signature import present_name
-from onnxplug.run.verify import verify_file
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,18 @@ def test_what_is_asked_of_strides_is_not_taken_for_granted() -> None:
     assert sizes[0] != sizes[1]
 
 
+def test_the_kernel_of_a_convolution_is_not_taken_for_granted() -> None:
+    """torch asks whether a batch is smaller than 16, for a kernel's memory format."""
+    x = fake(2, 5)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv1d(x.unsqueeze(1).expand(-1, 3, -1), x.new_ones(3, 1, 2), groups=3)
+
+    module = trace_function(function, [x])
+    assert module.graph.output_node().args[0].meta["val"].shape[0].node.expr == x.shape[0].node.expr
+    assert not [guard for guard in x.fake_mode.shape_env.guards if "16" in str(guard.expr)]
+
+
 def test_the_line_of_what_else_is_asked() -> None:
     x = fake(4, 3)
 

@@ -47,7 +47,8 @@ _SMALL: tuple[tuple[str, Any], ...] = (
         "hidden_size encoder_hidden_size decoder_hidden_size cross_attention_hidden_size d_model n_embd dim emb_dim embed_dim embedding_size embedding_dim model_dim d_embed hidden_size_global audio_hidden_size adapter_in_dim adapter_out_dim adapter_input_size",
         32,
     ),
-    ("word_embed_proj_dim hidden_dim", 32),
+    ("word_embed_proj_dim hidden_dim output_channels fpn_hidden_size", 32),
+    ("num_pos_feats", 16),
     ("image_size img_size", 32),
     ("patch_size", 8),
     ("num_labels", 5),
@@ -56,7 +57,12 @@ _SMALL: tuple[tuple[str, Any], ...] = (
 )
 _LAYERS = frozenset(("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
 #: Small enough as they are, and of sizes that depend on each other.
-_AS_THEY_ARE = frozenset("convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin".split())
+_AS_THEY_ARE = frozenset(
+    "convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin hgnet_v2 resnet rt_detr_resnet "
+    "d_fine deimv2 rt_detr rt_detr_v2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_mobile_det pp_ocrv5_server_det "
+    "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv5_mobile_rec pp_ocrv5_server_rec slanet efficientloftr swin2sr "
+    "mask2former data2vec-vision sam2_hiera_det_model superglue".split()
+)
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXER = {
     "indexer_n_heads": 4,
@@ -71,8 +77,141 @@ _ZAMBA = {
     "attention_hidden_size": 64,
     "attention_head_dim": 16,
 }
+#: Four small stages, of which detectors take the last three, or all.
+_STAGES = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]}
+_LAST_STAGES = {**_STAGES, "out_features": ["stage2", "stage3", "stage4"]}
+_LAST_STAGE = {**_STAGES, "out_features": ["stage4"]}
+_VIT = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32}
+_EACH_LAYER = {"out_indices": [1, 2, 3, 4]}
+_NECK = {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
+_PLAIN_BACKBONE = {"use_timm_backbone": False, "backbone": None, "num_queries": 10}
+_FEW_QUERIES = {"num_queries": 20, "decoder_layers": 2}
+_SHORT_RESNET = {"model_type": "rt_detr_resnet", "depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]}
+_FEW_BLOCKS = {
+    "model_type": "hgnet_v2",
+    "stage_num_blocks": [1, 1, 1, 1],
+    "stage_numb_of_layers": [2, 2, 2, 2],
+    "out_features": ["stage2", "stage3", "stage4"],
+}
 #: What the names don't tell, by model type, or by kind and model type.
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "conditional_detr": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGE},
+    "dab-detr": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGE},
+    "deformable_detr": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGES, "num_feature_levels": 4},
+    "detr": {
+        **_PLAIN_BACKBONE,
+        "backbone_config": _STAGES | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
+    },
+    "table-transformer": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGE},
+    "rt_detr": {**_FEW_QUERIES, "backbone_config": _SHORT_RESNET},
+    "rt_detr_v2": {**_FEW_QUERIES, "backbone_config": _SHORT_RESNET},
+    "d_fine": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
+    "deimv2": _FEW_QUERIES,
+    "pp_doclayout_v2": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
+    "pp_doclayout_v3": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
+    "pp_doclayout_v4": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
+    "segmentation detr": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
+    "lw_detr": {
+        "backbone_config": {
+            "model_type": "lw_detr_vit",
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "image_size": 256,
+            "pretrain_image_size": 32,
+            "window_block_indices": [0, 2],
+            "out_indices": [2, 4],
+        },
+        "projector_scale_factors": [1.0],
+        "num_queries": 8,
+        "group_detr": 1,
+    },
+    "rf_detr": {"num_queries": 5},
+    "grounding-dino": {"num_queries": 10},
+    "mm-grounding-dino": {"num_queries": 10},
+    "owlvit": {"projection_dim": 32},
+    "owlv2": {"projection_dim": 32},
+    "mask2former": {"encoder_layers": 2, "decoder_layers": 2, "num_queries": 10},
+    "segmentation beit": _VIT | _EACH_LAYER | {"patch_size": 8},
+    "segmentation data2vec-vision": _VIT | {"patch_size": 8, "out_indices": [1, 2, 3, 4]},
+    "segmentation upernet": {
+        "hidden_size": 16,
+        "auxiliary_channels": 16,
+        "backbone_config": _STAGES | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
+    },
+    "dpt": _VIT | _NECK | {"patch_size": 8, "backbone_out_indices": [0, 1, 2, 3]},
+    "depth_anything": _NECK
+    | {
+        "backbone_config": {"model_type": "dinov2", "patch_size": 8, "reshape_hidden_states": False}
+        | _VIT
+        | _EACH_LAYER,
+        "patch_size": 8,
+        "reassemble_hidden_size": 32,
+        "head_hidden_size": 8,
+    },
+    "prompt_depth_anything": _NECK
+    | {
+        "backbone_config": {"model_type": "dinov2", "patch_size": 8, "reshape_hidden_states": False}
+        | _VIT
+        | _EACH_LAYER,
+        "patch_size": 8,
+        "reassemble_hidden_size": 32,
+        "head_hidden_size": 8,
+    },
+    "tipsv2_dpt": _NECK
+    | {
+        "backbone_config": {"model_type": "tipsv2_vision_model", "patch_size": 8, "reshape_hidden_states": False}
+        | _VIT
+        | _EACH_LAYER
+    },
+    "zoedepth": _NECK
+    | {
+        "backbone_config": {"model_type": "beit", "patch_size": 8, "reshape_hidden_states": False} | _VIT | _EACH_LAYER,
+        "bottleneck_features": 8,
+        "attractors": [4, 2, 1, 1],
+        "num_attractors": [4, 2, 1, 1],
+        "bin_embedding_dim": 8,
+    },
+    "vitpose": {
+        "backbone_config": {"model_type": "vitpose_backbone"} | _VIT | {"patch_size": [8, 8], "image_size": [32, 32]}
+    },
+    "swin2sr": {"image_size": 16, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
+    "sapiens2": {
+        "head_config": {
+            "upsample_out_channels": [8, 8],
+            "upsample_kernel_sizes": [4, 4],
+            "conv_out_channels": [8],
+            "conv_kernel_sizes": [1],
+        }
+    },
+    "vitmatte": {
+        "backbone_config": {"model_type": "vitdet", "num_channels": 4, "patch_size": 16, "out_features": ["stage4"]}
+        | _VIT,
+        "hidden_size": 32,
+        "convstream_hidden_sizes": [8, 8, 16],
+        "fusion_hidden_sizes": [16, 8, 8, 8],
+    },
+    "superglue": {"gnn_layers_types": ["self", "cross"]},
+    "blip-2": {
+        "qformer_config": {
+            "model_type": "blip_2_qformer",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "encoder_hidden_size": 32,
+            "vocab_size": VOCABULARY,
+            "use_qformer_text_input": True,
+        }
+    },
+    "layoutlmv3": {"coordinate_size": 4, "shape_size": 8, "input_size": 32, "max_2d_position_embeddings": 200},
+    "audio-spectrogram-transformer": {"max_length": 80, "num_mel_bins": 32},
+    "align_vision_model": {"initializer_range": 0.02},  # 55 convolutions: larger weights lose all digits
+    "glpn": {"initializer_range": 0.02},  # of larger weights, sigmoids below 1e-7, which ONNX Runtime's kernel rounds
+    "whisper": {"max_source_positions": 40},
+    "wav2vec2-bert": {"vocab_size": VOCABULARY},
+    "wav2vec2-conformer": {"vocab_size": VOCABULARY},
+    "vits": {"use_stochastic_duration_prediction": False, "noise_scale": 0.0},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
@@ -134,8 +273,9 @@ def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, An
         model_type: Its name in transformers.
         kind: The kind of model, where its settings depend on that.
     """
+    own = {**OWN.get(model_type, {}), **OWN.get(f"{kind} {model_type}", {})}
     if model_type in _AS_THEY_ARE:
-        return {}
+        return own
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     layers = max(2, len(kinds))
     settings = config.to_dict()
@@ -157,4 +297,4 @@ def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, An
         found["num_key_value_heads"] = found["num_attention_heads"]
         if "head_dim" in found:
             found["head_dim"] = found.get("qk_rope_head_dim", 8)
-    return {**found, **OWN.get(model_type, {}), **OWN.get(f"{kind} {model_type}", {})}
+    return {**found, **own}

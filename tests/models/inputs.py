@@ -1,57 +1,160 @@
-"""Inputs of the architectures of transformers: those of their kind, and the few that need others."""
+"""Inputs of the architectures of transformers: by the names of the parameters of ``forward``, and the few models that need others."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from tests.models.configurations import VOCABULARY
 
 #: Inputs by name, and the dynamic dimensions of each by axis.
 Inputs = tuple[dict[str, torch.Tensor], dict[str, dict[int, str]]]
+#: An input, and its dynamic dimensions by axis.
+Input = tuple[torch.Tensor, dict[int, str]]
+
+#: Inputs that a kind of models gets beside those that ``forward`` requires, where it has them.
+_GIVEN: Mapping[str, tuple[str, ...]] = {
+    "causal": ("input_ids",),
+    "masked": ("input_ids",),
+    "seq2seq": ("input_ids", "decoder_input_ids"),
+    "segmentation": ("pixel_values", "pixel_values_videos", "input_points"),
+    "reading": ("input_ids", "bbox", "image", "pixel_values", "token_type_ids"),
+    "video": ("pixel_values", "pixel_values_videos"),
+    "contrastive": ("input_ids", "pixel_values", "pixel_values_videos"),
+    "speech": ("input_ids", "input_values", "input_features", "inputs", "decoder_input_ids"),
+    "audio": ("input_values", "input_features"),
+    "synthesis": ("input_ids", "decoder_input_values", "decoder_input_ids"),
+    "series": ("past_values",),
+}
 
 
-def draw_inputs(config: Any, model_type: str, kind: str) -> Inputs:
+def draw_inputs(model: nn.Module, config: Any, model_type: str, kind: str) -> Inputs:
     """Example inputs for a model.
 
     Args:
+        model: The model.
         config: Its configuration.
         model_type: Its name in transformers.
-        kind: ``causal``, ``masked``, ``seq2seq`` or ``image``.
+        kind: One of :data:`tests.models.measure.TABLES`.
     """
-    return OWN_INPUTS.get(
-        f"{kind} {model_type}", _image if kind == "image" else _text_pair if kind == "seq2seq" else _text
-    )(config)
+    own = OWN_INPUTS.get(f"{kind} {model_type}")
+    if own is not None:
+        return own(config)
+    parameters = inspect.signature(model.forward).parameters
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if (parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
+        or name in _GIVEN.get(kind, ("pixel_values",))
+    ]
+    inputs = {name: _BY_NAME[name](config) for name in names}
+    return {name: value for name, (value, _) in inputs.items()}, {name: axes for name, (_, axes) in inputs.items()}
 
 
 def _ids(*sizes: int) -> torch.Tensor:
     return torch.randint(4, VOCABULARY, sizes)
 
 
+def _tokens(config: Any) -> Input:
+    return _ids(2, 9), {0: "batch", 1: "sequence"}
+
+
+def _target(config: Any) -> Input:
+    return _ids(2, 7), {0: "batch", 1: "target"}
+
+
+def _size(config: Any) -> tuple[int, int]:
+    """The height and width of images."""
+    for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
+        size = getattr(part, "image_size", None) or getattr(part, "input_size", None)
+        if size:
+            return (size, size) if isinstance(size, int) else tuple(size)
+    return 64, 64
+
+
+def _channels(config: Any) -> int:
+    for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
+        channels = getattr(part, "num_channels", None)
+        if channels:
+            return int(channels)
+    return 3
+
+
+def _picture(config: Any) -> Input:
+    return torch.randn(2, _channels(config), *_size(config)), {0: "batch"}
+
+
+def _film(config: Any) -> Input:
+    parts = config, getattr(config, "vision_config", None)
+    frames = next((n for p in parts for name in ("num_frames", "frames_per_clip") if (n := getattr(p, name, None))), 4)
+    return torch.randn(2, frames, 3, *_size(config)), {0: "batch"}
+
+
+def _waveform(config: Any) -> Input:
+    return torch.randn(2, 3200), {0: "batch", 1: "samples"}
+
+
+def _spectrogram(config: Any) -> Input:
+    """Frames of mel bins."""
+    return torch.randn(2, 80, _bins(config)), {0: "batch", 1: "frames"}
+
+
+def _bins(config: Any) -> int:
+    for part in (config, getattr(config, "encoder_config", None), getattr(config, "audio_config", None)):
+        for name in ("feature_projection_input_dim", "num_mel_bins", "input_dim"):
+            bins = getattr(part, name, None)
+            if bins:
+                return int(bins)
+    return 80
+
+
+def _history(config: Any) -> Input:
+    channels = getattr(config, "num_input_channels", None)
+    length = config.context_length
+    return torch.randn(2, length, channels) if channels else torch.randn(2, length), {0: "batch"}
+
+
+def _points(config: Any) -> Input:
+    """Two points of one object in each image."""
+    return torch.rand(2, 1, 2, 2) * 20, {0: "batch"}
+
+
+def _boxes(config: Any) -> Input:
+    corners = torch.randint(0, 60, (2, 9, 2))
+    return torch.cat([corners, corners + torch.randint(0, 60, (2, 9, 2))], -1), {0: "batch", 1: "sequence"}
+
+
+_BY_NAME: Mapping[str, Callable[[Any], Input]] = {
+    "input_ids": _tokens,
+    "decoder_input_ids": _target,
+    "token_type_ids": lambda config: (torch.zeros(2, 9, dtype=torch.long), {0: "batch", 1: "sequence"}),
+    "pixel_values": _picture,
+    "image": _picture,
+    "pixel_values_videos": _film,
+    "input_values": _waveform,
+    "inputs": _waveform,
+    "input_features": _spectrogram,
+    "past_values": _history,
+    "input_points": _points,
+    "bbox": _boxes,
+}
+
+
 def _text(config: Any) -> Inputs:
-    return {"input_ids": _ids(2, 9)}, {"input_ids": {0: "batch", 1: "sequence"}}
-
-
-def _text_pair(config: Any) -> Inputs:
-    ids, axes = _text(config)
-    return {**ids, "decoder_input_ids": _ids(2, 7)}, {**axes, "decoder_input_ids": {0: "batch", 1: "target"}}
+    ids, axes = _tokens(config)
+    return {"input_ids": ids}, {"input_ids": axes}
 
 
 def _text_pair_and_mask(config: Any) -> Inputs:
     """These make a mask themselves, but not while torch.export traces them."""
-    inputs, axes = _text_pair(config)
     mask = (torch.arange(9)[None] < torch.tensor([[9], [6]])).long()
-    return {**inputs, "attention_mask": mask}, {**axes, "attention_mask": {0: "batch", 1: "sequence"}}
-
-
-def _image(config: Any) -> Inputs:
-    size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 64)
-    height, width = (size, size) if isinstance(size, int) else size
-    return {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), height, width)}, {
-        "pixel_values": {0: "batch"}
-    }
+    text, axes = {0: "batch", 1: "sequence"}, {0: "batch", 1: "target"}
+    inputs = {"input_ids": _ids(2, 9), "decoder_input_ids": _ids(2, 7), "attention_mask": mask}
+    return inputs, {"input_ids": text, "decoder_input_ids": axes, "attention_mask": text}
 
 
 def _codebooks(config: Any) -> Inputs:
@@ -87,6 +190,77 @@ def _sound_and_text(config: Any) -> Inputs:
     return inputs, {name: {0: "batch"} for name in inputs}
 
 
+def _pairs_of_pictures(config: Any) -> Inputs:
+    return {"pixel_values": torch.rand(2, 2, 3, 64, 64)}, {"pixel_values": {0: "batch"}}
+
+
+def _pictures_of_size(*size: int) -> Callable[[Any], Inputs]:
+    return lambda config: ({"pixel_values": torch.randn(2, 3, *size)}, {"pixel_values": {0: "batch"}})
+
+
+def _films(config: Any) -> Inputs:
+    film, axes = _film(config)
+    return {"pixel_values": film}, {"pixel_values": axes}
+
+
+def _mel_of_length(length: int, *more: str) -> Callable[[Any], Inputs]:
+    """Mel bins before frames, the number of which is the model's; with what a decoder takes."""
+
+    def draw(config: Any) -> Inputs:
+        inputs = {"input_features": torch.randn(2, config.num_mel_bins, length)}
+        axes = {"input_features": {0: "batch"}}
+        for name in more:
+            inputs[name], axes[name] = _BY_NAME[name](config)
+        return inputs, axes
+
+    return draw
+
+
+def _spectrogram_of_model(config: Any) -> Inputs:
+    return {"input_values": torch.randn(2, config.max_length, config.num_mel_bins)}, {"input_values": {0: "batch"}}
+
+
+def _longer_waveform(config: Any) -> Inputs:
+    return {"input_values": torch.randn(2, 8000)}, {"input_values": {0: "batch", 1: "samples"}}
+
+
+def _patches_and_text(config: Any) -> Inputs:
+    inputs, axes = _patches(config)
+    return {**inputs, "input_ids": _ids(2, 9)}, {**axes, "input_ids": {0: "batch"}}
+
+
+def _text_and_frames(config: Any) -> Inputs:
+    inputs = {"input_ids": _ids(2, 9), "decoder_input_values": torch.randn(2, 6, config.num_mel_bins)}
+    return inputs, {"input_ids": {0: "batch", 1: "sequence"}, "decoder_input_values": {0: "batch", 1: "frames"}}
+
+
+def _table(config: Any) -> Inputs:
+    """Each token's segment, column, row, and ranks."""
+    kinds = torch.stack([torch.randint(0, min(n, 4), (2, 9)) for n in config.type_vocab_sizes], -1)
+    axes = {0: "batch", 1: "sequence"}
+    return {"input_ids": _ids(2, 9), "token_type_ids": kinds}, {"input_ids": axes, "token_type_ids": axes}
+
+
+def _text_and_codes(config: Any) -> Inputs:
+    codes = torch.randint(0, 64, (2, 7, config.decoder_config.num_channels))
+    axes = {"input_ids": {0: "batch", 1: "sequence"}, "decoder_input_ids": {0: "batch", 1: "target"}}
+    return {"input_ids": _ids(2, 9), "decoder_input_ids": codes}, axes
+
+
+def _text_and_codebooks(config: Any) -> Inputs:
+    """A row of codes for each codebook."""
+    codes = _ids(2 * config.decoder.num_codebooks, 7)
+    return {"input_ids": _ids(2, 9), "decoder_input_ids": codes}, {"input_ids": {1: "sequence"}}
+
+
+def _frames_and_text(width: Callable[[Any], int]) -> Callable[[Any], Inputs]:
+    def draw(config: Any) -> Inputs:
+        axes = {"input_features": {0: "batch", 1: "frames"}, "decoder_input_ids": {0: "batch", 1: "target"}}
+        return {"input_features": torch.randn(2, 20, width(config)), "decoder_input_ids": _ids(2, 7)}, axes
+
+    return draw
+
+
 OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "causal musicgen": _codebooks,
     "causal musicgen_melody": _codebooks,
@@ -96,4 +270,26 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "image imagegpt": _text,  # clusters of colours
     "image siglip2": _patches,
     "image shieldgemma2": _image_and_text,
+    "keypoints efficientloftr": _pairs_of_pictures,
+    "speech dia": _text_and_codes,
+    "speech pop2piano": _frames_and_text(lambda config: config.d_model),
+    "synthesis musicgen": _text_and_codebooks,
+    "synthesis musicgen_melody": _text_and_codebooks,
+    "keypoints lightglue": _pairs_of_pictures,
+    "keypoints superglue": _pairs_of_pictures,
+    "reading pp_ocrv5_mobile_rec": _pictures_of_size(96, 160),
+    "reading pp_ocrv5_server_rec": _pictures_of_size(48, 160),
+    "reading tapas": _table,
+    "video timesformer": _films,
+    "video videomae": _films,
+    "video vivit": _films,
+    "contrastive siglip2": _patches_and_text,
+    "audio whisper": _mel_of_length(80),
+    "audio audio-spectrogram-transformer": _spectrogram_of_model,
+    "speech whisper": _mel_of_length(80, "decoder_input_ids"),
+    "synthesis speecht5": _text_and_frames,
+    **dict.fromkeys(
+        (f"audio {name}" for name in "data2vec-audio unispeech-sat wav2vec2 wav2vec2-conformer wavlm".split()),
+        _longer_waveform,
+    ),
 }

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import onnx
 import torch
+from onnxplug_tools.verification import verify_file
 from torch import nn
 
 import onnxplug
 from onnxplug import CaptureError, VerificationError
-from onnxplug.run.verify import verify_file
 from tests.models.configurations import small_settings
 from tests.models.inputs import draw_inputs
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
@@ -28,11 +28,24 @@ from tests.support.zoo import stirred
 
 #: Kinds of models of transformers, and its tables of them.
 TABLES = {
-    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "causal": ("CAUSAL_LM",),
+    "masked": ("MASKED_LM",),
+    "seq2seq": ("SEQ_TO_SEQ_CAUSAL_LM",),
+    "image": ("IMAGE_CLASSIFICATION",),
+    "detection": ("OBJECT_DETECTION", "ZERO_SHOT_OBJECT_DETECTION"),
+    "segmentation": ("INSTANCE_SEGMENTATION", "UNIVERSAL_SEGMENTATION", "SEMANTIC_SEGMENTATION", "MASK_GENERATION"),
+    "depth": ("DEPTH_ESTIMATION", "NORMAL_ESTIMATION", "POINTMAP_ESTIMATION"),
+    "keypoints": ("KEYPOINT_DETECTION", "KEYPOINT_MATCHING", "POSE_ESTIMATION"),
+    "pixels": ("IMAGE_MATTING", "IMAGE_TO_IMAGE", "MASKED_IMAGE_MODELING"),
+    "reading": ("TEXT_RECOGNITION", "TABLE_RECOGNITION", "TABLE_QUESTION_ANSWERING", "DOCUMENT_QUESTION_ANSWERING"),
+    "video": ("VIDEO_CLASSIFICATION",),
+    "contrastive": ("ZERO_SHOT_IMAGE_CLASSIFICATION",),
+    "audio": ("AUDIO_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION", "AUDIO_XVECTOR"),
+    "speech": ("CTC", "SPEECH_SEQ_2_SEQ", "RNNT", "TDT"),
+    "synthesis": ("TEXT_TO_SPECTROGRAM", "TEXT_TO_WAVEFORM"),
+    "series": ("TIME_SERIES_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION"),
 }
+_TEXT = ("causal", "masked", "seq2seq")
 #: All kinds.
 KINDS = (*TABLES, "timm", "torchvision")
 #: The packages of contrib/ that belong to these libraries.
@@ -91,9 +104,16 @@ def architectures() -> Iterator[Architecture]:
     """The architectures of transformers' tables, and the families of timm and torchvision."""
     define_vision_schemas()
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
-    for kind, table in TABLES.items():
-        for name, model in getattr(tables, table).items():
-            yield Architecture(kind, name, model if isinstance(model, str) else model[0])
+    earlier: set[str] = set()
+    for kind, parts in TABLES.items():
+        chosen = [
+            Architecture(kind, name, model if isinstance(model, str) else model[0])
+            for part in parts
+            for name, model in getattr(tables, f"MODEL_FOR_{part}_MAPPING_NAMES").items()
+        ]
+        # Models that read pictures or sounds and write text are in the tables of text too.
+        yield from (a for a in dict.fromkeys(chosen) if kind in _TEXT or a.model not in earlier)
+        earlier.update(a.model for a in chosen)
     for kind, families in (("timm", TIMM), ("torchvision", TORCHVISION)):
         for name, small in sorted(families.items()):
             yield Architecture(kind, name, small.model)
@@ -119,7 +139,7 @@ def _transformer(architecture: Architecture) -> Example:
         config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
     torch.manual_seed(0)
     model = stirred(model_class(config).eval())
-    inputs, dynamic = draw_inputs(config, architecture.name, architecture.kind)
+    inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)
     # A model may have a copy of its configuration.
     for part in (
         config,

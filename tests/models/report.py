@@ -108,7 +108,7 @@ def _read(file: Path) -> Outcome:
 
 
 def _file(folder: Path, architecture: Architecture) -> Path:
-    return folder / f"{architecture.kind}-{architecture.name}.json"
+    return folder / f"{architecture.kind}-{architecture.name}-{architecture.model}.json"
 
 
 def main() -> None:
@@ -121,16 +121,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/models"))
     parser.add_argument("--peer", action="store_true", help="torch.onnx.export too, where onnxplug was measured")
     parser.add_argument("--write", type=Path, help="the file for the table: docs/models.md")
+    parser.add_argument("--known", action="store_true", help="measure nothing; what has no outcome yet is unmeasured")
     options = parser.parse_args()
     number, of = map(int, options.shard.split("/"))
     names: Any = options.only.split(",") if options.only else None
     chosen = [a for a in architectures() if a.kind in (options.kind or KINDS) and (names is None or a.name in names)]
-    results = run(chosen[number - 1 :: of], options.out, options.workers)
+    chosen = chosen[number - 1 :: of]
+    if options.known:
+        files = {a: _file(options.out, a) for a in chosen}
+        results = {a: _read(file) if file.is_file() else Outcome("unmeasured") for a, file in files.items()}
+    else:
+        results = run(chosen, options.out, options.workers)
     _print("onnxplug", results)
     known = options.out / "torch.onnx"
     peer = {a: _read(_file(known, a)) for a in results if _file(known, a).is_file()}
     if options.peer:
-        measurable = [a for a in results if results[a].status != "unfit"]
+        measurable = [a for a in results if results[a].status not in _NOT_COUNTED]
         peer = run(measurable, known, options.workers, peer=True)
         _print("torch.onnx", peer)
     if options.write is not None:
@@ -142,6 +148,8 @@ def _print(name: str, results: dict[Architecture, Outcome]) -> None:
     print(f"{name}: " + ", ".join(f"{status} {count}" for status, count in counts.most_common()))
 
 
+#: Statuses of architectures that nothing is known of.
+_NOT_COUNTED = ("unfit", "unmeasured")
 #: What the ways round of :class:`~tests.models.measure.Outcome` mean to a reader.
 _WAYS = {
     "plugins": "install `onnxplug-transformers` or `onnxplug-torchvision`",
@@ -168,18 +176,19 @@ def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcom
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in KINDS:
-        chosen = [a for a in results if a.kind == kind and results[a].status != "unfit"]
+        chosen = [a for a in results if a.kind == kind and results[a].status not in _NOT_COUNTED]
         if chosen:
             others = [peer[a] for a in chosen if a in peer]
             counts = [*_counts([results[a] for a in chosen]), len(others), *_counts(others)]
             lines.append(f"| {kind} | {len(chosen)} | " + " | ".join(map(str, counts)) + " |")
-    refused = [(a, o) for a, o in results.items() if o.status != "pass" or o.way]
+    refused = [(a, o) for a, o in results.items() if o.status not in ("pass", "unmeasured") or o.way]
     lines += [
         "",
         "## What the plain call does not do",
         "",
         "The cause is torch.export's, or that of the code it traces. The way round is one that passed; ways that belong together are",
-        "separated by commas. Architectures of status `unfit` are not counted above: no small model of them runs in PyTorch.",
+        "separated by commas. Architectures of status `unfit` are not counted above: no small model of them was made that runs in PyTorch;",
+        "neither are those of status `unmeasured`.",
         "",
         "| architecture | result | way round | cause |",
         "|---|---|---|---|",

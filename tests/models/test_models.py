@@ -79,7 +79,7 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(report, "_Worker", Fake)
     chosen = [Architecture("causal", name, name.upper()) for name in ("a", "b", "c")]
-    (tmp_path / "causal-a.json").write_text(json.dumps(vars(Outcome("wrong", "by | much", 1.0))))
+    (tmp_path / "causal-a-A.json").write_text(json.dumps(vars(Outcome("wrong", "by | much", 1.0))))
     results = run(chosen, tmp_path, 1)
     assert asked == ["b", "c"]
     assert [outcome.status for outcome in results.values()] == ["wrong", "crash", "pass"]
@@ -89,6 +89,19 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "| causal | c | C | pass | pass, static sizes |" in table
     assert "| causal a | wrong |  | by \\| much |" in table
     assert "| causal | 3 | 1 | 0 | 2 | 1 | 0 | 1 | 0 |" in table
+
+
+def test_a_table_of_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [Architecture("detection", name, name.upper()) for name in ("a", "b")]
+    monkeypatch.setattr(report, "architectures", lambda: chosen)
+    (tmp_path / "detection-b-B.json").write_text(json.dumps(vars(Outcome("pass", seconds=1.0))))
+    page = tmp_path / "page.md"
+    monkeypatch.setattr("sys.argv", ["report", "--known", "--out", str(tmp_path), "--write", str(page)])
+    report.main()
+    text = page.read_text()
+    assert "| detection | a | A | unmeasured |  |" in text
+    assert "| detection | b | B | pass |  |" in text
+    assert "| detection | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
 
 
 def test_the_table_holds_every_architecture() -> None:

@@ -13,7 +13,7 @@ import torch
 import onnxplug
 from onnxplug import PluginInfo, hookimpl
 from onnxplug.cli.app import run
-from onnxplug.libraries import LIBRARIES
+from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.testing import IsolatedRegistry
 
 ADVICE = "pip install onnxplug-annex: this package is for models that use annex"

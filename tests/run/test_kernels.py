@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from onnxplug_tools.verification import verify_file
 from onnxruntime import InferenceSession
 
 import onnxplug
@@ -20,7 +21,6 @@ from onnxplug import PluginError, UsageError, VerificationError
 from onnxplug.cli.app import run
 from onnxplug.run import kernels
 from onnxplug.run.session import Runner
-from onnxplug.run.verify import verify_file
 from tests.support.child import run_child
 
 SOURCE = Path(__file__).resolve().parents[2] / "contrib" / "onnxplug-example-cpp" / "src"

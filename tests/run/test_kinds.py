@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnxplug_tools.verification import verify_file
 
 import onnxplug
 from onnxplug import VerificationError
 from onnxplug.run.compare import compare
 from onnxplug.run.inputs import generated_inputs
-from onnxplug.run.verify import verify_file
 
 INTEGERS = [
     torch.uint8,

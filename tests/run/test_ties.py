@@ -285,7 +285,7 @@ def test_random_numbers_are_still_told() -> None:
 def test_verify_file_in_float64(tmp_path: Path) -> None:
     n = torch.randint(0, 100_000, (16, 1000), generator=torch.Generator().manual_seed(1))
     onnxplug.to_onnx(cancelling, (n,), tmp_path / "model.onnx")
-    from onnxplug.run.verify import verify_file
+    from onnxplug_tools.verification import verify_file
 
     assert verify_file(str(tmp_path / "model.onnx"), cancelling, (n,), {}, seeds=()).cases[0].unstable
 

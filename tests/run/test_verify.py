@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from onnxplug_tools.verification import resized_inputs, verify_file
 from torch import nn
 
 import onnxplug
 from onnxplug import VerificationError
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.run.inputs import generated_inputs, resized_inputs
-from onnxplug.run.verify import verify_file
+from onnxplug.run.inputs import generated_inputs
 
 
 def program(**options: Any) -> onnxplug.OnnxProgram:

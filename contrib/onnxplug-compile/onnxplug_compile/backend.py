@@ -14,13 +14,14 @@ from unittest import mock
 import onnx
 import onnx_ir as ir
 import torch
+from onnxplug_tools.runtime import no_library_error
 from torch.nn.modules import transformer
 
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
 from onnxplug.opsets import resolve_opsets
-from onnxplug.patches.attention import is_said_to_be_causal
+from onnxplug.patches.attention import is_declared_causal
 from onnxplug.pipeline import Conversion, plugins_of_call
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.alignment import Recipe
@@ -29,7 +30,6 @@ from onnxplug.run.kernels import (
     Kernels,
     custom_operators,
     kernels_for,
-    no_library_error,
     onnxruntime_module,
 )
 from onnxplug.run.session import LOG_SEVERITY, make_session, model_source
@@ -154,7 +154,7 @@ def _let_dynamo_trace_masks() -> None:
     own = getattr(transformer, "_detect_is_causal_mask", None)
     if own is not None:
         with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or was replaced before
-            torch.compiler.substitute_in_graph(own)(is_said_to_be_causal)
+            torch.compiler.substitute_in_graph(own)(is_declared_causal)
 
 
 _let_dynamo_trace_masks()

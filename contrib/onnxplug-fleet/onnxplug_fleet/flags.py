@@ -20,7 +20,7 @@ def _command(scheme: str) -> Any:
     import typer.main
 
     from onnxplug.cli.app import app
-    from onnxplug.cli.sources import export_command
+    from onnxplug.cli.schemes import export_command
 
     group: Any = typer.main.get_group(app)
     ordinary = group.commands["export"]
@@ -111,7 +111,7 @@ def _check(target: str, options: Mapping[str, Any], made: Sequence[str]) -> None
             elif name == "metadata":
                 from onnxplug.metadata import Metadata
 
-                Metadata.asked(value)
+                Metadata.of_option(value)
             elif name in fields and not name.endswith("names"):
                 ExportOptions.of({fields[name]: value})
         except Exception as error:

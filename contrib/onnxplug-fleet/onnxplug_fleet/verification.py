@@ -211,11 +211,13 @@ def _runner(program: Any) -> Callable[[Sample], list[Any]]:
 
         return call
     import torch
+    from onnxplug_tools.onnx_file import read_model
+    from onnxplug_tools.verification import input_order
 
     from onnxplug.run.session import Runner
-    from onnxplug.run.verify import input_order
     from onnxplug.torch_private import pytree
 
+    read_model(program)
     runner = Runner(os.fspath(program))
     names = runner.input_names
 
@@ -269,7 +271,7 @@ def kept_thresholds(program: Any) -> dict[str, float]:
         program: An ``OnnxProgram``, or the path of an ONNX file.
     """
     if isinstance(program, str | os.PathLike):
-        from onnxplug.onnx_file import read_model
+        from onnxplug_tools.onnx_file import read_model
 
         properties = {entry.key: entry.value for entry in read_model(program).metadata_props}
     else:

@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from onnxplug_tools.onnx_file import parse_model, read_model
 
 from onnxplug.errors import UsageError
-from onnxplug.onnx_file import parse_model, read_model
 
 Proto = onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto
 

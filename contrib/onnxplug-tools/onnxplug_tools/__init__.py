@@ -15,7 +15,7 @@ def onnxplug_info() -> PluginInfo:
 
 @hookimpl
 def onnxplug_commands(app: Any) -> None:
-    """``onnxplug inspect``, ``compare``, ``bench``, ``diagnose``, ``bisect``, ``why``, ``ops`` and ``plugins``."""
+    """``onnxplug verify``, ``inspect``, ``compare``, ``bench``, ``diagnose``, ``bisect``, ``why``, ``ops`` and ``plugins``."""
     from onnxplug.cli.options import plugin_options
     from onnxplug_tools.cli.bench import bench
     from onnxplug_tools.cli.bisect import bisect
@@ -24,7 +24,9 @@ def onnxplug_commands(app: Any) -> None:
     from onnxplug_tools.cli.explain import ops, why
     from onnxplug_tools.cli.inspect import inspect
     from onnxplug_tools.cli.plugins import plugins_app
+    from onnxplug_tools.cli.verify import verify
 
+    app.command()(plugin_options(verify))
     app.command()(plugin_options(diagnose))
     app.command()(plugin_options(bisect))
     app.command()(inspect)

@@ -6,19 +6,22 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 
-from onnxplug.archive import check_archive
+from onnxplug.cli.archive import check_archive
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, WeightsError
 from onnxplug.run.data_files import is_large
-from onnxplug.run.weights import SOURCE, SPARSE, Source, Stored, version_of
+from onnxplug.run.weights import SOURCE
 from onnxplug.text import shortened, type_with_article
 
+#: Layouts of sparse tensors.
+SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 #: The dtypes of safetensors.
 _DTYPES = {
     "F64": torch.float64,
@@ -52,6 +55,85 @@ _INDEX, _SAFETENSORS, _PICKLED = ".index.json", ".safetensors", (".bin", ".pt", 
 #: Bytes of an index: those of the largest checkpoints have a few million.
 _LARGEST_INDEX = 1 << 28
 _KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index.json, or a folder with one of them"
+
+
+class FileVersion(NamedTuple):
+    """The version of a file, which tells it from another file at its path."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+
+
+def version_of(path: Path) -> FileVersion:
+    """The present version of a file."""
+    status = path.stat()
+    return FileVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A tensor in a file.
+
+    Attributes:
+        name: Its name there.
+        path: The file.
+        version: The version of the file.
+        shape: Its shape.
+        dtype: Its dtype; ``None`` where torch has none.
+        dtype_name: Its dtype in the file's notation.
+        read: Reads it.
+        place: Offset and number of its bytes in the file, where they are stored unchanged.
+    """
+
+    name: str
+    path: Path
+    version: FileVersion
+    shape: torch.Size
+    dtype: torch.dtype | None
+    dtype_name: str
+    read: Callable[[str], torch.Tensor]
+    place: tuple[int, int] | None = None
+
+    def load(self) -> torch.Tensor:
+        """Reads the tensor.
+
+        Raises:
+            WeightsError: The file is gone, was written to since it was opened, or can't be read.
+        """
+        self.check_unchanged()
+        try:
+            return self.read(self.name)
+        except Exception as error:  # safetensors raises a class of its own, torch.load any
+            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
+
+    def check_unchanged(self) -> None:
+        """Checks that the file is unchanged.
+
+        Raises:
+            WeightsError: It is gone, or was written to.
+        """
+        try:
+            unchanged = version_of(self.path) == self.version
+        except OSError as error:
+            raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
+        if not unchanged:
+            raise WeightsError(
+                f"{self.path} has changed since the weights were applied", names=[self.name], hint="Apply them again."
+            )
+
+
+class Source(NamedTuple):
+    """The source of an initializer's content.
+
+    Attributes:
+        stored: The tensor in its file.
+        is_plain: Whether the initializer's bytes are the file's.
+    """
+
+    stored: Stored
+    is_plain: bool
 
 
 def open_checkpoint(files: Any) -> dict[str, Stored]:

@@ -99,7 +99,7 @@ def check_covered(shapes: DynamicShapes, inferred: DynamicShapes) -> None:
     Raises:
         UsageError: Something differs that is not dynamic.
     """
-    for leaf, axis, _ in inferred.asked():
+    for leaf, axis, _ in inferred.requested_axes():
         if isinstance(shapes.leaves[leaf], DimHint):
             continue
         wanted = shapes.wanted(leaf, axis)

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.text import type_with_article
 
 if TYPE_CHECKING:
-    from onnxplug.run.kernels import Kernels
+    from onnxplug.host import RuntimeHost
+    from onnxplug.run.kernels import CustomOperators, Kernels
 
 __all__ = ["custom_op_libraries", "inference_session"]
 
@@ -50,7 +51,6 @@ def inference_session(
         UsageError: ``model`` is no model, there is no such file, or ``runtime`` holds something else.
         OnnxplugError: ONNX Runtime is not installed, or can't load the model.
     """
-    from onnxplug.run.kernels import no_library_error
     from onnxplug.run.session import make_session
 
     source, folder, ir_model = _source(model)
@@ -72,6 +72,25 @@ def inference_session(
     finally:
         if folder is not None:
             folder.cleanup()
+
+
+def no_library_error(
+    error: Exception, custom: CustomOperators, kernels: Kernels, host: RuntimeHost | None
+) -> PluginError | None:
+    """The error for a session that lacks custom operators' libraries; ``None`` where ``error`` is about something else.
+
+    Args:
+        error: ONNX Runtime's error.
+        custom: The model's custom operators.
+        kernels: The chosen libraries and kernels.
+        host: The plugins that could supply libraries; ``None`` where they are not known.
+    """
+    from onnxplug.run.kernels import MISSING_HINT, lacks_operator, missing_text, unknown_operators
+
+    if host is None or not lacks_operator(error):
+        return None
+    text = missing_text(kernels, host, unknown_operators(error, custom), reference=False)
+    return PluginError(text, hint=MISSING_HINT)
 
 
 def custom_op_libraries(model: Any, *, plugins: Sequence[str] | None = None) -> list[str]:
@@ -117,6 +136,7 @@ def _structure(model: Any) -> Any:
     import onnx_ir as ir
 
     from onnxplug.program import OnnxProgram
+    from onnxplug_tools.onnx_file import read_model
 
     if isinstance(model, OnnxProgram):
         return model.model
@@ -131,6 +151,8 @@ def _structure(model: Any) -> Any:
     path = os.fspath(model)
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}")
+    if not path.endswith(".ort"):  # ONNX Runtime's own format
+        read_model(path)
     return path
 
 

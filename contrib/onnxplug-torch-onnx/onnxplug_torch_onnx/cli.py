@@ -18,7 +18,6 @@ import typer
 
 from onnxplug.cli.inputs import check_file
 from onnxplug.cli.options import (
-    HOST,
     ExactOption,
     RuntimeOption,
     parse_runtime,
@@ -52,7 +51,7 @@ def run(
     chosen, preferred = selection(), preferences()
 
     def options() -> Mapping[str, Any]:
-        registry_for = load_object(f"{HOST}:registry_for", "the plugin manager")
+        registry_for = load_object("onnxplug.plugins.manager:registry_for", "the plugin manager")
         registry = functools.partial(registry_for, prefer=preferred, selection=chosen)
         return {"registry": registry, "target": target, "exact": exact, "verify": verify}
 

@@ -21,6 +21,7 @@ from onnxplug.packages import load
 from onnxplug.pipeline import plugins_of_call
 from onnxplug_torch_onnx.artifacts import Artifacts
 from onnxplug_torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
+from onnxplug_torch_onnx.old_opsets import lower
 from onnxplug_torch_onnx.request import Request, warn
 from onnxplug_torch_onnx.saving import save, with_parameter_names
 from onnxplug_torch_onnx.translations import autograd_rules, kept_operators, registered_rules
@@ -72,7 +73,8 @@ def export(
         verbose: ``True`` prints each stage, and what was exported.
         input_names, output_names: Names of the graph's inputs and outputs, in order. With ``dynamo=False``, further names of
             inputs are those of the weights, in the order of ``state_dict()``.
-        opset_version: Version of ai.onnx; 21 for ``None``, and 13 with a warning for an older one.
+        opset_version: Version of ai.onnx; 21 for ``None``. 9 to 12 are made of 13, as far as the operators have a form there; an
+            older one gives 13 with a warning.
         dynamo: ``False`` does what the exporter that was the default before torch 2.9 does: ``training`` counts, keyword inputs
             are in the order of the signature, the ``symbolic`` of autograd functions translates them, weights are stored
             beside the model only where they are large, and nothing is returned. The model is captured by torch.export anyhow.
@@ -184,6 +186,8 @@ class _Exporter:
         self.request = request
         asked = options.get("verify", False)
         self._verifies_given = request.verify and not asked and not verify_drawn
+        self._verifies = asked or (request.verify and verify_drawn)
+        self._verifies_lowered = self._verifies and request.lowered_to is not None
         if self._verifies_given:
             arguments.check_verifiable(resolve_opsets(request.opset_version)[""])
         self._given = isinstance(request.model, torch.export.ExportedProgram)
@@ -204,7 +208,7 @@ class _Exporter:
             "custom_translation_table": request.custom_translation_table,
             "functions": request.functions() or options.get("functions"),
             "optimize": request.optimize and request.do_constant_folding and options.get("optimize", True),
-            "verify": asked or (request.verify and verify_drawn),
+            "verify": self._verifies if request.lowered_to is None else False,
             "kwargs": request.kwargs,
             "opset_version": request.opset_version,
             "dynamic_shapes": self._dynamic_shapes(),
@@ -231,9 +235,14 @@ class _Exporter:
             name_output_axes(program, self._axes, of_inputs)
         if self._given and request.dynamic_shapes:
             name_given_axes(program, request.dynamic_shapes)
-        if self._verifies_given:
+        if request.lowered_to is not None:
+            lower(program.model, request.lowered_to)
+        if self._verifies_given or self._verifies_lowered:
             artifacts.stages("verification")
-            program.verify(seeds=())
+            if self._verifies_given:
+                program.verify(seeds=())
+            else:
+                program.verify()
         if request.f is not None:
             artifacts.stages("saving")
             save(program, request)

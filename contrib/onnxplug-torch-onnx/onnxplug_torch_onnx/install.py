@@ -20,14 +20,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from onnxplug.errors import UsageError
-from onnxplug.options import CommonOptions, takes_common
+from onnxplug.options import CommonOptions, with_options
 
 if TYPE_CHECKING:
     from onnxplug_torch_onnx.request import Request
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _MODULE = "torch.onnx"
 
 
@@ -50,7 +52,12 @@ class Exported:
     error: str | None = None
 
 
-@takes_common(CommonOptions)
+def _takes(options: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """A decorator for a function whose keyword arguments are :class:`CommonOptions`; type checkers see those of ``options``."""
+    return lambda function: with_options(CommonOptions, function)
+
+
+@_takes(CommonOptions)
 @contextlib.contextmanager
 def as_torch_onnx(**options: Any) -> Iterator[list[Exported]]:
     """While it lasts, ``torch.onnx.export`` is :func:`onnxplug.export`, in the whole process; the options hold for every export.

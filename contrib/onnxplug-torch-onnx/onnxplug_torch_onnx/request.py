@@ -14,6 +14,7 @@ from onnxplug.errors import OpsetError, UsageError
 from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.text import type_with_article
 from onnxplug.warn import warn as warn_user
+from onnxplug_torch_onnx.old_opsets import OLDEST
 
 #: torch 2.9 has none.
 _EXPORTABLE: Any = getattr(torch.onnx, "ExportableModule", ())
@@ -58,6 +59,7 @@ class Request:
 
     Attributes:
         model, args, f: What is exported, its example inputs, and where to.
+        lowered_to: The opset older than those of the rules that the finished model is given.
     """
 
     model: Any
@@ -87,6 +89,7 @@ class Request:
     custom_opsets: Mapping[str, int] | None
     export_modules_as_functions: Any
     autograd_inlining: bool
+    lowered_to: int | None = None
 
     def settle(self) -> None:
         """Checks the arguments, and fills in what the model itself or the exporter of old says.
@@ -168,7 +171,10 @@ class Request:
             raise OpsetError(
                 f"there is no opset {self.opset_version}", hint=f"Opsets are {MIN_OPSET} to {max_opset()}."
             )
-        warn(f"the model has opset {MIN_OPSET}, the oldest that onnxplug emits, not {self.opset_version}")
+        if self.opset_version < OLDEST:
+            warn(f"the model has opset {MIN_OPSET}, not {self.opset_version}, which is older than the oldest, {OLDEST}")
+        else:
+            self.lowered_to = self.opset_version
         self.opset_version = MIN_OPSET
 
     def _settle_functions(self) -> None:

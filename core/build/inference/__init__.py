@@ -1,1 +1,1 @@
-"""Dtypes and shapes of what is emitted, node by node."""
+"""Dtypes and shapes of the results of emitted nodes, node by node."""

@@ -14,7 +14,7 @@ from onnx_ir import serde
 
 from onnxplug.build.inference.dims import Dim, Result
 
-#: Where ONNX Runtime does another thing than onnx infers: an empty list of axes squeezes every axis of size 1 there, none here.
+#: Where ONNX Runtime differs from onnx's inference: with an empty list of axes it squeezes every axis of size 1, onnx none.
 _NOT_BELIEVED = frozenset({"Squeeze"})
 
 #: Elements above which an input's values are not shown to the inference.
@@ -28,7 +28,7 @@ def infer_by_onnx(
     outputs: int,
     opsets: Mapping[str, int],
 ) -> Result:
-    """What onnx infers for the outputs of one node; an empty list where it infers nothing.
+    """Dtypes and shapes that onnx infers for the outputs of one node; an empty list where it infers nothing.
 
     Args:
         schema: The operator.
@@ -42,23 +42,23 @@ def infer_by_onnx(
     if not schema.has_type_and_shape_inference_function or any(v is not None and v.dtype is None for v in values):
         return []
     names = ["" if value is None else f"x{index}" for index, value in enumerate(values)]
-    given = [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
+    operands = [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
     node = onnx.helper.make_node(schema.name, names, [f"y{i}" for i in range(outputs)], domain=schema.domain)
     node.attribute.extend(serde.serialize_attribute(a) for a in attributes.values())
     data = {
         name: serde.serialize_tensor(value.const_value)
-        for name, value in given
+        for name, value in operands
         if value.const_value is not None and value.const_value.size <= _MAX_ELEMENTS
     }
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, node, {name: _type_of(value) for name, value in given}, data, opset_imports=imports
+        inferred = onnx.shape_inference.infer_node_outputs(
+            schema, node, {name: _type_of(value) for name, value in operands}, data, opset_imports=imports
         )
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError):
         return []
-    dims = {d.value for _, value in given for d in value.shape or () if isinstance(d, ir.SymbolicDim)}
-    return [_read(found.get(f"y{i}"), dims) for i in range(outputs)]
+    dims = {d.value for _, value in operands for d in value.shape or () if isinstance(d, ir.SymbolicDim)}
+    return [_read(inferred.get(f"y{i}"), dims) for i in range(outputs)]
 
 
 def _type_of(value: ir.Value) -> onnx.TypeProto:
@@ -70,10 +70,10 @@ def _type_of(value: ir.Value) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(int(dtype), sizes)
 
 
-def _read(found: Any, names: set[str | None]) -> tuple[ir.DataType | None, tuple[Dim, ...] | None]:
-    if found is None or not found.HasField("tensor_type"):
+def _read(inferred: Any, names: set[str | None]) -> tuple[ir.DataType | None, tuple[Dim, ...] | None]:
+    if inferred is None or not inferred.HasField("tensor_type"):
         return None, None
-    tensor = found.tensor_type
+    tensor = inferred.tensor_type
     dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
     if not tensor.HasField("shape"):
         return dtype, None
@@ -82,6 +82,6 @@ def _read(found: Any, names: set[str | None]) -> tuple[ir.DataType | None, tuple
         if dim.HasField("dim_value"):
             dims.append(dim.dim_value)
         else:
-            # A name of onnx's own says nothing.
+            # A name that onnx made up carries no information.
             dims.append(ir.SymbolicDim(dim.dim_param) if dim.dim_param and dim.dim_param in names else None)
     return dtype, tuple(dims)

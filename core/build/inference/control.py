@@ -1,4 +1,4 @@
-"""What control flow returns: the results of its subgraphs."""
+"""Shapes of control flow's results: they are the results of its subgraphs."""
 
 from __future__ import annotations
 

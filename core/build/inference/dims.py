@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-#: One dimension: its size, the name of a dynamic one, or ``None`` for an unknown one.
+#: A dimension: its size, the name of a dynamic size, or ``None`` for an unknown size.
 Dim = int | ir.SymbolicDim | None
 #: All of them; ``None`` for an unknown rank.
 Dims = tuple[Dim, ...] | None
-#: A dtype and dimensions for each output; a ``None`` dtype means what the schema says.
+#: A dtype and dimensions for each output; a ``None`` dtype means the schema's.
 Result = list[tuple[ir.DataType | None, Dims]]
 Inputs = Sequence[ir.Value | None]
 Attributes = Mapping[str, Any]
@@ -28,8 +28,8 @@ class Constant(ir.Tensor[np.ndarray]):
     """The content of a constant that the builder made.
 
     Attributes:
-        integers: Its elements in a row where they are a few integers or truth values, as those of shapes and axes are, which
-            are read often; ``None`` otherwise.
+        integers: Its elements in a row where they are a few integers or truth values, like shapes and axes, which are read
+            often; ``None`` otherwise.
     """
 
     __slots__ = ("integers",)
@@ -40,7 +40,7 @@ class Constant(ir.Tensor[np.ndarray]):
 
 
 def content_key(array: np.ndarray) -> Any:
-    """Equal for arrays of the same content; a large one, which a :class:`Constant` keeps alive, is equal to itself alone."""
+    """Equal for arrays of the same content; a large array, which a :class:`Constant` keeps alive, is only equal to itself."""
     if array.dtype.kind in "OU":
         return "text", array.shape, tuple(array.flat)
     return (array.dtype, array.shape, array.tobytes()) if array.nbytes <= 65536 else id(array)
@@ -65,7 +65,7 @@ def known(value: ir.Value | None) -> Sequence[int] | None:
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:
-    """The dimensions that numpy broadcasting gives; an unknown size beside 1 stays unknown."""
+    """The dimensions that numpy broadcasting gives; an unknown size broadcast with 1 stays unknown."""
     if any(s is None for s in shapes):
         return None
     present = [s for s in shapes if s is not None]

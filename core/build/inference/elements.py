@@ -1,4 +1,4 @@
-"""What the operators return that compute: elementwise ones, products, reductions, order, quantization, random numbers."""
+"""Result shapes of operators that compute: elementwise operators, products, reductions, sorting, quantization, random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def det(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
 
 
 def einsum(inputs: Inputs, attributes: Attributes, spec: Any) -> Result:
-    """A letter's size; one operand may have 1 there, which onnx's own inference takes for the size."""
+    """A letter's size; an operand may have 1 there, which onnx's own inference takes for the size."""
     left, arrow, right = attributes["equation"].replace(" ", "").partition("->")
     if not arrow or "." in left:
         return [(None, None)]

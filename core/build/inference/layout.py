@@ -1,4 +1,4 @@
-"""What the operators return that move, repeat, insert or leave out elements."""
+"""Result shapes of operators that move, repeat, insert or leave out elements."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Dtype and shape of what an ai.onnx operator returns, as far as it is cheap to tell: a function for each operator.
+"""Dtype and shape of the results of ai.onnx operators, as far as they are cheap to infer: a function for each operator.
 
-What a converter emits must carry dtype and shape at once: converters read them, and the interpreter compares the last one
-with what torch computed. Each function takes ``(inputs, attributes, spec)`` and gives one ``(dtype, dims)`` an output; a
-``None`` dtype means what the schema says, ``None`` dims an unknown rank, and a ``None`` dimension an unknown size. For an
-operator without a function here, and for an unknown rank, onnx's own inference is asked (``by_onnx.py``).
+Every emitted value carries its dtype and shape at once: converters read them, and the interpreter compares a converter's
+result with torch's. Each function takes ``(inputs, attributes, spec)`` and gives one ``(dtype, dims)`` an output; a
+``None`` dtype means the schema's, ``None`` dims an unknown rank, and a ``None`` dimension an unknown size. For an
+operator without a function here, and for an unknown rank, onnx's own inference is used (``by_onnx.py``).
 
 An example: ``g.op.Concat(a, b, axis=0)`` of ``a`` ``[s0, 3]`` and ``b`` ``[2, 3]`` calls ``INFER["Concat"]``, which gives
-``[(None, (None, 3))]``: the dtype that the schema says, and a first size that is neither operand's. The interpreter, which
-knows from torch that it is ``s0 + 2``, writes this into the value afterwards.
+``[(None, (None, 3))]``: the schema's dtype, and a first size that is neither operand's. The interpreter, which knows from
+torch that it is ``s0 + 2``, writes this into the value afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What convolution, pooling and resampling return."""
+"""Result shapes of convolution, pooling and resampling."""
 
 from __future__ import annotations
 

@@ -124,8 +124,8 @@ def _eager(
     from onnxplug.cli.inputs import InputSpec
     from onnxplug.cli.report import note
     from onnxplug.cli.targets import load_target
-    from onnxplug.run.verify import input_order
     from onnxplug.torch_private import pytree
+    from onnxplug_tools.verification import input_order
 
     loaded = load_target(target, [InputSpec(name, value) for name, value in given], pretrained=pretrained)
     if loaded.note:

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from onnxplug.cli.options import ExactOption, RuntimeOption, parse_runtime, registry
 from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
-from onnxplug.registry.names import matches, packet_of, with_colons
+from onnxplug.registry.names import packet_of
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime, closeness
 from onnxplug.text import counted, did_you_mean
+from onnxplug_tools.library.names import matches, with_colons
 
 
 def why(

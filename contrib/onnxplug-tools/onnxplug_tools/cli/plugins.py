@@ -14,10 +14,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from onnxplug.cli.options import HOST, debug_option, plugin_options, selection
+from onnxplug.cli.options import debug_option, plugin_options, selection
 from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError, UsageError
-from onnxplug.libraries import LIBRARIES
 from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.registry.rule import load_object
 from onnxplug.text import counted, did_you_mean
 from onnxplug_tools.cli.contents import describe
@@ -72,7 +72,7 @@ def _loaded(timeout: float) -> tuple[Any, PluginError | None]:
     """
     from onnxplug.cli.report import progress
 
-    manager = load_object(f"{HOST}:PluginManager", "the plugin manager")(selection())
+    manager = load_object("onnxplug.plugins.manager:PluginManager", "the plugin manager")(selection())
     with progress() as shown, warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         shown("importing plugins")
         warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxplug import logs
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.onnx_file import as_ir, read_model
+from onnxplug_tools.onnx_file import as_ir, read_model
 
 _LOGGER = logs.logger("run")
 _ZIP, _ORT = b"PK\x03\x04", b"ORTM"

@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxplug.build.module_calls import NO_MODULE
-from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, PACKAGE, REWRITE, RULE, SOURCE, TRACE
+from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, NO_MODULE, PACKAGE, REWRITE, RULE, SOURCE, TRACE
 from onnxplug_tools.inspection.words import text_of
 
 #: What onnxscript's optimiser writes into the files of ``torch.onnx.export``.

@@ -1,6 +1,6 @@
 """The index of the packages in a folder: ``python -m onnxplug_tools.library.index``, from the root of the checkout.
 
-Writes ``docs/packages.md``, and in ``core/libraries.py`` which package is for which library, both from what the packages say:
+Writes ``docs/packages.md``, and in ``plugins/libraries.py`` which package is for which library, both from what the packages say:
 pyproject.toml, their hooks, and the operators that the installed libraries register. What depends on a library that isn't installed
 stays as the page has it.
 """
@@ -26,7 +26,7 @@ from onnxplug.registry.names import packet_of, without_prefix
 from onnxplug.text import counted
 from onnxplug_tools.library.operators import distribution_and_version, namespace_of, read_library
 
-PAGE, TABLE = Path("docs/packages.md"), Path("core/libraries.py")
+PAGE, TABLE = Path("docs/packages.md"), Path("plugins/libraries.py")
 #: The rows of a section that depend on the library.
 _COUNTED, _LEFT = "| of the library's |", "| not translated |"
 _INTRODUCTION = """\

@@ -63,7 +63,7 @@ class Body:
             attr = ir.Attr("value", ir.AttributeType.TENSOR, _unnamed(value))
             node = ir.Node("", "Constant", (), (attr,), outputs=(found,), name=self._node_names.unique("Constant"))
             if self._full is not None:
-                node.metadata_props.update(_CONSTANT.said(self._full))
+                node.metadata_props.update(_CONSTANT.metadata(self._full))
             self.nodes.append(node)
         return found
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxplug.build.module_calls import KEY, ModuleCall, ModuleCalls
 from onnxplug.build.names import Names
-from onnxplug.build.provenance import CLASS
+from onnxplug.build.provenance import CLASS, MODULE_CALL
 from onnxplug.build.scope import detach, graphs_of, nodes_of, used_by
 from onnxplug_tools.outline.bodies import Body, shared_types
+from onnxplug_tools.outline.calls import ModuleCall, ModuleCalls
 from onnxplug_tools.outline.canonical import Canonical, canonical, is_constant
 from onnxplug_tools.outline.regions import Region, Regions
 from onnxplug_tools.outline.request import Functions
@@ -46,7 +46,7 @@ def outline(
     """
     regions = Regions(model.graph, calls)
     for node in nodes_of(model.graph):  # those of branches and bodies
-        node.metadata_props.pop(KEY, None)
+        node.metadata_props.pop(MODULE_CALL, None)
     _keep_classes(regions, wanted)
     regions.give_back_shared()
     nodes = regions.by_call()

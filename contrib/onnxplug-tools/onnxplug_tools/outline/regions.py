@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from onnxplug.build.module_calls import ModuleCall, ModuleCalls
 from onnxplug.build.stored import META, Origin
+from onnxplug_tools.outline.calls import ModuleCall, ModuleCalls
 from onnxplug_tools.outline.canonical import outputs_of, read_by
 
 _T = TypeVar("_T")

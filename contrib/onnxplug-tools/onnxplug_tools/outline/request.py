@@ -6,11 +6,16 @@ import difflib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import UsageError
 from onnxplug.text import type_with_article
 from onnxplug.warn import warn
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from onnxplug_tools.outline.calls import ModuleCalls
 
 DEFAULT_DOMAIN = "onnxplug.modules"
 _DOMAIN = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -62,15 +67,30 @@ class Functions:
         object.__setattr__(self, "classes", tuple(given))
 
     @classmethod
-    def asked(cls, functions: Any) -> Functions:
+    def of_call(cls, functions: Any, model: Any) -> Functions:
         """What the argument ``functions`` of an export means, which is neither ``None`` nor ``False``.
 
         Raises:
-            UsageError: It is malformed.
+            UsageError: It is malformed, or names a class of which the model has no module.
         """
-        if isinstance(functions, Functions):
-            return functions
-        return cls() if functions is True else cls(functions)
+        wanted = functions if isinstance(functions, Functions) else cls() if functions is True else cls(functions)
+        if classes := _classes_of(model):
+            wanted.check(classes)
+        return wanted
+
+    def calls(self, program: ExportedProgram, model: Any) -> ModuleCalls:
+        """The calls of modules in a captured program.
+
+        Raises:
+            UsageError: It has none of a class that is asked for, nor has the model.
+        """
+        from onnxplug_tools.outline.calls import ModuleCalls
+
+        calls = ModuleCalls()
+        for node in program.graph.nodes:
+            calls.of(node.meta.get("nn_module_stack"))
+        self.check(calls.class_names() | _classes_of(model))
+        return calls
 
     def names(self, class_name: str) -> bool:
         """Whether a class is asked for by its name; its Python module goes before it."""
@@ -124,6 +144,16 @@ class Functions:
                 f"no function was made of {', '.join(missing)}: no operator of the exported model is one of such modules alone",
                 UnusedClassWarning,
             )
+
+
+def _classes_of(model: Any) -> set[str]:
+    """The classes of a model's modules; empty where only the capture shows them: for a program, a script, a graph."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
+        return set()
+    classes = {type(module) for module in model.modules()}
+    return {f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
 
 
 def _is_module_class(item: Any) -> bool:

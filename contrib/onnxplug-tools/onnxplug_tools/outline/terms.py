@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Mapping
 
-from onnxplug.build.module_calls import ModuleCall
 from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, REPLACED, without_fx_node
+from onnxplug_tools.outline.calls import ModuleCall
 
 _NUMBERED = re.compile(r"(_\d+)+$")
 

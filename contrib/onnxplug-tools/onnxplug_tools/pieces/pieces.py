@@ -25,13 +25,14 @@ from onnxplug.options import ExportOptions
 from onnxplug.program import OnnxProgram
 from onnxplug.run.compare import compare
 from onnxplug.run.files import write_whole
-from onnxplug.run.inputs import ATTEMPTS, resized_inputs
+from onnxplug.run.inputs import ATTEMPTS
 from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
 from onnxplug.version import VERSION
 from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
 from onnxplug_tools.pieces.script import Step, program_text
 from onnxplug_tools.pieces.stamp import KEY, stamp
+from onnxplug_tools.verification import resized_inputs
 
 CHAIN = "chain.py"
 CONSTANTS = "constants.npz"
@@ -289,7 +290,7 @@ def export_pieces(
     shapes = parse_dynamic_shapes(options.dynamic_shapes, model, positional, keywords)
     leaves, spec = pytree.tree_flatten((positional, keywords))
     axes: dict[int, dict[int, str]] = {}
-    for leaf, axis, wanted in shapes.asked():
+    for leaf, axis, wanted in shapes.requested_axes():
         axes.setdefault(leaf, {})[axis] = name_of(wanted) or f"{shapes.paths[leaf]}[{axis}]"
     sizes = {
         name: int(leaves[leaf].shape[axis])
@@ -303,7 +304,7 @@ def export_pieces(
             if all(call.path != path for call in example.calls):
                 raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
         runs = [example, *_further_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
-    user_names = {name for _, _, wanted in shapes.asked() if (name := name_of(wanted))}
+    user_names = {name for _, _, wanted in shapes.requested_axes() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
     programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
     found = OnnxPieces(model, programs, example.calls, _gaps(model, runs), example, spec, shapes.paths, axes)

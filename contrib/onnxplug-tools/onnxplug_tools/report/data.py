@@ -51,6 +51,7 @@ def to_dict(report: Facts) -> dict[str, Any]:
         },
         "verification": None if report.verification is None else _verification(report.verification),
         "warnings": [asdict(warned) for warned in report.warnings],
+        "tables": [asdict(table) for table in report.tables],
         "files": [asdict(file) for file in report.files],
         "nodes": [] if report.view is None else [_node(node) for node in report.view.nodes],
         "modules": None if report.view is None else _module(report.view.root),

@@ -97,6 +97,8 @@ def to_markdown(report: Facts) -> str:
     if report.failure is not None:
         lines += _failure(report.failure)
     lines += _table("Warnings", ("warning", "line", "class"), [(w.text, w.place, w.category) for w in report.warnings])
+    for table in report.tables:
+        lines += _table(table.title, table.head, table.rows)
     lines += _table("Inputs", ("name", "type"), report.inputs)
     lines += _table("Outputs", ("name", "type"), report.outputs)
     if report.capture is not None:

@@ -178,6 +178,21 @@ class Warned:
     place: str
 
 
+@dataclass(frozen=True)
+class Table:
+    """What an observer of a plugin found.
+
+    Attributes:
+        title: What it is about.
+        head: The names of the columns.
+        rows: The cells, as texts.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 @dataclass
 class Verification:
     """What verification compared.
@@ -245,6 +260,7 @@ class Facts:
         times: Where the time went.
         verification: What was compared; ``None`` where nothing was.
         warnings: The warnings that were shown.
+        tables: What plugins' observers added.
         files: What was written.
         view: What is in the model; ``None`` where there is none yet.
     """
@@ -269,6 +285,7 @@ class Facts:
     times: Times | None = None
     verification: Verification | None = None
     warnings: list[Warned] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
     files: list[File] = field(default_factory=list)
     view: ModelView | None = field(default=None, repr=False)
 

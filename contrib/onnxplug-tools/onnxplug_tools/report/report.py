@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from onnxplug_tools.report.files import FORMATS, file_of, prepare, write_all
-from onnxplug_tools.report.record import Facts
+from onnxplug_tools.report.record import Facts, Table
 
 
 class ExportReport(Facts):
@@ -22,6 +22,18 @@ class ExportReport(Facts):
         """
         if isinstance(destination, str | os.PathLike):
             self.files.append(file_of(os.fsdecode(destination)))
+
+    def add_table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Adds a table to every form of the report: what an observer found. ``OnnxProgram.report`` is there as a stage ends.
+
+        Args:
+            title: What it is about.
+            head: The names of the columns.
+            rows: The cells; without any, the table is left out.
+        """
+        cells = tuple(tuple(map(str, row)) for row in rows)
+        if cells:
+            self.tables.append(Table(title, tuple(head), cells))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as what JSON can hold; docs/reports.md says what each key is."""

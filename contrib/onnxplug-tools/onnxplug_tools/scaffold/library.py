@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxplug.errors import UsageError
-from onnxplug.registry.names import matches
 from onnxplug.text import did_you_mean
+from onnxplug_tools.library.names import matches
 from onnxplug_tools.library.operators import (
     LibraryOperator,
     distribution_and_version,

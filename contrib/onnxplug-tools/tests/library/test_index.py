@@ -47,7 +47,7 @@ def checkout(tmp_path: Path) -> Path:
         file = tmp_path / "contrib/onnxplug-annex" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    for folder in ("docs", "core"):
+    for folder in ("docs", "plugins"):
         (tmp_path / folder).mkdir()
     return tmp_path
 

@@ -20,7 +20,7 @@ from torch.export import Dim
 
 import onnxplug
 from onnxplug import Functions, OnnxProgram, Rule
-from onnxplug.build.module_calls import KEY
+from onnxplug.build.provenance import MODULE_CALL
 from onnxplug.build.scope import nodes_of
 from onnxplug.build.stored import META
 from onnxplug.errors import UsageError
@@ -39,7 +39,7 @@ def outlined(model: Any, args: Any = (), *, functions: Any = True, verify: bool 
     assert program.recipe is not None
     plain = program.recipe.convert(program.recipe.optimize, (), None)
     same_inlined(program.model, plain)
-    assert not any(KEY in node.metadata_props for body in bodies(program.model) for node in nodes_of(body))
+    assert not any(MODULE_CALL in node.metadata_props for body in bodies(program.model) for node in nodes_of(body))
     if verify:
         assert {case.runtime for case in program.verify(seeds=(0,)).cases} == {"onnxruntime"}
     return program
@@ -585,4 +585,4 @@ def test_verdict_and_optimizer(decoder: OnnxProgram) -> None:
 def test_nothing_asked_nothing_said() -> None:
     program = onnxplug.to_onnx(parts(plain), (X,))
     assert program.statistics.functions == {}
-    assert not any(KEY in node.metadata_props for node in program.model.graph)
+    assert not any(MODULE_CALL in node.metadata_props for node in program.model.graph)

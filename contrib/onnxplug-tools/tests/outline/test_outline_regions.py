@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnxplug_tools.outline.calls import ModuleCalls
 from onnxplug_tools.outline.outline import outline
 
 from onnxplug import Functions
-from onnxplug.build.module_calls import KEY, ModuleCalls
+from onnxplug.build.provenance import MODULE_CALL
 from onnxplug.build.scope import detach
 from tests.support.structure import same_inlined
 
@@ -26,7 +27,7 @@ def made_by_hand(text: str, owners: dict[str, list[str]]) -> tuple[ir.Model, Mod
             {path: (path, f"acme.{path.rpartition('.')[2].rstrip('0123456789').title()}") for path in paths}
         )
         if number is not None:
-            node.metadata_props[KEY] = number
+            node.metadata_props[MODULE_CALL] = number
     return model, found
 
 
@@ -95,7 +96,7 @@ def random_model(seed: int) -> tuple[ir.Model, ModuleCalls]:
         result.name, result.type, result.shape = f"v{len(nodes)}", x.type, ir.Shape([None])
         number = found.of(stack)
         if number is not None:
-            node.metadata_props[KEY] = number
+            node.metadata_props[MODULE_CALL] = number
         nodes.append(node)
         values.append(result)
 

@@ -1,0 +1,74 @@
+"""mamba_ssm and causal_conv1d in ONNX: the plugin, and ``stand_in``. Importing it imports neither torch nor the libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxplug import OpSample, PluginInfo, hookimpl
+
+__all__ = ["stand_in"]
+
+#: causal_conv1d's operators, with the functions in ``convolution.py`` that compute what they write.
+OPERATORS = {"_causal_conv1d_fwd_cpp": "forward", "_causal_conv1d_update_cpp": "update"}
+
+
+@hookimpl
+def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
+    """The operators, computed by convolutions of PyTorch."""
+    return {f"DaoAILab::{name}.default": _later(function) for name, function in OPERATORS.items()}
+
+
+def _later(name: str) -> Callable[..., Any]:
+    """The function that computes an operator, imported when it is called."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        from onnxplug_mamba import convolution
+
+        return getattr(convolution, name)(*args, **kwargs)
+
+    decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.convolution"
+    return decomposed
+
+
+@hookimpl
+def onnxplug_patches() -> list[Callable[[], Any]]:
+    """What torch.export needs of mamba_ssm."""
+    return [_patches]
+
+
+def _patches() -> Any:
+    """Nothing to patch, and nothing to import, where mamba_ssm isn't in use."""
+    import sys
+    from contextlib import nullcontext
+
+    if "mamba_ssm" not in sys.modules and "selective_scan_cuda" not in sys.modules:
+        return nullcontext()
+    from onnxplug_mamba.library import exchanged
+
+    return exchanged()
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the operators with."""
+    from onnxplug_mamba.samples import samples
+
+    return samples()
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What it translates."""
+    return PluginInfo(api=1, namespaces=("DaoAILab",), libraries=("causal_conv1d", "mamba_ssm"))
+
+
+def stand_in() -> None:
+    """Makes ``import mamba_ssm`` and ``import causal_conv1d`` work on a machine without a GPU, for exports.
+
+    Both are installed without being compiled. What they would launch on a GPU is computed by PyTorch's operators from then on.
+    """
+    from onnxplug_mamba.library import define, put_modules
+
+    put_modules()
+    define()

@@ -1,0 +1,164 @@
+"""What the libraries launch on a GPU, exchanged for ATen operators that compute it: in a capture, or for good (``stand_in``)."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from onnxplug.capture.patching import patched
+from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key
+from onnxplug_mamba import OPERATORS, convolution, norms, scans
+
+#: As causal_conv1d 1.7.0 registers them.
+SCHEMAS = {
+    "_causal_conv1d_fwd_cpp": "(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
+    "Tensor(a!) out, Tensor(b!)? final_states_out, bool silu_activation) -> ()",
+    "_causal_conv1d_update_cpp": "(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor(b!) out, "
+    "bool silu_activation, Tensor? cache_seqlens, Tensor? conv_state_indices) -> ()",
+}
+_TRITON = "mamba_ssm.ops.triton."
+#: Functions that launch kernels, by module and name, with those that take their place.
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("selective_scan_cuda", "fwd"): scans.selective,
+    (f"{_TRITON}ssd_combined", "_mamba_chunk_scan_combined_fwd"): scans.chunked,
+    (f"{_TRITON}selective_state_update", "selective_state_update"): scans.state_update,
+    (f"{_TRITON}layernorm_gated", "_layer_norm_fwd"): norms.gated,
+    (f"{_TRITON}layer_norm", "_layer_norm_fwd"): norms.layer,
+    (f"{_TRITON}k_activations", "_swiglu_fwd"): norms.swiglu,
+}
+
+
+@contextlib.contextmanager
+def exchanged() -> Iterator[None]:
+    """Holds while a model is captured: the kernels' functions are exchanged wherever a module has them."""
+    with contextlib.ExitStack() as stack:
+        for module, name, function in _places():
+            stack.enter_context(patched(module, name, function))
+        yield
+
+
+def _places() -> list[tuple[ModuleType, str, Callable[..., Any]]]:
+    """Each module, of anyone, that has a function of the table. One with other parameters, of another version, stays."""
+    places = []
+    for (path, name), function in KERNELS.items():
+        theirs = getattr(sys.modules.get(path), name, None)
+        if theirs is None or theirs is function or not _is_alike(theirs, function):
+            continue
+        holders = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType) and vars(m).get(name) is theirs]
+        places += [(module, name, function) for module in holders]
+    return places
+
+
+def _is_alike(theirs: Callable[..., Any], ours: Callable[..., Any]) -> bool:
+    """Whether two functions have the same parameters; one of an extension doesn't tell its own."""
+    try:
+        return list(inspect.signature(theirs).parameters) == list(inspect.signature(ours).parameters)
+    except ValueError:
+        return True
+
+
+def define() -> None:
+    """Gives torch causal_conv1d's operators where it doesn't know them, and a kernel for the CPU where they have none."""
+    for name, schema in SCHEMAS.items():
+        op, kernel = f"DaoAILab::{name}", _kernel(getattr(convolution, OPERATORS[name]), schema)
+        if not hasattr(torch.ops.DaoAILab, name):
+            written = tuple(p.split(" ")[1] for p in schema[1:-7].split(", ") if "!" in p)
+            torch.library.custom_op(op, kernel, mutates_args=written, device_types="cpu", schema=schema)
+        elif not has_kernel_for_dispatch_key(op, DispatchKey.CPU):
+            torch.library.register_kernel(op, "cpu", kernel)
+
+
+def _kernel(function: Callable[..., Any], schema: str) -> Callable[..., None]:
+    """A kernel that writes what a function returns into the arguments that the schema says are written."""
+    written = [n for n, parameter in enumerate(schema.split(", ")) if "!" in parameter]
+
+    def kernel(*args: Any) -> None:
+        results = function(*args)
+        for place, result in zip([n for n in written if args[n] is not None], results, strict=True):
+            args[place].copy_(result)
+
+    return kernel
+
+
+def put_extensions() -> None:
+    """Puts what the libraries' compiled extensions have under their names, where they weren't compiled."""
+    of_conv1d = {
+        f"causal_conv1d_{n}": _kernel(getattr(convolution, OPERATORS[op]), SCHEMAS[op])
+        for n, op in (("fwd", "_causal_conv1d_fwd_cpp"), ("update", "_causal_conv1d_update_cpp"))
+    }
+    for name, functions in (("selective_scan_cuda", {"fwd": scans.selective}), ("causal_conv1d_cuda", of_conv1d)):
+        if name not in sys.modules and find_spec(name) is None:
+            sys.modules[name] = _module(name, functions)
+
+
+def put_modules() -> None:
+    """Makes mamba_ssm and causal_conv1d importable, which were installed without being compiled, and exchanges their kernels."""
+    put_extensions()
+    with contextlib.suppress(ImportError):  # these look for triton as they are imported
+        from transformers.generation import GenerateDecoderOnlyOutput, TextStreamer  # noqa: F401
+    with _without_triton():
+        for library in ("causal_conv1d", "mamba_ssm"):
+            if find_spec(library) is not None:
+                import_module(library)
+    for module, name, function in _places():
+        setattr(module, name, function)
+
+
+def _module(name: str, attributes: dict[str, Any]) -> ModuleType:
+    module = ModuleType(name, "From onnxplug_mamba, for exports without a GPU.")
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(attributes)
+    return module
+
+
+@contextlib.contextmanager
+def _without_triton() -> Iterator[None]:
+    """Holds while modules with kernels of triton are imported: names of a module for it where it isn't installed."""
+    if "triton" in sys.modules or find_spec("triton") is not None:
+        yield
+        return
+    triton = _Anything("triton")
+    vars(triton).update(__version__="3.0.0", __path__=[], autotune=_autotune, Config=_Config)
+    modules = {"triton": triton}
+    for name in ("language", "testing"):
+        modules[f"triton.{name}"] = vars(triton)[name] = _Anything(f"triton.{name}")
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+
+
+class _Anything(ModuleType):
+    """A module whose names are decorators that change nothing, or constants that nobody looks at."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name)
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return args[0] if args and inspect.isfunction(args[0]) else self
+
+
+class _Config:
+    def __init__(self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, **_: Any) -> None:
+        self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
+
+
+def _autotune(configs: list[_Config], **_: Any) -> Callable[..., Any]:
+    def decorate(kernel: Any) -> Any:
+        kernel.configs = configs
+        return kernel
+
+    return decorate

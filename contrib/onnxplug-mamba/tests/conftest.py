@@ -1,0 +1,14 @@
+"""causal_conv1d's operators, the package's own where the library isn't installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from onnxplug_mamba import stand_in
+
+stand_in()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

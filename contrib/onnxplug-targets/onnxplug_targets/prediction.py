@@ -1,0 +1,207 @@
+"""Which nodes of a model a target would leave to ONNX Runtime's CPU, and which keep it from loading, by the table of the target."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxplug.build.provenance import SOURCE
+from onnxplug.errors import UsageError
+from onnxplug.text import did_you_mean
+from onnxplug_targets.features import features, graphs_of, since_of
+from onnxplug_targets.forms import DTYPES
+from onnxplug_targets.table import WRONG, load
+
+_ONNX = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A node that a target does not compute.
+
+    Attributes:
+        node: Its name.
+        operator: Its operator.
+        reason: What of it is refused.
+        breaks: What happens where the target takes the node and fails of it; empty where the node is left to the CPU.
+        place: The user's ``file:line``, as far as the model says it.
+    """
+
+    node: str
+    operator: str
+    reason: str
+    breaks: str = ""
+    place: str = ""
+
+    @property
+    def consequence(self) -> str:
+        """What happens, in words."""
+        return consequence(self.breaks)
+
+
+def consequence(breaks: str) -> str:
+    """What happens to a node, in words."""
+    if not breaks or breaks == WRONG:
+        return breaks or "left to the CPU"
+    return f"the model does not run: {breaks}"
+
+
+def fallbacks_of(model: Any, target: str) -> list[Fallback]:
+    """See :func:`onnxplug_targets.fallbacks`."""
+    from onnxplug_targets import TARGETS
+
+    name = target.removeprefix("onnxruntime:")
+    if name not in TARGETS:
+        raise UsageError(f"target {target!r} is unknown", hint=did_you_mean(name, TARGETS))
+    if isinstance(model, str | os.PathLike):
+        model = _read(os.fspath(model))
+    return list(Judge(load(name)).fallbacks(getattr(model, "model", model)))
+
+
+def _read(path: str) -> ir.Model:
+    """A file's model, with the types and shapes of its values."""
+    import onnx
+
+    try:
+        return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)))
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}") from error
+    except Exception as error:
+        raise UsageError(f"{path} is no ONNX file: {error}") from error
+
+
+class Judge:
+    """Judges nodes by a table.
+
+    Args:
+        table: The table of a target, as :mod:`onnxplug_targets.table` writes it.
+    """
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table = table
+        self._entries: dict[tuple[str, str], _Entry] = {}
+
+    def fallbacks(self, model: ir.Model) -> Iterator[Fallback]:
+        """The nodes of a model and of its functions that are not computed; a loop is one of them if one of its nodes is."""
+        opset = next((model.opset_imports[name] for name in _ONNX if name in model.opset_imports), 1)
+        known = {function.identifier()[:2] for function in model.functions.values()}
+        for graph in (model.graph, *model.functions.values()):
+            for node in graph:
+                if (node.domain in _ONNX and node.op_type == "Constant") or (node.domain, node.op_type) in known:
+                    continue
+                found = self.judge(node, opset)
+                if found is not None:
+                    operator = f"{node.domain}::{node.op_type}" if node.domain not in _ONNX else node.op_type
+                    yield Fallback(node.name or "", operator, *found, node.metadata_props.get(SOURCE, ""))
+
+    def judge(self, node: ir.Node, opset: int) -> tuple[str, str] | None:
+        """Why a node is not computed, and what breaks; ``None`` for one that is."""
+        since = since_of(node, opset) if node.domain in _ONNX else None
+        if since is None:
+            return f"the domain {node.domain} is not in the table", ""
+        found, entry = features(node, opset), self._entry(node.op_type, str(since))
+        breaks = next((why for reason, why in entry.breaks if reason <= found), "")
+        if entry.known is None:
+            return entry.reason, breaks
+        refused = next((r for r in entry.refused if r <= found), None) or next(
+            (r for r, _ in entry.breaks if r <= found), None
+        )
+        if refused is not None:
+            return _words(refused), breaks
+        first = next((value for value in (*node.inputs, *node.outputs) if value is not None), None)
+        if entry.documented:
+            dtype = first.dtype.name.lower() if first is not None and first.dtype is not None else "an unknown type"
+            unknown = set() if dtype in entry.known else {dtype}
+        else:
+            unknown = {feature for feature in found - entry.known if "=" in feature}
+        if unknown:
+            return f"{_words(unknown)} is not in the table", ""
+        for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):
+            if inner.op_type != "Constant" and (judged := self.judge(inner, opset)) is not None:
+                return f"{inner.op_type} in it: {judged[0]}", judged[1]
+        return None
+
+    def _entry(self, op: str, since: str) -> _Entry:
+        found = self._entries.get((op, since))
+        if found is None:
+            found = self._entries[op, since] = self._read(op, since)
+        return found
+
+    def _read(self, op: str, since: str) -> _Entry:
+        if "types" in self.table:
+            return self._documented(op, since)
+        versions = self.table["operators"].get(op, {})
+        if since in versions:
+            row = versions[since]
+            return _Entry(frozenset(row["known"]), _sets(row["refused"]), _broken(row["breaks"]))
+        absent = self.table["absent"].get(op, {})
+        reason = f"no kernel of version {since}, but of {', '.join(versions)}" if versions else "no kernel"
+        return _Entry(None, [], _broken(absent.get(since, ())), reason)
+
+    def _documented(self, op: str, since: str) -> _Entry:
+        text, newest = self.table["types"].get(op), self.table["opsets"][1]
+        if text is None or int(since) > newest:
+            return _Entry(None, [], [], "not documented" if text is None else f"documented up to opset {newest}")
+        types = documented_types(text)
+        letters = types.get(since, types.get(""))
+        if letters is None:
+            return _Entry(None, [], [], f"no kernel of version {since}, but of {', '.join(types)}")
+        names = frozenset(DTYPES[letter] for letter in letters)
+        return _Entry(names, _sets(self.table["refused"].get(op, ())), [], documented=True)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the table says of a version of an operator.
+
+    Attributes:
+        known: Types and attributes that were taken; ``None`` where no node was.
+        refused: Sets of features that were not.
+        breaks: Sets of features that break, with what happens.
+        reason: Why no node is taken.
+        documented: Whether it is of a documentation: ``known`` are then the types of the first operand.
+    """
+
+    known: frozenset[str] | None
+    refused: list[frozenset[str]]
+    breaks: list[tuple[frozenset[str], str]]
+    reason: str = ""
+    documented: bool = False
+
+
+def documented_types(text: str) -> dict[str, str]:
+    """The letters of the types that each version of an operator takes (``"13,14=fh; 15=f"``); of every one under ``""``."""
+    found: dict[str, str] = {}
+    for part in text.split("; "):
+        versions, _, letters = part.rpartition("=")
+        found |= dict.fromkeys(versions.split(","), letters)
+    return found
+
+
+def _sets(rows: Any) -> list[frozenset[str]]:
+    return [frozenset(row) for row in rows]
+
+
+def _broken(rows: Any) -> list[tuple[frozenset[str], str]]:
+    return [(frozenset(row[:-1]), row[-1]) for row in rows]
+
+
+def _words(found: frozenset[str] | set[str]) -> str:
+    return " and ".join(sorted(found))
+
+
+def summary(found: list[Fallback]) -> list[tuple[str, str, str, int, list[str]]]:
+    """Fallbacks of one kind together: the operator, the reason, what breaks, how many and the user's lines, the most first."""
+    groups: dict[tuple[str, str, str], list[Fallback]] = defaultdict(list)
+    for item in found:
+        groups[item.operator, item.reason, item.breaks].append(item)
+    rows = [
+        (*kind, len(items), list(dict.fromkeys(item.place for item in items if item.place)))
+        for kind, items in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (not row[2], -row[3]))

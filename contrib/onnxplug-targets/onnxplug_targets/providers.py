@@ -1,0 +1,118 @@
+"""The providers of ONNX Runtime that can be asked, as they are installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider of ONNX Runtime.
+
+    Attributes:
+        target: The name for ``to_onnx(target=...)``.
+        title: What people call it.
+        name: What ONNX Runtime calls it.
+        distribution: What installs it.
+        options: Its options; ``{library}`` stands for the folder of its library.
+        since, until: The versions of ai.onnx that it is asked about.
+        library: The module of a provider that is a library of its own, which says where that is.
+        tolerance: How far its float32 may be from the CPU's, as a part.
+    """
+
+    target: str
+    title: str
+    name: str
+    distribution: str
+    options: dict[str, str] = field(default_factory=dict)
+    since: int = 13
+    until: int = 23
+    library: str = ""
+    tolerance: float = 1e-2
+
+    def facts(self) -> dict[str, Any]:
+        """What its table says of it."""
+        return {
+            "target": self.target,
+            "title": self.title,
+            "provider": self.name,
+            "asked": f"{self.distribution} {importlib.metadata.version(self.distribution)}",
+            "options": self.options,
+            "command": f"python -m onnxplug_targets.probing {self.target}",
+            "opsets": [self.since, self.until],
+        }
+
+    def session(self, model: bytes | str, *, plain: bool = True) -> Any:
+        """A session on the provider.
+
+        Args:
+            model: The model, or a file's path.
+            plain: The graph is left as it is.
+        """
+        import onnxruntime
+
+        settings = self._settings(plain)
+        settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        if not self.library:
+            return onnxruntime.InferenceSession(
+                model, settings, providers=[(self.name, self.options)], enable_fallback=False
+            )
+        module = importlib.import_module(self.library)
+        devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == self.name]
+        if not devices:
+            onnxruntime.register_execution_provider_library(self.name, module.get_library_path())
+            devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == self.name]
+        options = {key: value.format(library=module.LIB_DIR_FULL_PATH) for key, value in self.options.items()}
+        settings.add_provider_for_devices(devices[:1], options)
+        return onnxruntime.InferenceSession(model, settings, enable_fallback=False)
+
+    def cpu(self, model: bytes | str) -> Any:
+        """A session on the CPU."""
+        import onnxruntime
+
+        return onnxruntime.InferenceSession(model, self._settings(True), providers=["CPUExecutionProvider"])
+
+    def left(self, session: Any) -> set[str]:
+        """Names of the nodes that the provider leaves to others: ONNX Runtime lists those of every provider that has any."""
+        return {
+            node.name
+            for graph in session.get_provider_graph_assignment_info()
+            if graph.ep_name != self.name
+            for node in graph.get_nodes()
+        }
+
+    @staticmethod
+    def _settings(plain: bool) -> Any:
+        import onnxruntime
+
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 4
+        settings.intra_op_num_threads = 1
+        if plain:
+            settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return settings
+
+
+_OPENVINO = {"device_type": "CPU", "num_of_threads": "1"}
+_QNN = {"backend_path": "{library}/libQnnHtp.so"}
+PROVIDERS = {
+    provider.target: provider
+    for provider in (
+        Provider("openvino", "OpenVINO", "OpenVINOExecutionProvider", "onnxruntime-openvino", _OPENVINO),
+        Provider("webgpu", "WebGPU", "WebGpuExecutionProvider", "onnxruntime-webgpu"),
+        Provider(
+            "qnn",
+            "QNN",
+            "QNNExecutionProvider",
+            "onnxruntime-qnn",
+            _QNN,
+            since=21,  # a node takes it half a second
+            until=21,
+            library="onnxruntime_qnn",
+            tolerance=2e-2,
+        ),
+    )
+}

@@ -1,0 +1,119 @@
+"""Forms that a target computes, in place of those that it fails of or computes otherwise. Each was measured there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FLOAT, _INT64 = 1, 7  # of onnx_ir.DataType, without importing it
+
+
+def _attribute(node: Any, name: str, default: Any) -> Any:
+    return node.attributes[name].value if name in node.attributes else default
+
+
+def scatter_rows(g: Any, node: Any) -> Any:
+    """ScatterND of whole rows with a reduction (``index_add``) as ScatterElements, whose reductions OpenVINO has."""
+    data, indices, updates = node.inputs
+    reduction = _attribute(node, "reduction", "none")
+    if reduction == "none" or any(value is None or value.shape is None for value in node.inputs):
+        return None
+    if len(indices.shape) != 2 or indices.shape[1] != 1:
+        return None
+    rank = len(data.shape)
+    rows = g.op.Squeeze(indices, [1]) if rank == 1 else indices
+    if rank > 2:
+        rows = g.op.Unsqueeze(rows, list(range(2, rank)))
+    if rank > 1:
+        rows = g.op.Expand(rows, g.op.Shape(updates))
+    return g.op.ScatterElements(data, rows, updates, axis=0, reduction=reduction)
+
+
+def clipped_below(g: Any, node: Any) -> Any:
+    """Clip of int64 without an upper bound, which OpenVINO takes for one in int32, as Max."""
+    x, least, *most = node.inputs
+    if x is None or x.dtype is None or int(x.dtype) != _INT64 or least is None or (most and most[0] is not None):
+        return None
+    return g.op.Max(x, least)
+
+
+def grid_sample(g: Any, node: Any) -> Any:
+    """GridSample of images with mode linear, whose name since opset 20 OpenVINO does not know, as four gathers.
+
+    A place between four pixels is their mean by distance; the formulas are those of ``torch.nn.functional.grid_sample``.
+    """
+    x, grid = node.inputs
+    if _attribute(node, "mode", "linear") != "linear" or x.shape is None or len(x.shape) != 4:
+        return None
+    if any(value.dtype is None or int(value.dtype) != _FLOAT for value in node.inputs):
+        return None
+    batch, channels, height, width = g.dims(x)
+    rows, columns = g.dims(grid)[1:3]
+    padding, corners = _attribute(node, "padding_mode", "zeros"), bool(_attribute(node, "align_corners", 0))
+    flat = g.op.Reshape(grid, [0, -1, 2])
+    weights, places = [], []
+    for axis, size in ((1, height), (0, width)):
+        length = g.cast(g.as_vector(size), x.dtype)
+        place = _unnormalized(g, g.op.Slice(flat, [axis], [axis + 1], [2]), length, padding, corners)
+        low = g.op.Floor(place)
+        share = g.op.Sub(place, low)
+        ends = (low, g.op.Add(low, _like(g, x, 1.0)))
+        shares = (g.op.Sub(_like(g, x, 1.0), share), share)
+        weights.append([_within(g, end, length, part, x) for end, part in zip(ends, shares, strict=True)])
+        places.append([_index(g, end, length, x) for end in ends])
+    pixels = g.reshape(x, [batch, channels, -1])
+    total = None
+    for i in range(2):
+        for j in range(2):
+            index = g.op.Add(g.op.Mul(places[0][i], g.as_vector(width)), places[1][j])
+            index = g.op.Expand(g.op.Transpose(index, perm=[0, 2, 1]), g.vector([1, channels, 1]))
+            weight = g.op.Transpose(g.op.Mul(weights[0][i], weights[1][j]), perm=[0, 2, 1])
+            part = g.op.Mul(g.op.GatherElements(pixels, index, axis=2), weight)
+            total = part if total is None else g.op.Add(total, part)
+    return g.reshape(total, [batch, channels, rows, columns])
+
+
+def _like(g: Any, x: Any, number: float) -> Any:
+    return g.const([number], x.dtype)
+
+
+def _unnormalized(g: Any, place: Any, length: Any, padding: str, corners: bool) -> Any:
+    """Places from -1 to 1 as places of pixels, and those outside as ``padding_mode`` says."""
+    one, half = _like(g, place, 1.0), _like(g, place, 0.5)
+    if corners:
+        place = g.op.Mul(g.op.Mul(g.op.Add(place, one), half), g.op.Sub(length, one))
+    else:
+        place = g.op.Mul(g.op.Sub(g.op.Mul(g.op.Add(place, one), length), one), half)
+    last = g.op.Sub(length, one)
+    if padding == "reflection":
+        place = _reflected(g, place, length, corners)
+    if padding in ("border", "reflection"):
+        zero = _like(g, place, 0.0)
+        place = g.op.Min(g.op.Where(g.op.Greater(place, zero), place, zero), last)
+    return place
+
+
+def _reflected(g: Any, place: Any, length: Any, corners: bool) -> Any:
+    """Places mirrored at the centres of the outer pixels, or at their outer edges."""
+    zero, one, two = (_like(g, place, number) for number in (0.0, 1.0, 2.0))
+    low = zero if corners else _like(g, place, -0.5)
+    span = g.op.Sub(length, one) if corners else length
+    away = g.op.Abs(g.op.Sub(place, low))
+    flips = g.op.Floor(g.op.Div(away, span))
+    rest = g.op.Sub(away, g.op.Mul(flips, span))
+    is_even = g.op.Equal(g.op.Sub(flips, g.op.Mul(g.op.Floor(g.op.Div(flips, two)), two)), zero)
+    mirrored = g.op.Add(g.op.Where(is_even, rest, g.op.Sub(span, rest)), low)
+    return g.op.Where(g.op.Equal(span, zero), zero, mirrored) if corners else mirrored
+
+
+def _within(g: Any, place: Any, length: Any, weight: Any, x: Any) -> Any:
+    """A pixel's weight; none where there is no such pixel."""
+    zero = _like(g, x, 0.0)
+    inside = g.op.And(g.op.GreaterOrEqual(place, zero), g.op.Less(place, length))
+    return g.op.Where(inside, weight, zero)
+
+
+def _index(g: Any, place: Any, length: Any, x: Any) -> Any:
+    """A pixel's index, one that is there; 0 for NaN."""
+    zero = _like(g, x, 0.0)
+    last = g.op.Sub(length, _like(g, x, 1.0))
+    return g.op.Cast(g.op.Min(g.op.Where(g.op.Greater(place, zero), place, zero), last), to=_INT64)

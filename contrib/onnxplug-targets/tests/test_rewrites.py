@@ -1,0 +1,99 @@
+"""What stands in an export for OpenVINO in place of nodes that it fails of, compared with eager PyTorch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from onnxplug_targets import fallbacks
+from torch import nn
+
+import onnxplug
+
+DYNAMIC = torch.export.Dim.DYNAMIC
+NAN, INF = float("nan"), float("inf")
+
+
+class Sampled(nn.Module):
+    """Pixels of an image."""
+
+    def __init__(self, padding: str, corners: bool) -> None:
+        super().__init__()
+        self.padding, self.corners = padding, corners
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        """The pixels [batch, channels, rows, columns]."""
+        return nn.functional.grid_sample(x, grid, padding_mode=self.padding, align_corners=self.corners)
+
+
+class Scattered(nn.Module):
+    """Sums over rows."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of matrices, of vectors and of images."""
+        images = torch.zeros(x.shape[0], 2, 3).index_add(0, index, rows[:, None].expand(-1, 2, -1))
+        return x.index_add(0, index, rows), x[:, 0].index_add(0, index, rows[:, 1]), images
+
+
+def _compare(model: nn.Module, calls: list[tuple[Any, ...]], shapes: Any, target: str = "openvino") -> Counter[str]:
+    """Exports with the first inputs, compares with eager on all, and returns the operators."""
+    program = onnxplug.to_onnx(model, calls[0], dynamic_shapes=shapes, target=target)
+    for args in calls:
+        expected = model(*args)
+        results = program(*args)
+        for one, other in zip(results, [expected] if isinstance(expected, torch.Tensor) else expected, strict=True):
+            torch.testing.assert_close(one, other, equal_nan=True)
+    assert fallbacks(program, target) == []
+    return Counter(node.op_type for node in program.model.graph)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("corners", [True, False])
+def test_grid_sample(padding: str, corners: bool) -> None:
+    torch.manual_seed(0)
+    calls = [
+        (torch.randn(2, 3, 5, 7), torch.rand(2, 4, 6, 2) * 4 - 2),
+        (torch.randn(1, 3, 2, 9), torch.randn(1, 1, 3, 2)),
+        (torch.randn(1, 3, 2, 2), torch.tensor([[[[1.0, -1.0], [0.0, 1.0], [-1.0, 0.5], [-3.0, 7.0]]]])),
+    ]
+    shapes = ({0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC}, {0: DYNAMIC, 1: DYNAMIC, 2: DYNAMIC})
+    operators = _compare(Sampled(padding, corners), calls, shapes)
+    assert not operators["GridSample"]
+    assert operators["GatherElements"] == 4
+    plain = onnxplug.to_onnx(Sampled(padding, corners), calls[0], dynamic_shapes=shapes)
+    assert [f.reason for f in fallbacks(plain, "openvino") if f.operator == "GridSample"] == ["mode=linear"]
+
+
+def test_grid_sample_outside_of_everything() -> None:
+    torch.manual_seed(0)
+    grid = torch.tensor([[[[NAN, 0.0], [INF, 0.0], [0.0, -INF], [0.3, NAN]]]])
+    calls = [(torch.randn(1, 2, 3, 4), torch.rand(1, 1, 4, 2)), (torch.randn(1, 2, 3, 4), grid)]
+    program = onnxplug.to_onnx(Sampled("zeros", False), calls[0], target="openvino")
+    results, expected = program(*calls[1])[0], Sampled("zeros", False)(*calls[1])
+    finite = expected.isfinite()
+    assert finite.any()
+    torch.testing.assert_close(torch.nan_to_num(results[finite]), expected[finite])
+
+
+@pytest.mark.parametrize("target", ["openvino", "onnxruntime:openvino"])
+def test_sums_over_rows(target: str) -> None:
+    torch.manual_seed(0)
+    calls = [
+        (torch.randn(5, 3), torch.tensor([0, 4, 0, 2]), torch.randn(4, 3)),
+        (torch.randn(2, 3), torch.tensor([1]), torch.randn(1, 3)),
+    ]
+    operators = _compare(Scattered(), calls, ({0: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC}), target)
+    assert operators["ScatterElements"] == 3
+    assert not operators["ScatterND"]
+
+
+def test_integers_with_a_lower_bound() -> None:
+    class Clamped(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.clamp(min=2), x.clamp(-1, 3)
+
+    calls = [(torch.tensor([[7, -5, 3]]),), (torch.tensor([[2**40, -(2**40), 0, 2]]),)]
+    operators = _compare(Clamped(), calls, ({1: DYNAMIC},))
+    assert operators == {"Max": 1, "Clip": 1}

@@ -1,0 +1,197 @@
+"""What exports for targets say: which nodes would not be computed, where, and what happens to them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnxplug_targets import TARGETS, fallbacks
+from onnxplug_targets.forms import DTYPES
+from onnxplug_targets.observer import TargetWarning
+from onnxplug_targets.prediction import Judge, documented_types
+from onnxplug_targets.table import load
+from torch import nn
+
+import onnxplug
+
+
+class Mixed(nn.Module):
+    """Some operators that OpenVINO takes, and some that it does not."""
+
+    def forward(self, x: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Three results."""
+        y = torch.relu(x @ x.transpose(0, 1))
+        z = wide + 1  # OpenVINO has no doubles
+        return y, z, torch.isnan(x)
+
+
+def _lines(*texts: str) -> list[str]:
+    source = Path(__file__).read_text().splitlines()
+    return [f"{number}" for text in texts for number, line in enumerate(source, 1) if line.strip().startswith(text)]
+
+
+MIXED = (torch.randn(3, 4), torch.randn(2, dtype=torch.float64))
+
+
+def test_fallbacks_with_the_users_lines() -> None:
+    with pytest.warns(TargetWarning) as caught:
+        program = onnxplug.to_onnx(Mixed(), MIXED, target="openvino", verify=True)
+    found = fallbacks(program, "openvino")
+    assert [(f.operator, f.reason, f.consequence) for f in found] == [
+        ("Add", "T=double", "left to the CPU"),
+        ("IsNaN", "no kernel", "left to the CPU"),
+    ]
+    assert [f.place.rpartition(":")[2] for f in found] == _lines("z = wide + 1", "return y, z, torch.isnan")
+    (warned,) = [str(item.message) for item in caught if item.category is TargetWarning]
+    assert "would not compute 2 of " in warned
+    assert all(f.place in warned for f in found)
+    for place in ("onnxruntime:openvino", "openvino"):
+        assert [f.node for f in fallbacks(program.model, place)] == [f.node for f in found]
+
+
+def test_the_report_has_them(tmp_path: Path) -> None:
+    with pytest.warns(TargetWarning):
+        program = onnxplug.to_onnx(Mixed(), MIXED, target="onnxruntime:openvino", report=tmp_path / "report")
+    (table,) = program.report.tables
+    assert [row[0] for row in table.rows] == ["Add", "IsNaN"]
+    made = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]
+    assert made == [{"title": table.title, "head": [*table.head], "rows": [[*row] for row in table.rows]}]
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / "report" / name).read_text()
+        assert table.title in text
+        assert "left to the CPU" in text
+
+
+def test_a_model_that_is_computed_whole() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    batch = torch.export.Dim.DYNAMIC
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TargetWarning)
+        program = onnxplug.to_onnx(
+            model.eval(), (torch.randn(2, 3, 8, 8),), dynamic_shapes=({0: batch},), target="openvino", report=True
+        )
+    assert fallbacks(program, "openvino") == []
+    assert program.report.tables == []
+    program.verify()
+
+
+def test_types_after_a_conversion_of_precision() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    table = Judge(load("openvino"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program = onnxplug.to_onnx(model, (torch.randn(2, 4),), target="openvino", dtype="bfloat16")
+    found = list(table.fallbacks(program.model))
+    assert found
+    assert all("bfloat16" in f.reason for f in found)
+    (warned,) = [str(w.message) for w in caught if w.category is TargetWarning]
+    assert f"would not compute {len(found)} of " in warned
+
+
+def test_what_breaks_a_session() -> None:
+    """OpenVINO's provider takes every Loop and then fails of its own."""
+    body = "g (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Add(s, s) }"
+    graph = onnx.parser.parse_graph("g (int64 n, bool c, float[2] x) => (float[2] y) { a = Relu(x) y = Loop(n, c, a) }")
+    attribute = onnx.helper.make_attribute("body", onnx.parser.parse_graph(body))
+    graph.node[1].attribute.append(attribute)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    (found,) = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
+    assert found.operator == "Loop"
+    assert found.consequence.startswith("the model does not run: ")
+
+
+def test_nodes_of_a_subgraph_count_for_its_owner() -> None:
+    then = onnx.parser.parse_graph("g () => (float[2] y) { y = Relu(a) }")
+    other = onnx.parser.parse_graph("g () => (float[2] y) { y = Hardmax(a) }")
+    for branch, operators in ((then, []), (other, ["If"])):
+        graph = onnx.parser.parse_graph("g (bool c, float[2] x) => (float[2] z) { a = Relu(x) z = If(c) }")
+        attributes = [("then_branch", then), ("else_branch", branch)]
+        graph.node[1].attribute.extend(onnx.helper.make_attribute(*item) for item in attributes)
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+        found = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
+        assert [f.operator for f in found] == operators
+    assert found[0].reason == "Hardmax in it: no kernel"
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnxplug.to_onnx(Mixed(), MIXED).save(path)
+    assert [f.operator for f in fallbacks(path, "openvino")] == ["Add", "IsNaN"]
+    (tmp_path / "no.onnx").write_bytes(b"\0no model")
+    for name in ("no.onnx", "nothing.onnx"):
+        with pytest.raises(onnxplug.UsageError, match=f"{name} (can't be read|is no ONNX file)"):
+            fallbacks(str(tmp_path / name), "openvino")
+    with pytest.raises(onnxplug.UsageError, match="'openvin' is unknown") as raised:
+        fallbacks(path, "openvin")
+    assert raised.value.hint == "Did you mean 'openvino'?"
+
+
+def test_documented_tables() -> None:
+    program = onnxplug.to_onnx(Mixed(), MIXED)
+    of_tensorrt = [(f.operator, f.reason) for f in fallbacks(program, "tensorrt")]
+    assert of_tensorrt == [("Add", "double is not in the table")]
+    of_coreml = [(f.operator, f.reason) for f in fallbacks(program, "coreml")]
+    assert of_coreml == [("Add", "double is not in the table"), ("IsNaN", "not documented")]
+    of_directml = [(f.operator, f.reason) for f in fallbacks(program, "directml")]
+    assert of_directml == [("Add", "double is not in the table")]
+    sampled = onnx.parser.parse_graph(
+        "g (float[1,2,4,4,4] x, float[1,2,2,2,3] p) => (float[1,2,2,2,2] y) { y = GridSample(x, p) }"
+    )
+    model = onnx.helper.make_model(sampled, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    assert [f.reason for f in fallbacks(ir.from_proto(model), "tensorrt")] == ["rank 5"]
+    assert [f.reason for f in fallbacks(ir.from_proto(model), "directml")] == ["no kernel of version 20, but of 16"]
+
+
+def test_unknown_target() -> None:
+    with pytest.raises(onnxplug.UsageError, match="target='opnvino' is unknown") as raised:
+        onnxplug.to_onnx(nn.ReLU(), (torch.randn(2),), target="opnvino")
+    assert "Did you mean 'openvino'?" in (raised.value.hint or "")
+
+
+def test_command_line(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\nclass M(torch.nn.Module):\n    def forward(self, x):\n        return torch.isnan(x), x + 1\n\n\n"
+        "def make():\n    return M(), (torch.randn(2, 3),)\n"
+    )
+    command = [sys.executable, "-m", "onnxplug", "export", "net.py:make", "-o", "m.onnx", "--target", "openvino"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    printed = " ".join(done.stderr.split())
+    assert "OpenVINO would not compute 1 of 2 nodes" in printed
+    assert "1 IsNaN: no kernel; left to the CPU, at net.py:6" in printed
+
+
+def _versions(name: str) -> set[str]:
+    return {str(s.since_version) for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (name, "")}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_tables_are_whole(target: str) -> None:
+    table = load(target)
+    assert table["target"] == target
+    assert table["title"]
+    assert table["asked"]
+    names = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    if "types" in table:  # of a documentation
+        assert table["reference"].startswith("https://")
+        assert "no provider was asked" in table["asked"]
+        assert {*table["refused"]} <= {*table["types"]} <= names
+        for name, text in table["types"].items():
+            types = documented_types(text)
+            assert all(letters and DTYPES.keys() >= {*letters} for letters in types.values()), name
+            assert {version for version in types if version} <= _versions(name), name
+        return
+    assert {*table["operators"], *table["absent"]} <= names
+    for name, versions in table["operators"].items():
+        assert {*versions} <= _versions(name), name
+        for row in versions.values():
+            assert row.keys() == {"known", "refused", "breaks"}
+            assert row["known"]
+            assert all(row["refused"])
+            assert all(len(item) > 1 for item in row["breaks"])

@@ -1,0 +1,25 @@
+"""Which of onnxplug's packages is for a library; errors name it where it isn't installed.
+
+Written by ``python -m onnxplug_tools.library.index`` (`make index`) from what the packages say. Packages that others
+publish are not known.
+"""
+
+from __future__ import annotations
+
+#: A namespace of torch, or the import name of a library, to the package.
+LIBRARIES: dict[str, str] = {
+    "DaoAILab": "onnxplug-mamba",
+    "bitsandbytes": "onnxplug-bitsandbytes",
+    "causal_conv1d": "onnxplug-mamba",
+    "fbgemm": "onnxplug-fbgemm",
+    "fbgemm_gpu": "onnxplug-fbgemm",
+    "flash_attn": "onnxplug-flash-attn",
+    "mamba_ssm": "onnxplug-mamba",
+    "pyg": "onnxplug-torch-geometric",
+    "pyg_lib": "onnxplug-torch-geometric",
+    "torch_geometric": "onnxplug-torch-geometric",
+    "torch_scatter": "onnxplug-torch-geometric",
+    "torchrec": "onnxplug-fbgemm",
+    "torchvision": "onnxplug-torchvision",
+    "transformers": "onnxplug-transformers",
+}

@@ -1,1 +1,0 @@
-../../core/onnx_file.py

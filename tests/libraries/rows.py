@@ -1,0 +1,72 @@
+"""The libraries whose exports are measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Calls of the entry points of libraries whose source distribution has no tests of exports.
+CALLS = Path(__file__).parent / "calls"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library, and what exercises its exports.
+
+    Attributes:
+        name: The project on PyPI.
+        version: The release whose source distribution is unpacked.
+        needs: Further projects, pinned, that are installed without their own dependencies.
+        folder: Where the packages are within the source distribution.
+        tests: Paths of tests within the source distribution; none: a file of ``calls`` named after the library.
+        chosen: The expression for pytest's ``-k`` that chooses among those tests.
+        deselected: Tests among the chosen ones that need what is not there: weights to download, a GPU.
+    """
+
+    name: str
+    version: str
+    needs: tuple[str, ...] = ()
+    folder: str = "."
+    tests: tuple[str, ...] = ()
+    chosen: str = ""
+    deselected: str = ""
+
+    @property
+    def module(self) -> str:
+        """The name in file names."""
+        return self.name.replace("-", "_")
+
+    @property
+    def calls(self) -> Path:
+        """The file with calls of the library's entry points; it need not be there."""
+        return CALLS / f"exports_of_{self.module}.py"
+
+
+_SCIKIT = ("scikit-learn==1.9.1", "joblib==1.6.0", "threadpoolctl==3.8.0", "narwhals==2.29.0", "cloudpickle==3.1.2")
+
+LIBRARIES = [
+    Library("timm", "1.0.31"),
+    Library("sentence-transformers", "6.2.0", _SCIKIT),
+    Library("segmentation-models-pytorch", "0.6.0"),
+    Library("monai", "1.6.1"),
+    Library("kornia", "0.9.0", ("kornia_rs==0.2.0",)),
+    Library(
+        "ultralytics",
+        "8.4.190",
+        (
+            "opencv-python-headless==5.0.0.93",
+            "matplotlib==3.11.2",
+            "contourpy==1.3.3",
+            "cycler==0.12.1",
+            "fonttools==4.68.0",
+            "kiwisolver==1.5.1",
+            "ultralytics-thop==2.2.3",
+            "onnxslim==0.1.98",
+            "polars==2.1.0",
+            "polars-runtime-32==2.1.0",
+        ),
+    ),
+    Library("norse", "1.0.0", ("nir==1.0.8", "nirtorch==2.6", "h5py==3.16.0")),
+    Library("brevitas", "0.13.4", ("dependencies==2.0.1", "unfoldNd==0.2.3", "onnxoptimizer==0.4.2"), folder="src"),
+    Library("skorch", "1.4.0", (*_SCIKIT, "tabulate==0.10.0")),
+]
