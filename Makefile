@@ -36,7 +36,7 @@ LIBRARIES_FLAGS ?=
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba
+LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba xformers
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
 # for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
@@ -47,6 +47,9 @@ ALONE_mamba := --no-build-isolation mamba_ssm==2.3.2.post1 causal_conv1d==1.7.0 
 .venv-mamba/installed: export MAMBA_FORCE_BUILD := TRUE
 .venv-mamba/installed: export CAUSAL_CONV1D_SKIP_CUDA_BUILD := TRUE
 .venv-mamba/installed: export CAUSAL_CONV1D_FORCE_BUILD := TRUE
+ALONE_xformers := xformers==0.0.35
+# Packages beside, which another one needs.
+WITH_xformers := -e ./contrib/onnxplug-flash-attn
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -63,8 +66,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models chains opdb bench latency consumers targets clients matrix lint format types docs clean
-.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models libraries chains opdb bench latency consumers clients matrix lint format types docs clean
+.PHONY: help demo test test-all packages $(LIBRARIES:%=test-%) index zoo models libraries chains opdb bench latency consumers targets clients matrix lint format types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -193,7 +195,7 @@ $(LIBRARIES:%=.venv-%/installed): .venv-%/installed: $(VENV)/installed contrib/o
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
 	@$(BIN)/python -m pip --disable-pip-version-check --python .venv-$*/bin/python install -qq $(PIP_FLAGS) -c $(CONSTRAINTS) \
-	  --no-build-isolation -e './contrib/onnxplug-$*[test]'
+	  --no-build-isolation -e './contrib/onnxplug-$*[test]' $(WITH_$*)
 	@$(if $(ALONE_$*),$(BIN)/python -m pip --disable-pip-version-check --python .venv-$*/bin/python install -qq $(PIP_FLAGS) --no-deps $(ALONE_$*))
 	@touch $@
 

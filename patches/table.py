@@ -19,7 +19,6 @@ from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dyn
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
 from onnxplug.patches.shapes import shape_kernels
-from onnxplug.patches.steps import steps_of_static_sizes
 from onnxplug.patches.timing import modules_timed
 from onnxplug.patches.tracing import lean_tracing
 from onnxplug.plugin_api import CaptureRequest
@@ -94,13 +93,6 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="Its algorithm makes a dynamic number of elements a constant.",
         test="tests/capture/test_associative.py::test_named_dimensions",
         enter=lambda request: associative_scans_of_any_size(request.mentions),
-    ),
-    TorchPatch(
-        name="sizes of steps",
-        target="torch._higher_order_ops.utils._set_compilation_env",
-        why="Every size is dynamic in the functions of scans, loops and branches, those of static operands and of 1 among them.",
-        test="contrib/onnxplug-mamba/tests/test_library.py::test_kernels_in_triton",
-        enter=lambda request: steps_of_static_sizes(),
     ),
     TorchPatch(
         name="onnx flag in Dynamo",

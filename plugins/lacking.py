@@ -15,7 +15,7 @@ from onnxplug.warn import warn
 
 
 class KernelWarnings(Observer):
-    """Warns of the model that an export made, and of the one in half precision or few bits."""
+    """Warns of an export's model, and of the model in half precision or few bits."""
 
     stays = False
 
@@ -23,7 +23,7 @@ class KernelWarnings(Observer):
         self._plan: Any = None
 
     def end(self, span: Span) -> None:
-        """Looks at a conversion that has ended."""
+        """Examines a conversion that has ended."""
         if span.kind != "stage" or span.error is not None:
             return
         if span.name == "conversion":
@@ -35,18 +35,22 @@ class KernelWarnings(Observer):
     def _warn(self, model: ir.Model) -> None:
         target = self._plan.target
         table = self._plan.host.kernels("onnxruntime:cpu") if is_onnxruntime_cpu(target.runtime) else None
-        found = _lacking(Kernels(table), model.graph, target.opset) if table is not None else {}
-        if not found:
+        without_kernel = _lacking(Kernels(table), model.graph, target.opset) if table is not None else {}
+        if not without_kernel:
             return
-        what = "; ".join(f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in found.items())
+        operators_by_type = "; ".join(
+            f"{dtype.name.lower()} of {', '.join(operators)}" for dtype, operators in without_kernel.items()
+        )
         cures = []
-        if ir.DataType.BFLOAT16 in found and target.runtime == "onnxruntime":
+        if ir.DataType.BFLOAT16 in without_kernel and target.runtime == "onnxruntime":
             cures.append('target="onnxruntime:cpu" has bfloat16 computed in float32.')
-        if found.keys() - {ir.DataType.BFLOAT16}:
+        if without_kernel.keys() - {ir.DataType.BFLOAT16}:
             cures.append(
                 "Export them in float32 (model.float(), x.float()), which loses precision, or run the model elsewhere."
             )
-        warn(f"ONNX Runtime's CPU provider can't load this model: it has no kernel for {what}. {' '.join(cures)}")
+        warn(
+            f"ONNX Runtime's CPU provider can't load this model: it has no kernel for {operators_by_type}. {' '.join(cures)}"
+        )
 
 
 def _lacking(kernels: Kernels, graph: ir.Graph, opset: int) -> dict[ir.DataType, list[str]]:

@@ -22,4 +22,6 @@ LIBRARIES: dict[str, str] = {
     "torchrec": "onnxplug-fbgemm",
     "torchvision": "onnxplug-torchvision",
     "transformers": "onnxplug-transformers",
+    "xformers": "onnxplug-xformers",
+    "xformers_flash": "onnxplug-xformers",
 }

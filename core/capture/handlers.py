@@ -388,7 +388,7 @@ def _classes(objects: Sequence[Any]) -> Errors | None:
     while waiting:
         item = waiting.pop()
         if isinstance(item, tuple):
-            waiting += item
+            waiting.extend(item)
         elif isinstance(item, type) and issubclass(item, BaseException):
             classes.append(item)
         else:

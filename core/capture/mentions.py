@@ -104,7 +104,7 @@ class _Search:
         elif isinstance(item, functools.partial):
             self._pending += (item.func, *item.args, *item.keywords.values())
         elif isinstance(item, list | tuple | set | frozenset):
-            self._pending += item
+            self._pending.extend(item)  # += would ask the item first: a tuple of others may add itself to a list
         elif isinstance(item, dict):
             self._pending += dict.values(item)
         elif not isinstance(item, types.ModuleType) and not _is_skipped_class(type(item), but=item):

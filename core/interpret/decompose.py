@@ -163,11 +163,11 @@ def _for_all_sizes(
     if env is None:
         return trace(inputs)
     try:
-        with recorded() as asked, undone_on_error(env), layout_not_noted(env):
+        with recorded() as questions, undone_on_error(env), layout_not_noted(env):
             known = len(env.guards)
             module = trace(inputs)
             _refuse_guards(env, known)
-            _refuse_elements(module, asked.elements)
+            _refuse_elements(module, questions.elements)
             return module
     except SomeSizesError:
         if not has_small_examples(env, inputs):

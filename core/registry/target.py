@@ -96,7 +96,7 @@ def check_runtime(runtime: str | None, known: Iterable[str]) -> str | None:
         known: The declared target names; the default target is always known.
 
     Raises:
-        MissingPackageError: It is the name of a target that a package brings, which is not installed.
+        MissingPackageError: A package provides the target and is not installed.
         UsageError: It is unknown; the hint lists similar and known names.
     """
     if runtime is None:

@@ -268,21 +268,21 @@ class _Replay:
         self.taken: dict[torch.fx.Node, Any] = {}
 
     def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
-        """The results of the graph by name; the choices of some operators are those of ONNX, where these are right."""
+        """The results of the graph by name; given operators choose as ONNX, where its choices are right."""
         operands = {before for node in choosing for before in node.all_input_nodes}
 
-        def choose(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
-            return self._choice(node, given, result, operands) if node in choosing else result
+        def choose(node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
+            return self._choice(node, inputs, result, operands) if node in choosing else result
 
         kept = self._run(self._values, {slot.value for slot in self._functional.outputs}, choose)
         return {slot.name: kept.get(slot.value, slot.value) for slot in self._functional.outputs}
 
     def _run(self, values: Mapping[torch.fx.Node, Any], wanted: Collection[Any], choose: Visit) -> dict[Any, Any]:
-        """What some nodes give, and all placeholders."""
+        """The results of some nodes, and the values of all placeholders."""
         kept = dict(values)
 
-        def visit(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
-            result = choose(node, given, result)
+        def visit(node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
+            result = choose(node, inputs, result)
             if node in wanted:
                 kept[node] = result
             return result
@@ -291,26 +291,26 @@ class _Replay:
         return kept
 
     def _choice(
-        self, node: torch.fx.Node, given: Sequence[Any], result: Any, operands: Collection[torch.fx.Node]
+        self, node: torch.fx.Node, inputs: Sequence[Any], result: Any, operands: Collection[torch.fx.Node]
     ) -> Any:
         actual = results_of(node, self._alignment, self._computed, len(_parts(result)))
-        choice = chosen(node, given, result, actual) if chooses(node) else None
-        own = self._own(node, given, operands) if choice is None else None
+        choice = chosen(node, inputs, result, actual) if chooses(node) else None
+        own = self._own(node, inputs, operands) if choice is None else None
         if own is not None:
             there = call_again(node, own)
             if chooses(node) and _is_right(node, own, there, actual):
-                choice = _taken(node, given, result, actual)
+                choice = _taken(node, inputs, result, actual)
             elif isinstance(there, torch.Tensor) and isinstance(actual[0], torch.Tensor):
-                choice = self._there(node, given, own, there, operands) if compare(actual[0], there).equal else None
+                choice = self._there(node, inputs, own, there, operands) if compare(actual[0], there).equal else None
         if choice is None or all(map(_same, _parts(choice), _parts(result))):
             return result
         self.taken[node] = choice
         return choice
 
-    def _own(self, node: torch.fx.Node, given: Sequence[Any], operands: Collection[torch.fx.Node]) -> list[Any] | None:
-        """What an operator reads in ONNX; ``None`` where that is not known, or differs from what it reads in PyTorch."""
+    def _own(self, node: torch.fx.Node, inputs: Sequence[Any], operands: Collection[torch.fx.Node]) -> list[Any] | None:
+        """An operator's operands in ONNX; ``None`` where they are not known, or differ from its operands in PyTorch."""
         own = []
-        for before, value in zip(node.all_input_nodes, given, strict=True):
+        for before, value in zip(node.all_input_nodes, inputs, strict=True):
             if not isinstance(value, torch.Tensor) or before.op != "call_function":
                 own.append(value)
                 continue
@@ -326,13 +326,13 @@ class _Replay:
         return own
 
     def _moves(self, operands: Collection[torch.fx.Node]) -> dict[torch.fx.Node, torch.Tensor | None]:
-        """How far rounding moves what choosing operators read, with the choices that were taken so far."""
+        """How far rounding moves the operands of choosing operators, with the choices that were taken so far."""
         if self._slack is None or self._slack[0] != len(self.taken):
             nodes, places = list(operands), list(self._values)
 
             def run(_: Any, values: list[Any]) -> list[tuple[str, Any]]:
                 moved = dict(zip(places, values, strict=True))
-                kept = self._run(moved, operands, lambda node, given, result: self.taken.get(node, result))
+                kept = self._run(moved, operands, lambda node, inputs, result: self.taken.get(node, result))
                 return [(node.name, kept.get(node)) for node in nodes]
 
             slack = rounding_slack(run, None, list(self._values.values()), each=True, runs=_RUNS)
@@ -342,20 +342,20 @@ class _Replay:
     def _there(
         self,
         node: torch.fx.Node,
-        given: Sequence[Any],
+        inputs: Sequence[Any],
         own: Sequence[Any],
         there: torch.Tensor,
         operands: Collection[torch.fx.Node],
     ) -> torch.Tensor | None:
-        """PyTorch's result with elements that it has for what an operator reads in ONNX, where rounding alone moves that as far.
+        """PyTorch's result with its elements for the operator's operands in ONNX, where rounding alone moves the operands as far.
 
-        Of an operator that works element by element they are all of these, of another one those that jump on the way there.
+        For a pointwise operator these are all such elements, for another operator the elements that jump on the way there.
         """
         near = torch.ones((), dtype=torch.bool)
-        for operand, x, y in zip(node.all_input_nodes, given, own, strict=True):
+        for operand, x, y in zip(node.all_input_nodes, inputs, own, strict=True):
             if is_real(x):
                 near = near & _is_near(x, y, self._moves(operands).get(operand))
-        first, masks = jumps(node.target, arguments_of(node, given), arguments_of(node, own), [there])
+        first, masks = jumps(node.target, arguments_of(node, inputs), arguments_of(node, own), [there])
         if masks[0] is None:
             return None
         if torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
@@ -364,10 +364,10 @@ class _Replay:
 
 
 def _is_near(x: torch.Tensor, y: torch.Tensor, slack: torch.Tensor | None) -> torch.Tensor:
-    """Which elements differ by what rounding explains."""
+    """The elements whose difference rounding explains."""
     near = ~beyond_rounding(x, y)
     if slack is None:
         return near
-    if x.is_complex():  # a part of one is rounded as the larger part is
+    if x.is_complex():  # a part of a complex number is rounded as the larger part is
         slack = slack.norm(dim=-1)
     return near | ((x - y).abs() <= slack)

@@ -95,20 +95,20 @@ def jumping(functional: FunctionalGraph, values: Mapping[torch.fx.Node, Any]) ->
 
     Args:
         functional: The graph.
-        values: What its placeholders stand for.
+        values: The values of its placeholders.
     """
-    found: set[torch.fx.Node] = set()
+    jumping_nodes: set[torch.fx.Node] = set()
     repetition = Repetition()
 
-    def visit(node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+    def visit(node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
         if repetition.jumped:
-            found.add(node)
+            jumping_nodes.add(node)
         repetition.jumped = False
         return result
 
     try:
         with torch.random.fork_rng(devices=[]), repetition:
-            run_graph(functional, values, lambda node, given, result: result)
+            run_graph(functional, values, lambda node, inputs, result: result)
         for seed, units in enumerate(_UNITS_OF_JUMPS):
             generator = torch.Generator().manual_seed(seed)
             moved = {node: _moved(x, generator, units=units) for node, x in values.items()}
@@ -116,7 +116,7 @@ def jumping(functional: FunctionalGraph, values: Mapping[torch.fx.Node, Any]) ->
                 run_graph(functional, moved, visit)
     except Exception:  # two runs differ, or one fails
         return set()
-    return found
+    return jumping_nodes
 
 
 def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:

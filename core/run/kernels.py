@@ -14,6 +14,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.kinds import check_lists
 from onnxplug.plugin_api import Evaluator, OrtLibrary, ReferenceOp
 from onnxplug.run.plugin_runtime import PluginRuntime, plugin_host, reference_kernels
+from onnxplug.text import in_a_line, shortened
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -117,14 +118,23 @@ class Kernels:
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
-    """The custom operators of a model, its subgraphs and its functions; a file's external weights are not read."""
+    """The custom operators of a model, its subgraphs and its functions; a file's external weights are not read.
+
+    Raises:
+        UsageError: The file is not an ONNX model.
+    """
     import onnx
     import onnx_ir as ir
 
     if isinstance(model, str):
         if model.endswith(".ort"):  # the operators of ONNX Runtime's own format can't be read
             return CustomOperators()
-        model = ir.load(model)
+        path = model
+        try:
+            model = ir.load(path)
+        except Exception as error:  # a value is computed twice, for example
+            text = f"{type(error).__name__}: {in_a_line(error)}"
+            raise UsageError(f"{shortened(path, 300)} is not a sound ONNX model: {text}") from error
     elif isinstance(model, bytes):
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
     nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}

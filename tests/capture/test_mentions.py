@@ -1,11 +1,12 @@
 """Which functions and layers a model's code names, found without running it."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
+import onnxplug
 from onnxplug.capture import mentions
 from onnxplug.capture.mentions import Mentions
 
@@ -122,3 +123,21 @@ def test_pytest_is_no_part_of_a_model_with_an_assertion() -> None:
     model = Asserting()
     assert any(name.startswith("@pytest") for name in Asserting.forward.__code__.co_names)
     assert [function.__qualname__ for function in Mentions(model).functions] == [Asserting.forward.__qualname__]
+
+
+class Scaled(NamedTuple):
+    """A number with its scale, as brevitas has them: adding anything to it works on its parts."""
+
+    value: Any
+    scale: Any
+
+    def __radd__(self, other: Any) -> Any:
+        return Scaled(self.value + other, self.scale)
+
+
+def test_a_tuple_that_adds_itself_to_a_list() -> None:
+    model = nn.Linear(2, 2)
+    model.kept = Scaled(None, Helper().late)
+    assert names(model, "lstm_cell")
+    program = onnxplug.to_onnx(model, (torch.ones(3, 2),), verify=True)
+    program.verify(args=(torch.randn(3, 2),), seeds=())

@@ -67,7 +67,7 @@ def fetch(library: Library) -> Path:
     asked = ["--no-deps", "--no-build-isolation", "--no-binary", library.name, f"{library.name}=={library.version}"]
     subprocess.run([*_PIP, "download", "-qq", "-d", str(folder), *asked], check=True, env=environment)
     if library.needs:
-        target = ["--target", str(folder / "packages"), "--only-binary", ":all:"]
+        target = ["--target", str(folder / "packages"), "--prefer-binary"]
         subprocess.run([*_PIP, "install", "-qq", "--no-deps", *target, *library.needs], check=True)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as file:

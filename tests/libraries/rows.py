@@ -20,7 +20,6 @@ class Library:
         folder: Where the packages are within the source distribution.
         tests: Paths of tests within the source distribution; none: a file of ``calls`` named after the library.
         chosen: The expression for pytest's ``-k`` that chooses among those tests.
-        deselected: Tests among the chosen ones that need what is not there: weights to download, a GPU.
     """
 
     name: str
@@ -29,7 +28,6 @@ class Library:
     folder: str = "."
     tests: tuple[str, ...] = ()
     chosen: str = ""
-    deselected: str = ""
 
     @property
     def module(self) -> str:
@@ -69,4 +67,42 @@ LIBRARIES = [
     Library("norse", "1.0.0", ("nir==1.0.8", "nirtorch==2.6", "h5py==3.16.0")),
     Library("brevitas", "0.13.4", ("dependencies==2.0.1", "unfoldNd==0.2.3", "onnxoptimizer==0.4.2"), folder="src"),
     Library("skorch", "1.4.0", (*_SCIKIT, "tabulate==0.10.0")),
+    Library(
+        "lightly-train",
+        "0.18.0",
+        (
+            "albucore==0.0.24",
+            "albumentations==2.0.8",
+            "antlr4-python3-runtime==4.9.3",
+            "contourpy==1.3.3",
+            "cycler==0.12.1",
+            "eval-type-backport==0.4.0",
+            "fonttools==4.68.0",
+            "hydra-core==1.3.8",
+            "kiwisolver==1.5.1",
+            "lightly==1.6.0",
+            "lightly-utils==0.0.2",
+            "lightning-utilities==0.15.3",
+            "matplotlib==3.11.2",
+            "numkong==7.8.6",
+            "omegaconf==2.4.0",
+            "onnxslim==0.1.98",
+            "opencv-python-headless==5.0.0.93",
+            "pyarrow==26.0.1",
+            "pycocotools==2.0.11",
+            "pytest-mock==3.17.0",
+            "pytorch-lightning==2.6.6",
+            "simsimd==6.5.16",
+            "stringzilla==5.3.2",
+            "tensorboard==2.21.0",
+            "torchmetrics==1.9.0",
+        ),
+        folder="src",
+        tests=(
+            "tests/_task_models/image_classification",
+            "tests/_task_models/dinov2_eomt_semantic_segmentation",
+            "tests/_task_models/dinov2_eomt_panoptic_segmentation",
+        ),
+        chosen="export_onnx",
+    ),
 ]

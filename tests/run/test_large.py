@@ -11,11 +11,12 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from onnxplug_tools import progress
 from safetensors.torch import save_file
 from torch import nn
 
 import onnxplug
-from onnxplug import SaveError, UsageError, WeightsError, progress
+from onnxplug import SaveError, UsageError, WeightsError
 from onnxplug.run import protobuf, save
 from onnxplug.run.data_files import size_of
 from tests.run.saved import names

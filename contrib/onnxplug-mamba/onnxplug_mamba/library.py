@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.patching import patched
-from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key
+from onnxplug.torch_private import DispatchKey, dynamo_config, has_kernel_for_dispatch_key, higher_order_utilities
 from onnxplug_mamba import OPERATORS, convolution, norms, scans
 
 #: As causal_conv1d 1.7.0 registers them.
@@ -41,8 +41,26 @@ KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
 def exchanged() -> Iterator[None]:
     """Holds while a model is captured: the kernels' functions are exchanged wherever a module has them."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_steps_of_static_sizes())
         for module, name, function in _places():
             stack.enter_context(patched(module, name, function))
+        yield
+
+
+@contextlib.contextmanager
+def _steps_of_static_sizes() -> Iterator[None]:
+    """While it holds, sizes that are static outside of a scan's step are static inside too.
+
+    torch.export has Dynamo take every size for a dynamic one, those of 1 that are broadcast among them, which it then refuses.
+    """
+    original = higher_order_utilities._set_compilation_env
+
+    @contextlib.contextmanager
+    def environment() -> Iterator[None]:
+        with original(), dynamo_config.patch(assume_static_by_default=True):
+            yield
+
+    with patched(higher_order_utilities, "_set_compilation_env", environment):
         yield
 
 

@@ -28,6 +28,13 @@ from mamba_ssm.ops import selective_scan_interface
 from mamba_ssm.ops.triton import layernorm_gated, selective_state_update, ssd_combined
 from mamba_ssm.utils.generation import InferenceParams
 
+#: Tolerances looser than torch.testing's own, with their reasons.
+LOOSER = {
+    "models": ({"rtol": 1e-5, "atol": 1e-5}, "layers of sums that ONNX Runtime adds up in another order"),
+    "float16": ({"rtol": 1e-3, "atol": 1e-3}, "projections are computed in float16"),
+    "bfloat16": ({"rtol": 1e-2, "atol": 1e-2}, "projections are computed in bfloat16"),
+    "kernels": ({"rtol": 1e-4, "atol": 1e-4}, "the library's chunks are longer, and states are sums over them"),
+}
 BATCH, LENGTH = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=1)
 ROWS = {0: BATCH, 1: LENGTH}
 SMALL: dict[str, Any] = {"d_model": 16, "d_state": 8}
@@ -46,7 +53,11 @@ X, DT, B = (2, 21, 4, 16), (2, 21, 4), (2, 21, 2, 16)
 
 
 def check(
-    model: torch.nn.Module, inputs: Sequence[tuple[Any, ...]], shapes: Any, tolerance: float = 1e-5, **options: Any
+    model: torch.nn.Module,
+    inputs: Sequence[tuple[Any, ...]],
+    shapes: Any,
+    tolerance: dict[str, float] = LOOSER["models"][0],
+    **options: Any,
 ) -> onnxplug.OnnxProgram:
     """Exports with the first inputs; the file gives what the model does for all of them, and what it writes into them."""
     model = model.eval().requires_grad_(False)
@@ -58,7 +69,7 @@ def check(
         wanted += [new for old, new in zip(args, written, strict=True) if not torch.equal(old, new)]
         results = program(*(x.clone() for x in args))
         for result, value in zip(results, wanted, strict=True):
-            torch.testing.assert_close(result.float(), value.float(), atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(result.float(), value.float(), **tolerance)
     return program
 
 
@@ -70,9 +81,13 @@ def test_blocks(name: str, opset: int) -> None:
     assert program.statistics.operators["Scan"] == 1
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float16, LOOSER["float16"][0]), (torch.bfloat16, LOOSER["bfloat16"][0])],
+    ids=["float16", "bfloat16"],
+)
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
-def test_blocks_in_halves(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_blocks_in_halves(name: str, dtype: torch.dtype, tolerance: dict[str, float]) -> None:
     inputs = [(torch.randn(*size, 16).to(dtype),) for size in ((2, 5), (1, 1), (3, 70))]
     block = Mamba(**SMALL, dtype=dtype) if name == "Mamba" else Mamba2(**SMALL2, dtype=dtype)
     check(block, inputs, (ROWS,), tolerance)
@@ -130,7 +145,7 @@ def test_prompt_and_steps(name: str) -> None:
     for i in range(6, 9):
         result, *kept = step(x[:, i : i + 1], *kept)
         results.append(result)
-    torch.testing.assert_close(torch.cat(results, 1), block(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(results, 1), block(x), **LOOSER["models"][0])
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -203,7 +218,7 @@ def test_functions_beside_those_of_the_library() -> None:
     x, dt, b, c = torch.randn(X), torch.rand(DT), torch.randn(B), torch.randn(B)
     ours = ssd_combined.mamba_chunk_scan_combined(x, dt, -torch.ones(4), b, c, 21, D=torch.ones(4))
     wanted = ssd_combined.ssd_chunk_scan_combined_ref(x, dt, -torch.ones(4), b, c, 21, D=torch.ones(4))
-    torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours, wanted, **LOOSER["kernels"][0])
 
 
 #: Models computed by the library's kernels in triton's interpreter, and exported.
@@ -240,7 +255,7 @@ with registry.active(), torch.no_grad():
         wanted = model(*args)
         wanted = [wanted if isinstance(wanted, torch.Tensor) else wanted[0], *args[1:]]
         for result, value in zip(results, wanted, strict=True):
-            torch.testing.assert_close(result, value, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(result, value, **TOLERANCE)
 print("alike")
 """
 
@@ -252,6 +267,6 @@ def test_kernels_in_triton() -> None:
         "MAMBA_DETERMINISTIC": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]
+    command = [sys.executable, "-W", "ignore", "-c", f"TOLERANCE = {LOOSER['kernels'][0]}\n{INTERPRETED}"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **set_up}, check=False)
     assert done.stdout.strip().endswith("alike"), done.stderr

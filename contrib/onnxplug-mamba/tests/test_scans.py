@@ -14,6 +14,19 @@ from torch.nn import functional
 
 import onnxplug
 
+#: Tolerances looser than torch.testing's own, with their reasons.
+LOOSER = {
+    "sums": (
+        {"rtol": 2e-5, "atol": 2e-5},
+        "sums over tokens in another order than the formula's, which goes token by token",
+    ),
+    "logarithms": (
+        {"rtol": 1e-4, "atol": 1e-4},
+        "the formula's softplus is of a logarithm that is computed in float32",
+    ),
+    "float16": ({"rtol": 2e-3, "atol": 2e-3}, "results are rounded to float16"),
+    "bfloat16": ({"rtol": 2e-2, "atol": 2e-2}, "results are rounded to bfloat16"),
+}
 OPSETS = (13, 18, 23)
 #: Batch and length; 64 tokens are a chunk.
 SIZES = ((2, 5), (1, 1), (3, 66))
@@ -30,7 +43,7 @@ def check(
     inputs: Sequence[tuple[Any, ...]],
     shapes: Any,
     opsets: Sequence[int] = OPSETS,
-    tolerance: float = 2e-5,
+    tolerance: dict[str, float] = LOOSER["sums"][0],
 ) -> None:
     """Exports with the first inputs; the model, and the file with all of them, gives what is expected."""
     for opset in opsets:
@@ -40,7 +53,7 @@ def check(
             for results in (program(*(clone(a) for a in args)), model(*(clone(a) for a in args))):
                 for result, value in zip(results, wanted, strict=True):
                     assert result.dtype == value.dtype
-                    torch.testing.assert_close(result.float(), value.float(), atol=tolerance, rtol=tolerance)
+                    torch.testing.assert_close(result.float(), value.float(), **tolerance)
 
 
 def clone(x: Any) -> Any:
@@ -109,11 +122,22 @@ def test_selective_scan_with_constant_parts(constant: str) -> None:
         exact = torch.expm1(delta.exp()).log() - BIAS[:, None]  # of which softplus is exp(delta)
         return selective(u, exact, b, c, None)[0] - D[:, None] * u
 
-    check(of(plain), of(formula), tokens_of(CHANNELS, CHANNELS, N), ({0: "batch", 2: "length"},) * 3, (18,), 1e-4)
+    check(
+        of(plain),
+        of(formula),
+        tokens_of(CHANNELS, CHANNELS, N),
+        ({0: "batch", 2: "length"},) * 3,
+        (18,),
+        LOOSER["logarithms"][0],
+    )
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)], ids=str)
-def test_selective_scan_in_halves(dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float16, LOOSER["float16"][0]), (torch.bfloat16, LOOSER["bfloat16"][0])],
+    ids=["float16", "bfloat16"],
+)
+def test_selective_scan_in_halves(dtype: torch.dtype, tolerance: dict[str, float]) -> None:
     def model(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Tensor) -> Any:
         _, last, result = scans.selective(u, delta, A, b.unsqueeze(1), c.unsqueeze(1), D, z, BIAS, True)
         return result, last[:, :, -1, 1::2]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["TARGETS", "fallbacks"]
 
 #: The names for ``to_onnx(target=...)``; each has a table in ``data``.
-TARGETS = ("openvino", "webgpu", "coreml", "tensorrt", "directml")
+TARGETS = ("openvino", "webgpu", "qnn", "coreml", "tensorrt", "directml")
 
 
 def fallbacks(model: Any, target: str) -> list[Any]:

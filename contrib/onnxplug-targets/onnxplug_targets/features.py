@@ -26,6 +26,15 @@ _NO_MODES = {
 }
 
 
+#: What a provider may not take where it was not asked, beside types and attributes.
+STRICT = frozenset({"dynamic", "outer values", "unknown rank"})
+
+
+def must_be_known(feature: str) -> bool:
+    """Whether a node with a feature counts as refused where no node with it was taken."""
+    return "=" in feature or feature in STRICT
+
+
 def since_of(node: ir.Node, opset: int) -> int | None:
     """The version of a node's operator; ``None`` where ONNX does not define it."""
     schema = _schema(node.op_type, node.domain, opset)
@@ -40,7 +49,8 @@ def features(node: ir.Node, opset: int) -> frozenset[str]:
         opset: The version of ai.onnx.
     """
     schema = _schema(node.op_type, node.domain, opset)
-    return frozenset(_all(node, schema))
+    found = frozenset(_all(node, schema))
+    return found if found & {"dynamic", "unknown rank"} else found | {"static"}
 
 
 def _all(node: ir.Node, schema: Any) -> Iterator[str]:

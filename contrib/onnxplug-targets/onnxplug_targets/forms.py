@@ -60,6 +60,7 @@ Concat | 2 3 | axis=0
 Concat | 2x1x1x1x3 2x1x1x1x4 | axis=4
 Concat | 2x1x1x1x1x3 2x1x1x1x1x4 | axis=5
 ConstantOfShape | =[2,3] | value=@@T2
+ConstantOfShape | ~[2,3] | value=@@T2
 Conv | 1x2x6x6 =4x2x3x3
 Conv | 1x2x6x6 =4x2x3x3 =[1,2,3,4]
 Conv | 1x2x6x6 =4x2x3x3 =[1,2,3,4] | pads=[1,1,1,1] strides=[2,2]
@@ -343,10 +344,13 @@ class Form:
 
 
 def variants(form: Form) -> Iterator[Form]:
-    """The form itself, then with unknown sizes, with each operand constant or computed instead, and with other ranks."""
+    """The form itself; with unknown sizes, of all operands or the first; operands constant or computed instead; other ranks."""
     yield form
     if any(operand is not None and not operand.constant and operand.values.ndim for operand in form.operands):
         yield replace(form, operands=tuple(o and replace(o, dynamic=not o.constant) for o in form.operands))
+    first = form.operands[0] if len(form.operands) > 1 else None
+    if first is not None and not first.constant and first.values.ndim:
+        yield replace(form, operands=(replace(first, dynamic=True), *form.operands[1:]))
     for index, operand in enumerate(form.operands):
         if operand is not None and (index or not operand.constant):
             other = replace(operand, constant=not operand.constant)

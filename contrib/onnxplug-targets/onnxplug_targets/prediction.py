@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxplug.build.provenance import SOURCE
 from onnxplug.errors import UsageError
 from onnxplug.text import did_you_mean
-from onnxplug_targets.features import features, graphs_of, since_of
+from onnxplug_targets.features import features, graphs_of, must_be_known, since_of
 from onnxplug_targets.forms import DTYPES
 from onnxplug_targets.table import WRONG, load
 
@@ -118,7 +118,7 @@ class Judge:
             dtype = first.dtype.name.lower() if first is not None and first.dtype is not None else "an unknown type"
             unknown = set() if dtype in entry.known else {dtype}
         else:
-            unknown = {feature for feature in found - entry.known if "=" in feature}
+            unknown = {feature for feature in found - entry.known if must_be_known(feature)}
         if unknown:
             return f"{_words(unknown)} is not in the table", ""
         for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):

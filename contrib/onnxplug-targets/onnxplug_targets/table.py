@@ -11,6 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxplug_targets.features import must_be_known
+
 DATA = Path(__file__).parent / "data"
 #: What becomes of a node that is taken and computed otherwise.
 WRONG = "its result differs from the CPU's"
@@ -24,8 +26,9 @@ _TYPES = frozenset(dtype.name.lower() for dtype in ir.DataType)
 def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What answers come to.
 
-    For each version of an operator of which some node was taken, ``known`` are all types and attributes that a taken node had,
-    ``refused`` the least sets of features that none had, and ``breaks`` those that only nodes had which break, with what happens.
+    For each version of an operator of which some node was taken, ``known`` are all types, attributes and the like that a taken
+    node had, ``refused`` the least sets of features that none had, and ``breaks`` those that only nodes had which break, with
+    what happens.
     Operators of which no node was taken stand under ``absent``, with what breaks.
     """
     found: dict[tuple[str, int], dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
@@ -43,7 +46,7 @@ def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             absent[op][str(since)] = breaks
             continue
         operators[op][str(since)] = {
-            "known": sorted(feature for feature in frozenset().union(*taken) if "=" in feature),
+            "known": sorted(feature for feature in frozenset().union(*taken) if must_be_known(feature)),
             "refused": [sorted(reason) for reason in [*_reasons(left + broken, taken), *_both(left + broken, taken)]],
             "breaks": breaks,
         }
@@ -67,7 +70,8 @@ def _reasons(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -
                         reasons[reason] += 1
             if not reasons:
                 break
-            best = frozenset(max(reasons, key=lambda reason: (reasons[reason], _plainness(reason), reason)))
+            most = max(reasons, key=lambda reason: (reasons[reason], _plainness(reason), reason))
+            best = frozenset(most)
             found.append(best)
             open_rows = [row for row in open_rows if not best <= row]
     return found + [row for row in open_rows if row not in others]

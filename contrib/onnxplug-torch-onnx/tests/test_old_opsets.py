@@ -51,6 +51,10 @@ class First(nn.Module):
         return self.module(*[x] * (3 if isinstance(self.module, nn.MultiheadAttention) else 1))[0]
 
 
+def called(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: getattr(torch, name)(x)
+
+
 CASES |= {
     "add": (lambda x, y: x + y, floats(3, 4), floats(3, 4)),
     "mul_sub_div": (lambda x, y: x * y - x / (y * y + 1), floats(3, 4), floats(3, 4)),
@@ -214,9 +218,9 @@ CASES |= {
 for _name in "ReLU LeakyReLU ELU SELU Sigmoid Tanh Softplus Softsign GELU SiLU Mish PReLU LogSigmoid CELU".split():
     CASES[_name] = (getattr(nn, _name)(), floats(3, 5))
 for _name in "exp abs neg floor ceil round sin cos tan atan erf sign reciprocal sigmoid tanh trunc sinh cosh".split():
-    CASES[_name] = (getattr(torch, _name), floats(5))
+    CASES[_name] = (called(_name), floats(5))
 for _name in "sqrt log rsqrt log1p".split():
-    CASES[_name] = (getattr(torch, _name), lambda batch: torch.rand(batch, 5) + 0.1)
+    CASES[_name] = (called(_name), lambda batch: torch.rand(batch, 5) + 0.1)
 #: The first opset that has them, where it is not 9.
 SINCE = {
     **dict.fromkeys("logsumexp slice_step slice_dyn flip fmod remainder_int maxpool_dil".split(), 10),

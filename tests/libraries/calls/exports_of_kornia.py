@@ -1,4 +1,4 @@
-"""``to_onnx`` of kornia's image modules, and its networks and functions by ``torch.onnx.export`` as its documentation has them."""
+"""kornia's modules, networks and functions by ``torch.onnx.export``, and ``to_onnx`` of a chain of modules."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ MODULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_to_onnx(name: str, tmp_path: Path) -> None:
-    module = MODULES[name]().eval()
-    file = tmp_path / "module.onnx"
-    module.to_onnx(str(file), pseudo_shape=[1, 3, 20, 24])
-    assert_same(file, module, (torch.rand(1, 3, 20, 24),), (torch.rand(2, 3, 33, 18),))
+def test_modules(name: str, tmp_path: Path) -> None:
+    module, file = MODULES[name]().eval(), str(tmp_path / "module.onnx")
+    axes = {"image": {0: "batch", 2: "height", 3: "width"}}
+    given = {"input_names": ["image"], "dynamic_axes": axes, "opset_version": 17}
+    torch.onnx.export(module, (torch.rand(2, 3, 20, 24),), file, **given, dynamo=False)
+    assert_same(file, module, (torch.rand(2, 3, 20, 24),), (torch.rand(3, 3, 33, 18),))
 
 
 FUNCTIONS: dict[str, tuple[Any, Any]] = {
@@ -60,20 +61,25 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
-class _Function(nn.Module):
+class _OfOne(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
+    def forward(self, x0: torch.Tensor) -> Any:
+        return self.function(x0)
+
+
+class _OfTwo(_OfOne):
+    def forward(self, x0: torch.Tensor, x1: torch.Tensor) -> Any:
+        return self.function(x0, x1)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str, tmp_path: Path) -> None:
     function, inputs = FUNCTIONS[name]
-    model, file = _Function(function).eval(), str(tmp_path / "function.onnx")
-    names = [f"x{number}" for number in range(len(inputs(2)))]
+    names = ["x0", "x1"][: len(inputs(2))]
+    model, file = (_OfTwo if "x1" in names else _OfOne)(function).eval(), str(tmp_path / "function.onnx")
     axes = {name: {0: "batch"} for name in names}
     torch.onnx.export(model, inputs(2), file, input_names=names, dynamic_axes=axes, opset_version=17, dynamo=False)
     assert_same(file, model, inputs(2), inputs(3))

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.libraries.compare import assert_same
 
-CELLS = ["LIFCell", "LIFBoxCell", "LICell", "LIBoxCell", "IAFCell", "LSNNCell", "IzhikevichCell"]
+CELLS = ["LIFCell", "LIFBoxCell", "LICell", "IAFCell", "LSNNCell", "IzhikevichCell"]
 
 
 class Steps(nn.Module):

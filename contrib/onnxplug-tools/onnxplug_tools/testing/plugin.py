@@ -2,6 +2,7 @@
 
 Fixtures: ``onnx_check``, ``expect_graph``, ``isolated_registry``, and ``onnx_sample``: a test that takes it runs once for
 every sample (``onnxplug_samples``) of the plugin named by ``@pytest.mark.onnxplug("NAME")`` and every opset promised.
+``as_torch_onnx`` is for tests of libraries that call ``torch.onnx.export``, and the option ``--as-torch-onnx`` for all of them.
 
 Importing this loads neither torch nor onnx: pytest imports it at every start.
 """
@@ -17,9 +18,61 @@ if TYPE_CHECKING:
     from onnxplug_tools.testing.registry import IsolatedRegistry
 
 
+#: The exports of the run so far, with the option.
+_EXPORTS = pytest.StashKey[list[Any]]()
+#: The property of a report: what each export of the test raised; "" for one that succeeded.
+_OUTCOMES = "as_torch_onnx"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option."""
+    parser.getgroup("onnxplug").addoption(
+        "--as-torch-onnx",
+        action="store_true",
+        help="onnxplug exports wherever a test calls torch.onnx.export; a summary says how often",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker."""
+    """Registers the marker; with the option, puts onnxplug's export in the place of torch's, before it is imported."""
     config.addinivalue_line("markers", "onnxplug(name): the plugin whose samples the fixture onnx_sample goes through")
+    if config.getoption("--as-torch-onnx", False):
+        import contextlib
+
+        import onnxplug
+
+        stack = contextlib.ExitStack()
+        config.stash[_EXPORTS] = stack.enter_context(onnxplug.as_torch_onnx())
+        config.add_cleanup(stack.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Counts the exports of a test."""
+    exports = item.config.stash.get(_EXPORTS, [])
+    before = len(exports)
+    try:
+        return (yield)
+    finally:
+        item.user_properties += [(_OUTCOMES, export.error or "") for export in exports[before:]]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says how many exports were onnxplug's; reports bring those of other processes."""
+    if not config.getoption("--as-torch-onnx", False):
+        return
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    outcomes = [
+        (report.nodeid, value)
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == _OUTCOMES
+    ]
+    failed = [(test, error) for test, error in outcomes if error]
+    terminalreporter.write_line(f"onnxplug: {len(outcomes)} exports, {len(failed)} failed")
+    for test, error in failed:
+        terminalreporter.write_line(f"  {test}: {error}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,6 +115,15 @@ def onnx_check() -> Iterator[Callable[..., Any]]:
 
     with shape_warnings():
         yield check_model
+
+
+@pytest.fixture
+def as_torch_onnx() -> Iterator[list[Any]]:
+    """While the test runs, ``torch.onnx.export`` is onnxplug's; the exports so far. See ``onnxplug.as_torch_onnx``."""
+    import onnxplug
+
+    with onnxplug.as_torch_onnx() as exports:
+        yield exports
 
 
 @pytest.fixture

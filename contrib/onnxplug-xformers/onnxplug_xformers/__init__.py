@@ -1,0 +1,63 @@
+"""xformers' attention and norms in ONNX: the plugin, and ``stand_in``. Importing it imports neither torch nor xformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxplug import OpSample, PluginInfo, hookimpl
+
+__all__ = ["stand_in"]
+
+
+@hookimpl
+def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
+    """The operator that xformers' attention is on a GPU, in a program that was captured there."""
+
+    def flash(*args: Any, **kwargs: Any) -> Any:
+        from onnxplug_xformers import attention
+
+        return attention.flash(*args, **kwargs)
+
+    flash.__module__ = f"{__name__}.attention"
+    return {"xformers_flash::flash_fwd.default": flash}
+
+
+@hookimpl
+def onnxplug_patches() -> list[Callable[[], Any]]:
+    """What torch.export needs of xformers."""
+    return [_patches]
+
+
+def _patches() -> Any:
+    """Nothing to patch, and nothing to import, where xformers isn't in use."""
+    import sys
+    from contextlib import nullcontext
+
+    if "xformers.ops.fmha" not in sys.modules:
+        return nullcontext()
+    from onnxplug_xformers.library import exchanged
+
+    return exchanged()
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the operator with."""
+    from onnxplug_xformers.samples import samples
+
+    return samples()
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What it translates."""
+    return PluginInfo(api=1, namespaces=("xformers_flash",), libraries=("xformers",))
+
+
+def stand_in() -> None:
+    """Makes xformers' attention and norms run on a machine without a GPU, for exports, by PyTorch's operators from then on."""
+    from onnxplug_xformers.library import define, put
+
+    define()
+    put()
