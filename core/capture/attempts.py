@@ -35,7 +35,7 @@ from onnxplug.capture.patches import Trace, torch_patched
 from onnxplug.capture.patching import made_by
 from onnxplug.capture.questions import Fixing, Recorded
 from onnxplug.capture.quiet import quiet
-from onnxplug.capture.refusals import LIMIT as REFUSALS, Answers, Refusal, refusal_texts
+from onnxplug.capture.refusals import LIMIT as REFUSALS, Answers, Doubt, Refusal, refusal_texts
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.size_guards import (
     Condition,
@@ -195,7 +195,7 @@ def export_program(
         fixed.tries = [failed.text() for failed in tries]
         raise fixed from tries[0].error
     fails = partial(fails_to_export, patches=patches, request=request)
-    raise explained(tries, module, args, kwargs, shapes, fails) from tries[0].error
+    raise explained(tries, module, args, kwargs, shapes, fails, capture.doubt) from tries[0].error
 
 
 def fails_to_export(
@@ -257,6 +257,7 @@ class _Capture:
         self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
         self._refusals: list[Refusal] = []
+        self.doubt: Doubt | None = None
         self._handled = Handled()
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -448,6 +449,7 @@ class _Capture:
             return None, answers.refused(error)
         finally:
             if answers is not None:
+                self.doubt = self.doubt or answers.doubt
                 answers.close()
         return (program if answers is None or answers.error is None else None), None
 

@@ -11,6 +11,7 @@ import torch
 from onnxplug.capture.data_dependent import is_data_dependent
 from onnxplug.capture.dynamic import DynamicShapes
 from onnxplug.capture.locations import frames_of_model, is_torch_file
+from onnxplug.capture.refusals import Doubt
 from onnxplug.capture.submodules import Call, capture_pieces, module_of_error, path_of
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import UnsupportedOperatorException
@@ -45,6 +46,7 @@ def explained(
     kwargs: Mapping[str, Any],
     shapes: DynamicShapes,
     fails: Callable[[Call], Exception | None],
+    doubt: Doubt | None = None,
 ) -> CaptureError:
     """The error with the place where capture stopped, the reason, and the error of each attempt.
 
@@ -53,6 +55,7 @@ def explained(
         model, args, kwargs: The model and its example inputs.
         shapes: Its dynamic dimensions.
         fails: Captures a submodule with its inputs and returns the error if that fails.
+        doubt: What the model raised on one side of a check of values.
     """
     error = tries[0].error
     fault = error
@@ -63,6 +66,15 @@ def explained(
         place = place_in_user_code(fault)
     where = f" in {path} ({type(submodule).__name__})" if path else ""
     raised = capture_error(error, shapes, where + (f" at {place}" if place else ""))
+    if doubt is not None and is_data_dependent(error):
+        raised.message += (
+            f"\nFor some values the model raises at {doubt.place} ({doubt.text}), but other code runs between the check and that "
+            "line, which may go another way when PyTorch runs: so the check can't be left out."
+        )
+        raised.hint = (
+            "Ask first what is known before the model runs, and the values last (`if self.strict: if (x < 0).any(): raise …`), or "
+            "state it by torch._check((x >= 0).all().item())."
+        )
     raised.submodule, raised.place = path, place
     raised.tries = [attempt.text() for attempt in tries]
     if len(tries) > 1:

@@ -14,7 +14,7 @@ PyTorch, where a number is no symbol and ``torch.compiler.is_compiling()`` is fa
     if v < 0:                               asked
         if not isinstance(v, float):        v is a symbol: tracing goes this way, PyTorch never does
             raise TypeError(…)
-        return x * 100                      a way that does not raise: torch's own error
+        return x * 100                      a way that does not raise: an error that names the line (:class:`Doubt`)
 """
 
 from __future__ import annotations
@@ -63,6 +63,18 @@ class Refusal(NamedTuple):
     question: Any = None
 
 
+class Doubt(NamedTuple):
+    """An error of the model, in a side of a check that has ways which don't raise.
+
+    Attributes:
+        place: ``file:line`` of the ``raise``.
+        text: The error.
+    """
+
+    place: str
+    text: str
+
+
 @dataclass
 class Answers:
     """The answers to Python code that reads values of tensors.
@@ -71,11 +83,13 @@ class Answers:
         known: The refusals whose answers are given to the first questions.
         trial: The answer to the question after them; ``None``: torch's error.
         error: torch's error for that question; ``None`` before the question.
+        doubt: The model's error for the answer under trial, in a side that may continue in eager PyTorch.
     """
 
     known: Sequence[Refusal] = ()
     trial: bool | None = None
     error: Exception | None = None
+    doubt: Doubt | None = None
     _question: Any = None
     _answered: int = 0
     _recorded: Callable[[], Any] = field(default=lambda: None)
@@ -126,10 +140,13 @@ class Answers:
         if not entries or not _is_of_model(entries[-1].tb_frame):
             return None
         innermost = entries[-1]
-        if innermost.tb_lasti not in _raising(innermost.tb_frame.f_code) or not self._has_to_raise(entries):
+        if innermost.tb_lasti not in _raising(innermost.tb_frame.f_code):
             return None
         place = f"{innermost.tb_frame.f_code.co_filename}:{innermost.tb_lineno}"
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if not self._has_to_raise(entries):
+            self.doubt = Doubt(place, text)
+            return None
         return Refusal(not self.trial, place, text, self._question)
 
     def _has_to_raise(self, entries: Sequence[TracebackType]) -> bool:

@@ -12,6 +12,7 @@ import functools
 import gc
 import itertools
 import operator
+import os
 import pickle
 import random
 import threading
@@ -25,10 +26,12 @@ import numpy as np
 import torch
 
 from onnxplug.capture.locations import raised_at
+from onnxplug.capture.marks import advances, mark_of, path_to
 from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
 from onnxplug.torch_private import FakeTensor, is_transformed
+from onnxplug.warn import warn
 
 _ABSENT: Any = object()
 #: Packages whose objects are left alone: other threads may use them.
@@ -222,6 +225,11 @@ def _write_settings(_: Any, before: tuple[Any, ...]) -> None:
     torch.use_deterministic_algorithms(is_deterministic, warn_only=warns)
 
 
+def _write_environ(item: Any, before: tuple[tuple[str, str], ...]) -> None:
+    item.clear()
+    item.update(before)
+
+
 def _nothing(_: Any) -> Iterable[Any]:
     return ()
 
@@ -235,6 +243,7 @@ _NUMBERS = _Kind(lambda item: item[:], _write_bytes, _nothing)
 _ARRAY = _Kind(np.array, _write_array, _elements)
 _TENSOR = _Kind(lambda item: item.detach().clone(), _write_tensor, _nothing)
 _SETTINGS = _Kind(_read_settings, _write_settings, _nothing)
+_ENVIRON = _Kind(lambda item: tuple(item.items()), _write_environ, _nothing)
 _CELL = _Kind(_read_cell, _write_cell)
 _CLASS = _Kind(_read_class, _write_class, _values)
 _GLOBALS = _Kind(dict, _write_globals, _values)
@@ -279,7 +288,11 @@ class State:
         self._large: list[np.ndarray[Any, Any]] = []
         # torch.export replaces these by fake tensors, and computes with every other tensor itself.
         self._registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._model = model
+        self._marks: list[tuple[Any, Any]] = []
+        self._reported: set[int] = set()
         self._keep(None, torch, _SETTINGS)
+        self._keep(None, os.environ, _ENVIRON)
         self._walk([model, *_SHARED], None)
         self._walk(_HOOKS, torch.nn.modules.module.__name__)
         for function in mentions.functions:
@@ -300,6 +313,8 @@ class State:
         if id(kind) not in self._seen and not _is_others(kind):
             self._seen[id(kind)] = kind
             self._walk(self._keep(kind.__module__, kind, _CLASS), kind.__module__)
+            if isinstance(type(kind).__module__, str):  # a metaclass in C may have none
+                self._note_class(type(kind))
 
     def _note_namespace(self, namespace: dict[str, Any], names: Set[str]) -> str:
         """Records a Python module's globals, and objects reached through some of them; returns the module's name."""
@@ -348,9 +363,14 @@ class State:
             self._large += [item] if item.flags.writeable else []
             return ()
         if type(item) is torch.Tensor and self._can_be_written(item):
-            self._keep(None, item, _TENSOR)
+            if item.nbytes <= _LARGE:
+                self._keep(None, item, _TENSOR)
+            else:
+                self._marks.append((item, mark_of(item)))
         if type(item) is itertools.count and owner is None:
             self._counts.append((item, repr(item)))
+        elif owner is None and advances(item) and not _has_state(item):
+            self._marks.append((item, mark_of(item)))
         if isinstance(item, functools._lru_cache_wrapper):
             self._caches.append((item, item.cache_info().misses))
             return [*_results_of(item), vars(item)]
@@ -359,7 +379,7 @@ class State:
     def _can_be_written(self, item: torch.Tensor) -> bool:
         if id(item) in self._registered or is_fake(item) or is_transformed(item) or item.is_meta or item.is_inference():
             return False
-        return item.layout is torch.strided and not item.is_quantized and item.nbytes <= _LARGE
+        return item.layout is torch.strided and not item.is_quantized
 
     def _meet_object(self, item: Any, owner: str | None) -> Iterable[Any]:
         contents: list[Any] = []
@@ -390,21 +410,38 @@ class State:
         for kept, _ in changed:
             if wholly or kept.owner is None or kept.owner in left:
                 kept.kind.write(kept.item, kept.before)
-        self._rewind()
+        self._report(self._rewind())
         for cache, misses in self._caches:
             if cache.cache_info().misses != misses and (wholly or _has_trace(_results_of(cache))):
                 cache.cache_clear()
 
-    def _rewind(self) -> None:
-        """Replaces the model's counts that advanced by new counts: a count can't be set back."""
+    def _rewind(self) -> set[int]:
+        """Replaces the model's counts that advanced by new counts: a count can't be set back; returns the ids of the old ones."""
         begun = {id(count): _count(text) for count, text in self._counts if repr(count) != text}
+        replaced: set[int] = set()
         for owner, item, before, kind in self._kept if any(begun.values()) else ():
             if owner is not None or not isinstance(before, dict | list | set):
                 continue
-            if any(begun.get(id(value)) for value in kind.values(before)):
+            counts = {id(value) for value in kind.values(before) if begun.get(id(value))}
+            if counts:
                 items = before.items() if isinstance(before, dict) else enumerate(before)
                 after = {key: begun.get(id(value)) or value for key, value in items}
                 kind.write(item, after if isinstance(before, dict) else type(before)(after.values()))
+                replaced |= counts
+        return replaced
+
+    def _report(self, rewound: set[int]) -> None:
+        """Warns once of each object that advanced for good."""
+        advanced = [item for item, mark in self._marks if mark_of(item) != mark]
+        advanced += [count for count, text in self._counts if repr(count) != text and id(count) not in rewound]
+        for item in advanced:
+            if id(item) not in self._reported:
+                self._reported.add(id(item))
+                path = path_to(self._model, item)
+                warn(
+                    f"the model's code advanced {path} during the capture, which can't be put back: the model's next call starts "
+                    "from there. Keep the state in a buffer, a list or a number."
+                )
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

@@ -195,3 +195,47 @@ def test_an_operator_without_a_fake_kernel(library: str, strict: bool | None) ->
         if strict is None:  # torch's strict mode doesn't name the operator
             assert f"the operator {name} has no fake kernel" in info.value.message
             assert info.value.hint == f'Register one with @torch.library.register_fake("{name}").'
+
+
+class StrictAt(nn.Module):
+    """Raises for negative numbers where it is strict, and asks for the numbers first or last."""
+
+    def __init__(self, numbers_first: bool) -> None:
+        super().__init__()
+        self.strict, self.numbers_first = True, numbers_first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.numbers_first:
+            if (x < 0).any():  # noqa: SIM102
+                if self.strict:
+                    raise ValueError("negative numbers")
+        elif self.strict:  # noqa: SIM102
+            if (x < 0).any():
+                raise ValueError("negative numbers")
+        return x.abs().sqrt()
+
+
+def test_a_raise_under_a_further_condition_is_named() -> None:
+    with pytest.raises(onnxplug.CaptureError) as caught:
+        onnxplug.to_onnx(StrictAt(True), (torch.rand(3),))
+    text = str(caught.value)
+    line = StrictAt.forward.__code__.co_firstlineno + 4
+    assert f"test_failure.py:{line} (ValueError: negative numbers)" in text
+    assert "torch._check" in text
+
+
+def test_the_way_that_it_names_works() -> None:
+    x, other = torch.rand(3), torch.rand(3) + 2
+    with pytest.warns(UserWarning, match="the model raises at"):
+        program = onnxplug.to_onnx(StrictAt(False), (x,))
+    for given in (x, other):
+        torch.testing.assert_close(program(given)[0], StrictAt(False)(given))
+
+    class Checked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._check((x >= 0).all().item(), lambda: "negative numbers")
+            return x.sqrt()
+
+    program = onnxplug.to_onnx(Checked(), (x,))
+    for given in (x, other):
+        torch.testing.assert_close(program(given)[0], given.sqrt())

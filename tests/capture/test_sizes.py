@@ -163,3 +163,10 @@ def test_code_that_asks_for_elements_is_refused() -> None:
     ):
         with pytest.raises(onnxplug.CaptureError):
             onnxplug.to_onnx(Selected(function), (torch.randn(4, 6, 4), FIRST))
+
+
+@pytest.mark.xfail(strict=True, reason="ReduceMean of no elements is 0 in ONNX Runtime, and NaN in PyTorch")
+def test_the_mean_of_a_selection_without_elements() -> None:
+    x = torch.rand(4)
+    program = onnxplug.to_onnx(Selected(lambda y: y.mean()), (x, FIRST))
+    torch.testing.assert_close(program(x, NONE)[0], x[:0].mean(), equal_nan=True)

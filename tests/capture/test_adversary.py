@@ -1,0 +1,27 @@
+"""Random programs of views, writes, aliases and branches on sizes are right, or an error or a warning says what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.capture.adversary import Program, outcome
+
+#: What a program may come to.
+FINE = ("right", "said", "refused", "eager")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs(seed: int) -> None:
+    status, reason = outcome(seed, dynamic=seed % 3 != 0)
+    assert status in FINE, f"{reason}\n{Program(seed).text}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4, 300))
+def test_many_random_programs(seed: int) -> None:
+    test_random_programs(seed)
+
+
+def test_most_random_programs_are_right() -> None:
+    """A change that has all of them refused is no success."""
+    assert sum(outcome(seed, dynamic=False)[0] == "right" for seed in range(100, 106)) > 2
