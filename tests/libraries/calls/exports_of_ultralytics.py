@@ -20,7 +20,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "obb": ("yolo11n-obb.yaml", {"dynamic": True}),
     "classify": ("yolo11n-cls.yaml", {"dynamic": True}),
     "detect of old": ("yolov8n.yaml", {"dynamic": True, "opset": 17}),
-    "rtdetr": ("yolo11n.yaml", {"batch": 2, "simplify": False}),
+    "detect, two images": ("yolo11n.yaml", {"batch": 2, "simplify": False}),
 }
 
 
