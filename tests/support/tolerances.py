@@ -32,6 +32,7 @@ LOOSER: dict[str, Row] = {
     "fast forms": Row(1e-4, 1e-5, "products are summed in another order, scales multiply the weights"),
     "frequencies": Row(0.0, 0.02, "shares of 20,000 draws at random"),
     "fused": Row(1e-4, 1e-5, "a fused operator sums in another order"),
+    "random programs": Row(1e-3, 1e-3, "steps of a random program add up the rounding of those before them"),
     "gradients": Row(1e-4, 1e-5, "sums over all places, in another order"),
     "gradients of models": Row(
         1e-3, 1e-4, "sums over all places, layer after layer; of gradients divided by the greatest"
