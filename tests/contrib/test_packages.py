@@ -37,7 +37,7 @@ def test_wheel_builds_and_is_whole(name: str, tmp_path: Path) -> None:
         packed = set(archive.namelist())
         points = next(archive.read(n).decode() for n in packed if n.endswith("entry_points.txt"))
     package = name.replace("-", "_")
-    files = (p for ending in ("py", "jinja") for p in (CONTRIB / name / package).rglob(f"*.{ending}"))
+    files = (p for ending in ("py", "jinja", "json") for p in (CONTRIB / name / package).rglob(f"*.{ending}"))
     sources = {p.relative_to(CONTRIB / name).as_posix() for p in files}
     assert sources
     assert {n for n in packed if ".dist-info/" not in n} == sources
