@@ -335,7 +335,7 @@ def _in_computed_dtype(
 
 
 def over_input(mode: Mode) -> Converter:
-    """"""
+    """lstm.input, gru.input, rnn_tanh.input, rnn_relu.input: a batch of sequences of one length."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
         batch_first = node.args[8]
