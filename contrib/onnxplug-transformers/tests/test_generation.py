@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from onnxplug.cli.app import run
+from tests.support.contrib import installed
 
 #: Tolerances looser than torch.testing's, and why.
 LOOSER: dict[str, tuple[dict[str, float], str]] = {
@@ -558,7 +559,8 @@ def test_output_folders(saved: Callable[[str], Path], tmp_path: Path, capsys: An
 def test_other_commands_take_the_folder(saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
     folder = saved("llama")
     output = exported(folder, "--verify", "--external-data")
-    assert run(["verify", str(output / "model.onnx"), f"transformers:{folder}"]) == 0
-    assert run(["verify", str(output / "model.onnx"), "transformers:"]) == 2
-    assert "transformers: needs a name" in capsys.readouterr().err
-    assert run(["verify", str(output / "model.onnx"), f"transformers:{folder / 'nowhere'}"]) == 2
+    with installed("onnxplug-transformers", "onnxplug-tools"):
+        assert run(["verify", str(output / "model.onnx"), f"transformers:{folder}"]) == 0
+        assert run(["verify", str(output / "model.onnx"), "transformers:"]) == 2
+        assert "transformers: needs a name" in capsys.readouterr().err
+        assert run(["verify", str(output / "model.onnx"), f"transformers:{folder / 'nowhere'}"]) == 2
