@@ -93,6 +93,12 @@ _FEW_BLOCKS = {
     "stage_numb_of_layers": [2, 2, 2, 2],
     "out_features": ["stage2", "stage3", "stage4"],
 }
+_DEPTH_ANYTHING = _NECK | {
+    "backbone_config": {"model_type": "dinov2", "patch_size": 8, "reshape_hidden_states": False} | _VIT | _EACH_LAYER,
+    "patch_size": 8,
+    "reassemble_hidden_size": 32,
+    "head_hidden_size": 8,
+}
 #: What the names don't tell, by model type, or by kind and model type.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "conditional_detr": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGE},
@@ -140,24 +146,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "backbone_config": _STAGES | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
     },
     "dpt": _VIT | _NECK | {"patch_size": 8, "backbone_out_indices": [0, 1, 2, 3]},
-    "depth_anything": _NECK
-    | {
-        "backbone_config": {"model_type": "dinov2", "patch_size": 8, "reshape_hidden_states": False}
-        | _VIT
-        | _EACH_LAYER,
-        "patch_size": 8,
-        "reassemble_hidden_size": 32,
-        "head_hidden_size": 8,
-    },
-    "prompt_depth_anything": _NECK
-    | {
-        "backbone_config": {"model_type": "dinov2", "patch_size": 8, "reshape_hidden_states": False}
-        | _VIT
-        | _EACH_LAYER,
-        "patch_size": 8,
-        "reassemble_hidden_size": 32,
-        "head_hidden_size": 8,
-    },
+    "depth_anything": _DEPTH_ANYTHING,
+    "prompt_depth_anything": _DEPTH_ANYTHING,
     "tipsv2_dpt": _NECK
     | {
         "backbone_config": {"model_type": "tipsv2_vision_model", "patch_size": 8, "reshape_hidden_states": False}
