@@ -336,7 +336,7 @@ class _Capture:
             known = {condition.expr for condition in conditions}
             in_decompositions = conditions_of_decompositions(program, ranges, since=sys.maxsize)
             conditions += [condition for condition in in_decompositions if condition.expr not in known]
-        for condition in dict.fromkeys(squeezed_sizes(program, narrowed(ranges, self.bounds))):
+        for condition in squeezed_sizes(program, narrowed(ranges, self.bounds)):
             self.conditions.append(condition)
             self._warnings.append(squeezed_text(condition, names))
         for condition in conditions:

@@ -189,7 +189,7 @@ def _of_program(program: torch.export.ExportedProgram, args: Any, kwargs: Any, d
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
     guards = size_guards(program, {}, one_size=False)  # the user who exported it has named the sizes
-    squeezed = list(dict.fromkeys(squeezed_sizes(program, narrowed({}, guards.bounds))))
+    squeezed = squeezed_sizes(program, narrowed({}, guards.bounds))
     for text in (*(warning_text(condition, {}) for condition in guards.conditions), *bound_warnings(guards.bounds, {})):
         warn(text)
     for condition in squeezed:

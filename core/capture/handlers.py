@@ -131,7 +131,7 @@ def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], 
                 left = _leaving(spot._replace(globals=spaces[0], locals=spaces[1]), errors)
                 if left == errors and role == "model" and not spaces[1].names:
                     kinds = {name: _global(frame, name) for name in spaces[0].names}
-                    if all(_is_builtin_error(kind) for kind in kinds.values()):
+                    if all(_is_immutable_error(kind) for kind in kinds.values()):
                         passed[at, errors] = kinds
                 if left is None:
                     file, line = spot.code.co_filename, _handler_line(spot) or spot.code.co_firstlineno
@@ -198,9 +198,9 @@ def _global(frame: FrameType, name: str) -> Any:
     return frame.f_globals.get(name, vars(builtins).get(name))
 
 
-def _is_builtin_error(kind: Any) -> bool:
-    """Whether an object is one of Python's own classes of errors, whose attributes nobody can set."""
-    return isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == "builtins"
+def _is_immutable_error(kind: Any) -> bool:
+    """Whether an object is a class of errors whose attributes can't be set, as Python's own are (``Py_TPFLAGS_IMMUTABLETYPE``)."""
+    return isinstance(kind, type) and issubclass(kind, BaseException) and bool(kind.__flags__ & 1 << 8)
 
 
 #: A code object; its role; the offsets at which it may handle errors; and the offsets that all errors of some classes leave, with

@@ -96,7 +96,7 @@ class Recorded:
         texts: ``file:line`` where the text of a size was taken, and not only printed.
         fixings: The sizes that operators fixed.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
-        elements: Sizes that follow from data, of which operators were told that they are not 0.
+        elements: Data-dependent sizes for which operators got the answer that they are not 0.
         answers: What code is answered that asks for values of tensors; ``None``: torch's error.
         unknown: torch's error for the first question of the model's code that has no answer, which the code may have handled.
     """
@@ -208,9 +208,9 @@ def _answer_unknown(record: Recorded, env: ShapeEnv, expr: Any, error: Exception
 
 
 def _nonempty(record: Recorded, env: Any, expr: Any) -> Any:
-    """What holds of a size that follows from data where there are elements; ``None`` where something else is asked.
+    """The answer to the question whether a data-dependent size is 0, for a size that is not; ``None`` for other questions.
 
-    torch takes every other dynamic size to be no 0, too. The operator stays whole in the graph; for no elements its rule is right.
+    torch assumes the same of other dynamic sizes. The operator stays whole in the graph, and its rule is right for the size 0.
     """
     left, right = expr.args if isinstance(expr, sympy.core.relational.Relational) else (None, None)
     size = left if right in (0, 1) else right if left in (0, 1) else None
@@ -226,7 +226,7 @@ def _nonempty(record: Recorded, env: Any, expr: Any) -> Any:
 
 
 def _asks_for_elements(frame: FrameType | None) -> bool:
-    """Whether an operator asks, whose refusal nothing handles."""
+    """Whether an operator asks, and no handler of the model's code may take its error."""
     asking, of_kernel = _asking(frame), False
     inner = frame
     while inner is not None and inner is not asking:

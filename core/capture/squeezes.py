@@ -42,17 +42,19 @@ def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Itera
             yield KeptAxis(symbols, axis, source_location(node))
 
 
-def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges) -> Iterator[Condition]:
+def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges) -> list[Condition]:
     """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program; their example sizes are not 1.
 
     Args:
         program: The captured program.
         ranges: Symbol to its smallest and largest size.
     """
-    for node, _, size in _dynamic_axes(program):
-        condition = sympy.Ne(size.node.expr, 1)
-        if size.node.hint != 1 and not implied(condition, ranges):
-            yield Condition(condition, source_location(node), fixed=False)
+    conditions = {
+        Condition(sympy.Ne(size.node.expr, 1), source_location(node), fixed=False): None
+        for node, _, size in _dynamic_axes(program)
+        if size.node.hint != 1
+    }
+    return [condition for condition in conditions if not implied(condition.expr, ranges)]
 
 
 def squeezed_text(condition: Condition, names: Mapping[str, str]) -> str:

@@ -241,7 +241,7 @@ def _refuse_guards(shape_env: Any, known: int) -> None:
 
 
 def _refuse_elements(module: torch.fx.GraphModule, sizes: Iterable[Any]) -> None:
-    """Refuses a trace that was told that there are elements, and that has results where there are none.
+    """Refuses a trace that assumes sizes other than 0 and has results with elements where such a size is 0.
 
     Raises:
         SomeSizesError: Names the number of the elements.

@@ -319,27 +319,6 @@ def test_no_handler_is_silent(strict: bool) -> None:
     assert not wrong
 
 
-_taken: type[BaseException] = TypeError
-
-
-def rebinds_the_class(x: torch.Tensor) -> torch.Tensor:
-    """The handler takes other classes of errors at its second call, at the same instruction."""
-    global _taken
-    result = x
-    for kind in (TypeError, RuntimeError):
-        _taken = kind
-        try:
-            result = result + torch.linalg.cholesky(x)
-        except _taken:
-            result = result - 1
-    return result
-
-
-def test_a_handler_whose_class_is_bound_anew_is_looked_at_anew() -> None:
-    with pytest.warns(UserWarning, match=SAID):
-        onnxplug.to_onnx(rebinds_the_class, (FINE,))
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_lines_of_call_and_handler_are_said(strict: bool) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
