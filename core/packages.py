@@ -30,7 +30,6 @@ PACKAGES = {
     "pieces=": "onnxplug_tools.pieces.pieces:export_pieces",
     "weights=": "onnxplug_tools.checkpoint:open_checkpoint",
     "fake_weights": "onnxplug_tools.fake_weights:fake_weights",
-    "other weights": "onnxplug_tools.weights:replacements",
     "external=": "onnxplug_tools.checkpoint:in_safetensors",
     "metadata=full": "onnxplug_torch_onnx.program_metadata:write",
     "--profile": "onnxplug_tools.profiling.command:profiled",

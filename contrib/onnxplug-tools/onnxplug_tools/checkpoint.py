@@ -124,18 +124,6 @@ class Stored:
             )
 
 
-class Source(NamedTuple):
-    """The source of an initializer's content.
-
-    Attributes:
-        stored: The tensor in its file.
-        is_plain: Whether the initializer's bytes are the file's.
-    """
-
-    stored: Stored
-    is_plain: bool
-
-
 def open_checkpoint(files: Any) -> dict[str, Stored]:
     """The tensors in files, by name; none is read yet.
 
@@ -324,9 +312,9 @@ def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> di
     """
     places: dict[str, tuple[str, int, int]] = {}
     locations: dict[Path, str] = {}
-    sources: dict[str, Source] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
-    for name, source in sources.items():
-        stored, tensor = source.stored, weights[name]
+    sources: dict[str, tuple[Stored, bool]] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
+    for name, (stored, is_plain) in sources.items():
+        tensor = weights[name]
         if stored.place is None:
             continue
         if stored.path not in locations:
@@ -334,7 +322,7 @@ def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> di
             locations[stored.path] = _location(stored.path, folder)
         offset, length = stored.place
         itemsize = max(1, tensor.dtype.bitwidth // 8)
-        if not source.is_plain or not is_large(tensor) or offset % itemsize:
+        if not is_plain or not is_large(tensor) or offset % itemsize:
             continue
         if length != tensor.nbytes:
             raise WeightsError(f"the weight {name!r} has {length} bytes in {stored.path}, not {tensor.nbytes}")
