@@ -31,7 +31,7 @@ PACKAGES = {
     "weights=": "onnxplug_tools.checkpoint:open_checkpoint",
     "fake_weights": "onnxplug_tools.fake_weights:fake_weights",
     "external=": "onnxplug_tools.checkpoint:in_safetensors",
-    "metadata=full": "onnxplug_torch_onnx.program_metadata:write",
+    "metadata=full": "onnxplug_torch_onnx.program_metadata:FullMetadata",
     "--profile": "onnxplug_tools.profiling.command:profiled",
     "--report": "onnxplug_tools.report.command:reporting",
     "examples=": "onnxplug_tools.examples",

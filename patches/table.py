@@ -12,6 +12,7 @@ from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
+from onnxplug.patches.handled import handled_errors
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
 from onnxplug.patches.norms import norms_of_any_size
@@ -19,6 +20,7 @@ from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dyn
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
 from onnxplug.patches.shapes import shape_kernels
+from onnxplug.patches.state import state_of
 from onnxplug.patches.timing import modules_timed
 from onnxplug.patches.tracing import lean_tracing
 from onnxplug.plugin_api import CaptureRequest
@@ -95,6 +97,14 @@ PATCHES: tuple[TorchPatch, ...] = (
         enter=lambda request: associative_scans_of_any_size(request.mentions),
     ),
     TorchPatch(
+        name="state of the model",
+        scope="attempt",
+        target="the model, and what its code reaches",
+        why="The model's code keeps tensors of the trace, which its next call and the next attempt would find.",
+        test="tests/capture/test_state.py::test_eager_after_an_export",
+        enter=lambda request: state_of(request).restored(),
+    ),
+    TorchPatch(
         name="onnx flag in Dynamo",
         scope="attempt",
         target="torch._dynamo.variables.torch.tracing_state_functions",
@@ -129,6 +139,14 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_operator_calls.py::test_training",
         enter=lambda request: operator_calls_repeated(request.counts),
         needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="handled errors",
+        scope="attempt",
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler, proxy_tensor.proxy_call, FakeTensorMode.dispatch",
+        why="The model's code may handle errors that only tensors without numbers raise, or never raise, and go another way.",
+        test="tests/capture/test_handled.py",
+        enter=handled_errors,
     ),
     TorchPatch(
         name="seconds of modules",

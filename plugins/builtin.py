@@ -74,8 +74,8 @@ def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
 
 @hookimpl
 def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
-    """The observers that warn of a model in training and of kernels that ONNX Runtime lacks, and name a library's package."""
-    return [_training_warnings, _kernel_warnings, _library_advice]
+    """The observers that warn of a model in training and of kernels that ONNX Runtime lacks, and complete errors of capture."""
+    return [_training_warnings, _kernel_warnings, _library_advice, _faulty_submodule]
 
 
 def _training_warnings(_: Any) -> Observer:
@@ -94,6 +94,12 @@ def _library_advice(_: Any) -> Observer:
     from onnxplug.plugins.advice import LibraryAdvice
 
     return LibraryAdvice()
+
+
+def _faulty_submodule(_: Any) -> Observer:
+    from onnxplug.plugins.submodules import FaultySubmodule
+
+    return FaultySubmodule()
 
 
 @hookimpl

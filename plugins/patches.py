@@ -67,6 +67,8 @@ class _Held(AbstractContextManager[None]):
     def __exit__(self, kind: Any, value: Any, trace: Any) -> bool | None:
         try:
             return bool(self._context.__exit__(kind, value, trace))
+        except OnnxplugError:
+            raise
         except Exception as error:
             if error is value:
                 raise

@@ -16,13 +16,13 @@ from onnxplug.capture.capture import as_module, is_script
 from onnxplug.capture.dynamic import parse_dynamic_shapes
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import first_lines, place_in_user_code
-from onnxplug.capture.submodules import LIMIT, Call, capture_pieces
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx
 from onnxplug.fake import is_fake
 from onnxplug.kinds import check_kind, check_lists, check_mappings
 from onnxplug.observers import step
 from onnxplug.opsets import resolve_opsets
+from onnxplug.plugins.submodules import LIMIT, Call, capture_pieces
 from onnxplug.progress import showing
 from onnxplug.text import type_with_article
 from onnxplug_tools.diagnosis.draft import DraftFinding, draft_findings
