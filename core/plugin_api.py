@@ -91,6 +91,19 @@ class AttemptPatch:
 
 
 @dataclass(frozen=True)
+class LibraryPatch:
+    """A patch for models of a library, made only where the process has imported the library.
+
+    Attributes:
+        modules: Names of the library's modules, one of which is enough.
+        patch: The patch, or ``"package.module:attribute"``, imported at its first use.
+    """
+
+    modules: Sequence[str]
+    patch: Patch | str
+
+
+@dataclass(frozen=True)
 class Domain:
     """An ONNX operator domain that a plugin emits.
 

@@ -72,7 +72,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         name="norms",
         target="torch.nn.functional._verify_spatial_size and local_response_norm, py_kernels of batch_norm and instance_norm",
         why="They ask for sizes that follow from data.",
-        test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm]",
+        test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm-_Head]",
         enter=lambda request: norms_of_any_size(request.mentions),
     ),
     TorchPatch(

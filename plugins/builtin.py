@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import AttemptPatch, CaptureRequest, ModelSource, PluginInfo, TargetInfo, hookimpl
+from onnxplug.plugin_api import (
+    AttemptPatch,
+    CaptureRequest,
+    LibraryPatch,
+    ModelSource,
+    PluginInfo,
+    TargetInfo,
+    hookimpl,
+)
 from onnxplug.registry.rule import Rule
 
 
@@ -49,7 +56,11 @@ def onnxplug_rewrites() -> Iterable[Any]:
 @hookimpl
 def onnxplug_patches() -> Iterable[Any]:
     """The patches of torch, and of the modules of quantisation-aware training."""
-    return [_of_capture, _fake_quantisers, AttemptPatch(_of_attempt)]
+    return [
+        _of_capture,
+        LibraryPatch(("torch.ao.quantization.fake_quantize",), "onnxplug.patches.fake_quantisers:fake_quantisers"),
+        AttemptPatch(_of_attempt),
+    ]
 
 
 def _of_capture(_: Any, request: CaptureRequest) -> AbstractContextManager[None]:
@@ -62,14 +73,6 @@ def _of_attempt(request: CaptureRequest) -> AbstractContextManager[None]:
     from onnxplug.patches.table import torch_patched
 
     return torch_patched("attempt", request)
-
-
-def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
-    if "torch.ao.quantization.fake_quantize" not in sys.modules:
-        return nullcontext()
-    from onnxplug.patches.fake_quantisers import fake_quantisers
-
-    return fake_quantisers(module)
 
 
 @hookimpl

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from onnxplug_torch_onnx.program_metadata import FullMetadata
 
 from onnxplug.capture.signature import Captured
 from onnxplug.functionalize.prepare import prepare
-from onnxplug_torch_onnx.program_metadata import FullMetadata
 
 PROGRAMS: dict[str, Callable[[torch.Tensor], object]] = {
     "lists": lambda x: torch.nn.functional.pad(x, [1, 1, 0, 2]).permute(1, 0),
