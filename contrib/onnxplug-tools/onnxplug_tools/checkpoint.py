@@ -142,15 +142,15 @@ def open_checkpoint(files: Any) -> dict[str, Stored]:
             f"weights are a mapping from names to tensors, or files, got {type_with_article(files)}",
             hint=f"A file is {_KINDS}.",
         )
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for file in files:
         if not isinstance(file, str | os.PathLike):
             raise WeightsError(f"the files of weights are paths, got {type_with_article(file)}")
         for name, stored in _opened(_path(file)).items():
-            if name in found:
-                raise WeightsError(f"{found[name].path} and {stored.path} both have a tensor {name!r}", names=[name])
-            found[name] = stored
-    return found
+            if name in tensors:
+                raise WeightsError(f"{tensors[name].path} and {stored.path} both have a tensor {name!r}", names=[name])
+            tensors[name] = stored
+    return tensors
 
 
 def _path(file: str | os.PathLike[str]) -> Path:
@@ -203,12 +203,12 @@ def _from_index(path: Path) -> dict[str, Stored]:
             of = [name for name, other in places.items() if other == file]
             raise WeightsError(f"{path} names the file {shortened(file, 300)}, which is not there", names=of)
         files[file] = _opened(path.parent / file)
-    found = {}
+    tensors = {}
     for name, file in places.items():
         if name not in files[file]:
             raise WeightsError(f"{path} places {name!r} in {file}, which does not have it", names=[name])
-        found[name] = files[file][name]
-    return found
+        tensors[name] = files[file][name]
+    return tensors
 
 
 def _from_safetensors(path: Path) -> dict[str, Stored]:

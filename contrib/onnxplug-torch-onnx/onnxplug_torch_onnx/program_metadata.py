@@ -150,7 +150,7 @@ def value_metadata(
         bound: What the placeholders became.
         functional: The FX graph with its signature.
     """
-    said: dict[ir.Value, dict[str, str]] = {}
+    metadata: dict[ir.Value, dict[str, str]] = {}
     slot_of = dict(_slots(bound, graph, functional))
     for value in (*graph.inputs, *graph.initializers.values()):
         slot = slot_of.get(builder.weights.root_of(value))
@@ -158,7 +158,7 @@ def value_metadata(
             kind = slot.kind
             # As torch has it: of a buffer alone it is known.
             persistent = slot.persistent if kind is InputKind.BUFFER else None
-            said[value] = {
+            metadata[value] = {
                 # A model has many parameters, and enumerations are hashed slowly.
                 INPUT_KIND: "PARAMETER" if kind is InputKind.PARAMETER else _INPUT_KINDS[kind],
                 PERSISTENT: str(persistent),
@@ -166,12 +166,12 @@ def value_metadata(
             }
     outputs = {slot.name: slot for slot in functional.outputs if slot.value is not None}
     for value in graph.outputs:
-        found = outputs.get(str(value.name))
-        if found is not None:
-            said[value] = {OUTPUT_KIND: _OUTPUT_KINDS[found.kind]}
-            if isinstance(found.value, torch.fx.Node):
-                said[value][ORIGINAL_NAME] = found.value.name
-    return said
+        slot_ = outputs.get(str(value.name))
+        if slot_ is not None:
+            metadata[value] = {OUTPUT_KIND: _OUTPUT_KINDS[slot_.kind]}
+            if isinstance(slot_.value, torch.fx.Node):
+                metadata[value][ORIGINAL_NAME] = slot_.value.name
+    return metadata
 
 
 def _slots(
