@@ -24,7 +24,7 @@ _RUNNING: list[str] = [_CORE]
 TRACING = frozenset(
     os.path.join(_CORE, *name.split("/"))
     for name in (
-        *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "capture/handled.py"),
+        *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "patches/handled.py"),
         *("patches/norms.py", "patches/factories.py", "patches/fakes.py"),
     )
 )
