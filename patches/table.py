@@ -12,6 +12,7 @@ from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
+from onnxplug.patches.fakes import results_in_one_step
 from onnxplug.patches.handled import handled_errors
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
@@ -139,6 +140,15 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_operator_calls.py::test_training",
         enter=lambda request: operator_calls_repeated(request.counts),
         needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="results in one step",
+        scope="attempt",
+        target="FakeTensorMode._dispatch_impl, py_kernels of linear, layer_norm and batch_norm",
+        why="The kind of a result is computed by decompositions in Python, up to 16 ms a call.",
+        test="tests/capture/test_fakes.py::test_a_batch_norm_asks_nothing",
+        enter=lambda request: results_in_one_step(),
+        needed=lambda request: not request.strict,
     ),
     TorchPatch(
         name="handled errors",
