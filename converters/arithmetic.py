@@ -52,7 +52,7 @@ def sum_before_norm(g: GraphBuilder, node: FxNode) -> Value:
     ``Sum`` instead of ``Add``, as the rewrite of that name does it for sums of other converters.
     """
     if not g.optimize:
-        raise Decline("the plain form is asked for")
+        raise Decline("the plain form is requested")
     return g.op.Sum(*node.args[:2])
 
 

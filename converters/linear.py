@@ -58,7 +58,7 @@ def linear_of_rows(g: GraphBuilder, node: FxNode) -> Value:
     """
     x, weight, bias = node.args
     if not g.optimize:
-        raise Decline("the plain form is asked for")
+        raise Decline("the plain form is requested")
     if is_long(g, x, [rank_of(x) - 1]):
         raise Decline("so many products are summed in steps")
     if not g.is_weight(weight):

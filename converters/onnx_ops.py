@@ -53,7 +53,7 @@ def _check_version(g: GraphBuilder, op_type: str, version: int | None) -> None:
         return  # the builder reports the error
     if requested != present:
         raise Unsupported(
-            f"{op_type} is asked for as of opset {version}, and opset {g.opset} has another version of it",
+            f"{op_type} is requested as of opset {version}, and opset {g.opset} has another version of it",
             hint=f"Export with opset_version={version}.",
         )
 

@@ -146,7 +146,7 @@ def parts_of_product(g: GraphBuilder, node: FxNode) -> list[ir.Value]:
     And all operators that give several parts of a product (queries, keys and values): a product for each part.
     """
     if not _optimized(g, node):
-        raise Decline("the plain form is asked for")
+        raise Decline("the plain form is requested")
     layout = _layout(node.args[0])
     if layout is None or not g.is_weight(layout.weight) or not g.weights.is_read_once(layout.weight):
         raise Decline("it is not a product by a weight that nothing else reads")

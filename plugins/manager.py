@@ -403,7 +403,7 @@ class PluginManager:
         if not reasons:
             reasons += [f"The plugin {r.label} is broken: {(r.error or '').splitlines()[-1]}" for r in broken]
             if blocked:
-                reasons.append(f"Plugins that are left out were not asked: {', '.join(r.label for r in blocked)}.")
+                reasons.append(f"Plugins that are left out: {', '.join(r.label for r in blocked)}.")
         return "\n".join(reasons) or f"No installed plugin declares the domain {domain}."
 
     def samples(self) -> list[Any]:

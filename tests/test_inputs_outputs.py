@@ -295,7 +295,7 @@ def test_script_module() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval())
     program = onnxplug.to_onnx(scripted, (X,))
     torch.testing.assert_close(program(X)[0], scripted(X).detach())
-    assert [list(v.shape) for v in program.model.graph.inputs] == [[2, 3]], "nothing was asked to be dynamic"
+    assert [list(v.shape) for v in program.model.graph.inputs] == [[2, 3]], "nothing was declared dynamic"
 
 
 def test_script_module_with_buffers_and_constants() -> None:

@@ -38,7 +38,7 @@ KERNEL_FORGETS_NAN: dict[str, Any] = {
     "reason": "ONNX Runtime's kernel gives -inf where NaN is due",
 }
 #: For operators that treat NaN separately.
-NOT_A_NUMBER: dict[str, Any] = {"exact": True, "reason": "NaN is told from numbers"}
+NOT_A_NUMBER: dict[str, Any] = {"exact": True, "reason": "NaN differs from numbers"}
 
 #: For quantisation by QuantizeLinear, which divides by the scale.
 HALFWAY: dict[str, Any] = {

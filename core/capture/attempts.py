@@ -476,7 +476,7 @@ def _concerned(sizes: Sequence[RequestedSize], symbols: Set[Any]) -> list[Reques
 def _squeeze_text(name: str, kept: KeptAxis) -> str:
     where = f" at {kept.place}" if kept.place else ""
     return (
-        f"squeeze{where} keeps axis {kept.axis} of its input: {name} was asked to be dynamic, and a model's number of "
+        f"squeeze{where} keeps axis {kept.axis} of its input: {name} was declared dynamic, and a model's number of "
         "axes can't depend on a size. PyTorch removes the axis where its size is 1, as in the example inputs; the exported "
         "model does not. Make that dimension static, or name the axes to squeeze."
     )

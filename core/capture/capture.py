@@ -184,7 +184,7 @@ def _captured(
 def _of_program(program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any) -> Captured:
     if dynamic_shapes is not None:
         raise UsageError(
-            "dynamic_shapes can't be given with an ExportedProgram: its shapes are settled already",
+            "dynamic_shapes can't be given with an ExportedProgram: its shapes are fixed already",
             hint="Pass them to torch.export.export instead.",
         )
     program = _with_gradients_in_structure(program)

@@ -447,13 +447,13 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
         size = value.shape[axis]
         if isinstance(size, int) or not size.node.expr.free_symbols:
             raise CaptureError(
-                f"{shapes.name(leaf, axis)} was asked to be dynamic, but the model fixes it at {int(size)}",
+                f"{shapes.name(leaf, axis)} was declared dynamic, but the model fixes it at {int(size)}",
                 hint="Some code depends on that size. Make the dimension static, or change the model.",
             )
     for leaf, name in shapes.numbers():
         if not isinstance(values[leaf], torch.SymInt) or not values[leaf].node.expr.free_symbols:
             raise CaptureError(
-                f"the number {shapes.paths[leaf]} ({name!r}) was asked to be dynamic, but the model fixes it at {values[leaf]}",
+                f"the number {shapes.paths[leaf]} ({name!r}) was declared dynamic, but the model fixes it at {values[leaf]}",
                 hint="Some code depends on it. Make it static, or change the model.",
             )
 

@@ -106,8 +106,8 @@ def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> Captur
     if any(words in text for words in ("Constraints violated", "specialized", "inferred a static shape")):
         requested = shapes.describe()
         return CaptureError(
-            f"a dimension that was asked to be dynamic is fixed by the model{where}: {text}"
-            + (f"\nAsked to be dynamic: {requested}" if requested else ""),
+            f"a dimension that was declared dynamic is fixed by the model{where}: {text}"
+            + (f"\nDeclared dynamic: {requested}" if requested else ""),
             hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
         )
     if (op := _without_fake(error, text)) is not None:

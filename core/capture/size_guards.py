@@ -325,12 +325,12 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
     line, fixes = line_of(condition.place), f"but the model's code{_at(condition.place)} fixes it"
     if example in (0, 1):
         return CaptureError(
-            f"{name} was asked to be dynamic, {fixes}: what is done for the example's size {example} is right only where "
+            f"{name} was declared dynamic, {fixes}: what is done for the example's size {example} is right only where "
             f"{condition.text(names)}{line}",
             hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
         )
     return FixedExpressionError(
-        f"{name} was asked to be dynamic, {fixes}: torch.export makes {condition.text(names)} a constant, with its value for "
+        f"{name} was declared dynamic, {fixes}: torch.export makes {condition.text(names)} a constant, with its value for "
         f"the example inputs{line}",
         hint="Compute it with //, math.floor or torch.sym_int instead of int(); avoid a Python loop over a size, a branch on it "
         "(torch.cond), a number of tensors that depends on it (split), and an argument that PyTorch takes as a plain int "
@@ -341,7 +341,7 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
 def outside_declared(name: str, bound: Condition, names: Mapping[str, str], low: int, high: int) -> CaptureError:
     """The error for a dimension whose declared range exceeds the model's bound."""
     return CaptureError(
-        f"{name} was asked to be dynamic, from {low} to {high}, but the model{_at(bound.place)} accepts it only where "
+        f"{name} was declared dynamic, from {low} to {high}, but the model{_at(bound.place)} accepts it only where "
         f"{bound.text(names)}{line_of(bound.place)}",
         hint=f"Declare torch.export.Dim(name, max={bound.expr.rhs}), or leave out max=: the model's own bound is then applied.",
     )
@@ -361,7 +361,7 @@ def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[
         known = f" ({same[0]})" if len(same) == 1 else ""
         other = f", the size of its other argument of shape {list(fixing.shape)}{known}"
     return CaptureError(
-        f"{name} was asked to be dynamic, but {fixing.operator or 'the model'}{_at(fixing.place)} fixes it at "
+        f"{name} was declared dynamic, but {fixing.operator or 'the model'}{_at(fixing.place)} fixes it at "
         f"{fixing.number}{other}{line_of(fixing.place)}",
         hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
     )

@@ -113,7 +113,7 @@ REFUSED: dict[str, Model] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_takes_a_plain_int_is_named(name: str) -> None:
     with pytest.raises(
-        CaptureError, match=r"axis 0 of .* was asked to be dynamic.*test_factories\.py:\d+ fixes it at 5 \(`"
+        CaptureError, match=r"axis 0 of .* was declared dynamic.*test_factories\.py:\d+ fixes it at 5 \(`"
     ):
         onnxplug.to_onnx(REFUSED[name], (numbers(5),), dynamic_shapes=({0: "n"},))
 
@@ -129,5 +129,5 @@ def test_what_takes_a_plain_int_is_named(name: str) -> None:
 )
 def test_numbers_within_constant_tensors_are_found(model: Model) -> None:
     """torch's strict mode makes a tensor of the example's numbers."""
-    with pytest.raises(CaptureError, match="was asked to be dynamic"):
+    with pytest.raises(CaptureError, match="was declared dynamic"):
         onnxplug.to_onnx(model, (numbers(5),), dynamic_shapes=({0: "n"},))

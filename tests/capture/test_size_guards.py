@@ -264,7 +264,7 @@ def test_a_declared_range_beyond_a_bound_is_an_error() -> None:
     inputs, n = (torch.randn(2, 5, 4), torch.ones(2, 5)), Dim("n", max=100)
     with pytest.raises(
         onnxplug.CaptureError,
-        match=r"axis 1 of the input x \('n'\) was asked to be dynamic, from 0 to 100, but .*test_size_guards\.py:\d+ .*n <= 64",
+        match=r"axis 1 of the input x \('n'\) was declared dynamic, from 0 to 100, but .*test_size_guards\.py:\d+ .*n <= 64",
     ):
         onnxplug.to_onnx(Positions().eval(), inputs, dynamic_shapes={"x": {1: n}, "mask": {1: n}})
 
@@ -387,7 +387,7 @@ def test_branches_drawn_at_random(tree: Any, example: tuple[int, int], wanted: s
         except onnxplug.CaptureError as caught_error:
             error = str(caught_error)
     if error is not None:
-        assert "asked to be dynamic" in error
+        assert "declared dynamic" in error
         return
     said = " ".join(str(w.message) for w in caught)
     captured = program.captured

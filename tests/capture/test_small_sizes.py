@@ -150,7 +150,7 @@ def test_a_layer_of_attention_at_one_step() -> None:
 
 
 def test_a_channel_that_weights_fix_is_still_an_error() -> None:
-    with pytest.raises(CaptureError, match=r"axis 1 of the input .* was asked to be dynamic.*c == 1"):
+    with pytest.raises(CaptureError, match=r"axis 1 of the input .* was declared dynamic.*c == 1"):
         onnxplug.to_onnx(nn.Conv1d(1, 2, 3).eval(), (torch.randn(2, 1, 5),), dynamic_shapes=({1: "c"},))
 
 

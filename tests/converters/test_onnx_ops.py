@@ -75,7 +75,7 @@ def test_symbolic_refuses_another_version_of_the_operator() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.onnx.ops.symbolic("ReduceSum", (x,), {"axes": [0]}, dtype=x.dtype, shape=(3,), version=11)
 
-    with pytest.raises(onnxplug.Unsupported, match="ReduceSum is asked for as of opset 11"):
+    with pytest.raises(onnxplug.Unsupported, match="ReduceSum is requested as of opset 11"):
         onnxplug.to_onnx(model, (torch.randn(2, 3),))
 
 

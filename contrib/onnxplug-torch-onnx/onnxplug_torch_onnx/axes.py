@@ -220,7 +220,7 @@ def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
     if len(leaves) != len(users):
         raise UsageError(
             f"dynamic_shapes has {len(leaves)} entries for the {len(users)} inputs of the ExportedProgram",
-            hint="Its shapes are settled already; dynamic_shapes= can only name them.",
+            hint="Its shapes are fixed already; dynamic_shapes= can only name them.",
         )
     renamed: dict[Any, str] = {}
     inputs = {value.name: value for value in program.model.graph.inputs}

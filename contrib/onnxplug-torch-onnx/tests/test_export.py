@@ -273,7 +273,7 @@ class Relus(nn.Module):
 def test_a_size_that_the_model_fixes(folder: Path) -> None:
     """The exporter of old writes a model that is wrong at other sizes."""
     for dynamo in (True, False):
-        with pytest.raises(CaptureError, match=r"asked to be dynamic, but aten::linear at .* fixes it at 4"):
+        with pytest.raises(CaptureError, match=r"declared dynamic, but aten::linear at .* fixes it at 4"):
             onnxplug.export(net(), (X,), "m.onnx", dynamic_axes={"x": {1: "width"}}, dynamo=dynamo)
     assert files(folder) == []
 

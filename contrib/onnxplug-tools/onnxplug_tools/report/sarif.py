@@ -50,7 +50,7 @@ KINDS = {
     ),
     "onnxplug/refused-guard": Kind(
         "error",
-        "The model's code fixes a dimension that was asked to be dynamic",
+        "The model's code fixes a dimension that was declared dynamic",
         "Make that dimension static in dynamic_shapes, or change the code that depends on its value.",
         "dynamic-shapes.md",
     ),
@@ -194,9 +194,7 @@ def _of_failure(failure: Failure) -> Iterator[Finding]:
     kind = _OF_STAGE.get(failure.stage, "onnxplug/error")
     if failure.error == "OutputMismatchError":
         kind = "onnxplug/output-mismatch"
-    elif failure.error == "FixedExpressionError" or failure.message.startswith(
-        "a dimension that was asked to be dynamic"
-    ):
+    elif failure.error == "FixedExpressionError" or failure.message.startswith("a dimension that was declared dynamic"):
         kind = "onnxplug/refused-guard"
     hint = f"\nHint: {failure.hint}" if failure.hint else ""
     yield Finding(kind, f"{failure.error}: {failure.message}{hint}", failure.place, failure.submodule or "")
