@@ -227,7 +227,7 @@ def export(
     """Export a model to an ONNX file."""
     from onnxplug.cli.inputs import parse_dynamic, parse_functions, parse_input, parse_metadata
     from onnxplug.cli.report import progress, reporting, summary, summary_of_pieces, verification
-    from onnxplug.cli.targets import load_for_export
+    from onnxplug.cli.targets import check_target_file, load_for_export
 
     verify, external_data = options.pop("verify"), options.pop("external_data")
     options["metadata"] = parse_metadata(metadata, absolute_paths=absolute_paths)
@@ -242,6 +242,7 @@ def export(
             hint="Have TARGET load the weights, or use onnxplug convert on the file.",
         )
     with profiled(profile), reporting(report, verify=verify):
+        check_target_file(target)
         with progress() as shown:
             shown("loading")
             with span("loading"):

@@ -85,6 +85,17 @@ def load_target(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool
     return target
 
 
+def check_target_file(text: str) -> None:
+    """Checks that the file of a target ``FILE.py:make`` or ``FILE.pt2`` is there: before torch is imported.
+
+    Raises:
+        UsageError: It is not.
+    """
+    file = text.rpartition(":")[0] if ".py:" in text else text
+    if file != text or file.endswith(".pt2"):
+        check_file(file)
+
+
 def load_for_export(text: str, inputs: Sequence[InputSpec] = (), *, pretrained: bool = False) -> Target:
     """Loads TARGET by :func:`load_target`, prints its note, and puts it in evaluation mode."""
     import torch

@@ -52,6 +52,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("target", ["nothere.py:make", "nothere.pt2"])
+def test_a_missing_file_is_noticed_before_torch_is_imported(target: str) -> None:
+    code = f"import sys; from onnxplug.cli.app import run; print(run(['export', '{target}', '-o', 'm.onnx']), 'torch' in sys.modules)"
+    assert "2 False" in run_child("-c", code, check=True).stdout
+
+
 def test_version_and_help_do_not_import_torch() -> None:
     code = "import sys; from onnxplug.cli.app import run; a = run(['--version']), run(['--help']); print('torch' in sys.modules, a)"
     done = run_child("-c", code, check=True)

@@ -218,7 +218,7 @@ class _Exporter:
         request = self.request
         if self._given:
             if self._axes:
-                warn("dynamic_axes has no effect: the shapes of an ExportedProgram are settled already")
+                warn("dynamic_axes has no effect: the shapes of an ExportedProgram are fixed already")
             return None
         if request.dynamic_axes is None:
             return request.dynamic_shapes
