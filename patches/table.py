@@ -12,6 +12,7 @@ from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
+from onnxplug.patches.kinds import kinds_as_in_pytorch
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
 from onnxplug.patches.norms import norms_of_any_size
@@ -70,7 +71,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         name="norms",
         target="torch.nn.functional._verify_spatial_size and local_response_norm, py_kernels of batch_norm and instance_norm",
         why="They ask for sizes that follow from data.",
-        test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm]",
+        test="tests/capture/test_sizes.py::test_local_response_norm_of_a_size_that_follows_from_data[LocalResponseNorm-0-3]",
         enter=lambda request: norms_of_any_size(request.mentions),
     ),
     TorchPatch(
@@ -111,6 +112,15 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_questions.py::test_a_form_of_asking_is_right_or_said[number in shape-True]",
         enter=lambda request: members_are_compared(),
         needed=lambda request: request.strict,
+    ),
+    TorchPatch(
+        name="kinds",
+        scope="attempt",
+        target="isinstance and type, in the Python modules of the model's code, FakeTensorMode.from_tensor",
+        why="Traced tensors and sizes have other classes, and not the attributes that were set on weights and inputs.",
+        test="tests/capture/test_kinds.py::test_classes_and_attributes[isinstance of a size]",
+        enter=lambda request: kinds_as_in_pytorch(request.mentions),
+        needed=lambda request: not request.strict,
     ),
     TorchPatch(
         name="lean tracing",

@@ -30,6 +30,7 @@ from onnxplug.capture.dynamic import (
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.handled import Handled, check_handled
+from onnxplug.capture.marks import path_to
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
 from onnxplug.capture.patching import made_by
@@ -58,11 +59,12 @@ from onnxplug.capture.size_guards import (
 from onnxplug.capture.squeezes import KeptAxis, kept_axes, squeezed_sizes, squeezed_text
 from onnxplug.capture.state import State
 from onnxplug.capture.submodules import Call
+from onnxplug.capture.tensor_classes import class_texts
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
 from onnxplug.observers import span, stage, step
 from onnxplug.plugin_api import CaptureRequest, Patch
-from onnxplug.torch_private import FakeTensor, ValueRanges, fx_config, int_oo
+from onnxplug.torch_private import FakeTensor, ValueRanges, fx_config, int_oo, pytree
 from onnxplug.warn import warn
 
 _LOGGER = logs.logger("capture")
@@ -411,9 +413,18 @@ class _Capture:
         )
 
     def warn(self) -> None:
-        """Warns of the conditions of the program that is returned."""
+        """Warns of the conditions of the program that is returned, and of tensors of which torch.export took only a part."""
         refusing = self._handled.refusing.values()
-        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals), *refusing)):
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        inputs = {id(leaf): path for leaf, path in zip(leaves, self.shapes.paths, strict=False)}
+
+        def called(tensor: torch.Tensor) -> str:
+            path = inputs.get(id(tensor))
+            return path_to(self.module, tensor) if path is None else f"{path} ({type(tensor).__name__})"
+
+        given = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        taken = class_texts((*self._state.of_own_class, *given), called)
+        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals), *refusing, *taken)):
             warn(text)
 
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:

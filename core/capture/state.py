@@ -28,6 +28,7 @@ import torch
 from onnxplug.capture.locations import raised_at
 from onnxplug.capture.marks import advances, mark_of, path_to
 from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
+from onnxplug.capture.tensor_classes import has_own_class
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
 from onnxplug.torch_private import FakeTensor, is_transformed
@@ -291,6 +292,8 @@ class State:
         self._model = model
         self._marks: list[tuple[Any, Any]] = []
         self._reported: set[int] = set()
+        #: The tensors reached that are of a class of their own.
+        self.of_own_class: list[torch.Tensor] = []
         self._keep(None, torch, _SETTINGS)
         self._keep(None, os.environ, _ENVIRON)
         self._walk([model, *_SHARED], None)
@@ -362,7 +365,9 @@ class State:
                 return self._keep(owner, item, _ARRAY)
             self._large += [item] if item.flags.writeable else []
             return ()
-        if type(item) is torch.Tensor and self._can_be_written(item):
+        if issubclass(type(item), torch.Tensor) and has_own_class(item):
+            self.of_own_class.append(item)
+        elif type(item) is torch.Tensor and self._can_be_written(item):
             if item.nbytes <= _LARGE:
                 self._keep(None, item, _TENSOR)
             else:
