@@ -15,6 +15,7 @@ LIBRARIES: dict[str, str] = {
     "fbgemm_gpu": "onnxplug-fbgemm",
     "flash_attn": "onnxplug-flash-attn",
     "mamba_ssm": "onnxplug-mamba",
+    "mmcv": "onnxplug-mmcv",
     "pyg": "onnxplug-torch-geometric",
     "pyg_lib": "onnxplug-torch-geometric",
     "torch_geometric": "onnxplug-torch-geometric",
