@@ -20,6 +20,7 @@ LIBRARIES: dict[str, str] = {
     "pyg_lib": "onnxplug-torch-geometric",
     "torch_geometric": "onnxplug-torch-geometric",
     "torch_scatter": "onnxplug-torch-geometric",
+    "torchaudio": "onnxplug-torchaudio",
     "torchrec": "onnxplug-fbgemm",
     "torchvision": "onnxplug-torchvision",
     "transformers": "onnxplug-transformers",

@@ -12,6 +12,13 @@ import pytest
 import torch
 from onnxplug_mmcv import library
 
+try:  # where torchvision's own kernels don't load
+    from tests.support.vision_kernels import define_vision_kernels
+except ModuleNotFoundError:
+    pass
+else:
+    define_vision_kernels()
+
 #: The functions that are compiled, with the files that have them.
 KERNELS = {
     "nms": "nms",
