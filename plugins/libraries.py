@@ -16,6 +16,7 @@ LIBRARIES: dict[str, str] = {
     "flash_attn": "onnxplug-flash-attn",
     "mamba_ssm": "onnxplug-mamba",
     "mmcv": "onnxplug-mmcv",
+    "natten": "onnxplug-natten",
     "pyg": "onnxplug-torch-geometric",
     "pyg_lib": "onnxplug-torch-geometric",
     "torch_geometric": "onnxplug-torch-geometric",
