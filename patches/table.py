@@ -13,6 +13,8 @@ from onnxplug.patches.conversions import conversions_that_change_nothing
 from onnxplug.patches.copies import copies_of_tensors
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
+from onnxplug.patches.fakes import results_in_one_step
+from onnxplug.patches.handled import handled_errors
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
 from onnxplug.patches.norms import norms_of_any_size
@@ -20,6 +22,7 @@ from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dyn
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
 from onnxplug.patches.shapes import shape_kernels
+from onnxplug.patches.state import state_of
 from onnxplug.patches.timing import modules_timed
 from onnxplug.patches.tracing import lean_tracing
 from onnxplug.plugin_api import CaptureRequest
@@ -78,7 +81,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         name="norms",
         target="torch.nn.functional._verify_spatial_size and local_response_norm, py_kernels of batch_norm and instance_norm",
         why="They ask for sizes that follow from data.",
-        test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm]",
+        test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm-_Head]",
         enter=lambda request: norms_of_any_size(request.mentions),
     ),
     TorchPatch(
@@ -101,6 +104,14 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="Its algorithm makes a dynamic number of elements a constant.",
         test="tests/capture/test_associative.py::test_named_dimensions",
         enter=lambda request: associative_scans_of_any_size(request.mentions),
+    ),
+    TorchPatch(
+        name="state of the model",
+        scope="attempt",
+        target="the model, and what its code reaches",
+        why="The model's code keeps tensors of the trace, which its next call and the next attempt would find.",
+        test="tests/capture/test_state.py::test_eager_after_an_export",
+        enter=lambda request: state_of(request).restored(),
     ),
     TorchPatch(
         name="onnx flag in Dynamo",
@@ -137,6 +148,23 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_operator_calls.py::test_training",
         enter=lambda request: operator_calls_repeated(request.counts),
         needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="results in one step",
+        scope="attempt",
+        target="FakeTensorMode._dispatch_impl, py_kernels of linear, layer_norm and batch_norm",
+        why="The kind of a result is computed by decompositions in Python, up to 16 ms a call.",
+        test="tests/capture/test_fakes.py::test_a_batch_norm_asks_nothing",
+        enter=lambda request: results_in_one_step(),
+        needed=lambda request: not request.strict,
+    ),
+    TorchPatch(
+        name="handled errors",
+        scope="attempt",
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler, proxy_tensor.proxy_call, FakeTensorMode.dispatch",
+        why="The model's code may handle errors that only tensors without numbers raise, or never raise, and go another way.",
+        test="tests/capture/test_handled.py",
+        enter=handled_errors,
     ),
     TorchPatch(
         name="seconds of modules",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import Domain, OpSample, OrtLibrary, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, LibraryPatch, OpSample, OrtLibrary, PluginInfo, Rule, hookimpl
 
 __all__ = ["stand_in"]
 
@@ -69,21 +69,9 @@ def _library() -> str | None:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of mmcv."""
-    return [_patches]
-
-
-def _patches() -> Any:
-    """Nothing to patch, and nothing to import, where mmcv's operators aren't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "mmcv.ops" not in sys.modules:
-        return nullcontext()
-    from onnxplug_mmcv.library import exchanged
-
-    return exchanged()
+    return [LibraryPatch(("mmcv.ops",), "onnxplug_mmcv.library:exchanged")]
 
 
 @hookimpl

@@ -113,13 +113,8 @@ def kept_rotated(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         own = (kept & (places == place)).any()
         return kept & ~(own & near & (places > place)), own.clone()
 
-    kept, _ = scanned(step, torch.ones_like(places, dtype=torch.bool), (boxes, places))
+    kept, _ = scan(step, torch.ones_like(places, dtype=torch.bool), (boxes, places))
     return order[kept[:-1]]
-
-
-def scanned(step: Any, state: Any, sequences: tuple[Tensor, ...]) -> Any:
-    """``scan`` over the first axis."""
-    return scan(step, state, sequences)
 
 
 def overlaps(one: Tensor, other: Tensor, of_one: bool) -> Tensor:

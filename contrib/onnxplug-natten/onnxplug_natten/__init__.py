@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from onnxplug import PluginInfo, hookimpl
+from onnxplug import LibraryPatch, PluginInfo, hookimpl
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of natten."""
-    return [_patches]
-
-
-def _patches() -> Any:
-    """Nothing to patch, and nothing to import, where natten isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "natten.functional" not in sys.modules:
-        return nullcontext()
-    from onnxplug_natten.library import exchanged
-
-    return exchanged()
+    return [LibraryPatch(("natten.functional",), "onnxplug_natten.library:exchanged")]
 
 
 @hookimpl

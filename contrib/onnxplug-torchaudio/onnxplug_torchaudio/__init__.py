@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from onnxplug import PluginInfo, hookimpl
+from onnxplug import LibraryPatch, PluginInfo, hookimpl
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of torchaudio."""
-    return [_patches]
-
-
-def _patches() -> Any:
-    """Nothing to patch, and nothing to import, where torchaudio isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "torchaudio.functional" not in sys.modules:
-        return nullcontext()
-    from onnxplug_torchaudio.library import exchanged
-
-    return exchanged()
+    return [LibraryPatch(("torchaudio.functional",), "onnxplug_torchaudio.library:exchanged")]
 
 
 @hookimpl

@@ -26,10 +26,11 @@ import numpy as np
 import torch
 
 from onnxplug.capture.locations import raised_at
-from onnxplug.capture.marks import advances, mark_of, path_to
 from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
+from onnxplug.patches.marks import advances, mark_of, path_to
+from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import FakeTensor, is_transformed
 from onnxplug.warn import warn
 
@@ -444,6 +445,17 @@ class State:
                 )
 
     @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restores everything at the end; wholly after an error."""
+        try:
+            with self.guarded():
+                yield
+        except BaseException:
+            self.restore(wholly=True)
+            raise
+        self.restore()
+
+    @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
         """While it holds, the arrays without a copy can't be written to.
 
@@ -482,6 +494,15 @@ def _count(text: str) -> itertools.count[Any] | None:
     except (ValueError, SyntaxError):
         return None
     return itertools.count(*numbers)
+
+
+def state_of(request: CaptureRequest) -> State:
+    """The state of the captured module, as it was before the first attempt."""
+    state: State | None = request.shared.get("state")
+    if state is None:
+        mentions: Any = request.mentions
+        state = request.shared["state"] = State(request.module, mentions)
+    return state
 
 
 @contextlib.contextmanager
