@@ -10,6 +10,7 @@ from onnxplug.capture.patches import TorchPatch
 from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
+from onnxplug.patches.copies import copies_of_tensors
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
 from onnxplug.patches.fakes import results_in_one_step
@@ -42,6 +43,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="module.to(...) swaps fake parameters for themselves: an error, or a write to the parameter.",
         test="tests/capture/test_conversions.py::test_a_conversion_that_changes_nothing_is_no_write",
         enter=lambda request: conversions_that_change_nothing(),
+    ),
+    TorchPatch(
+        name="copies",
+        target="torch._subclasses.fake_tensor.FakeTensor.__deepcopy__",
+        why="copy.deepcopy(tensor) asks where the tensor's numbers are: an error.",
+        test="tests/capture/test_copies.py::test_a_deep_copy_of_a_tensor",
+        enter=lambda request: copies_of_tensors(),
     ),
     TorchPatch(
         name="len",
