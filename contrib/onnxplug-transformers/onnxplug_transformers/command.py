@@ -64,6 +64,14 @@ def export(
             help="Text generation: attention by GroupQueryAttention, its cache in buffers that are written in place",
         ),
     ] = False,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter",
+            help="A folder of PEFT: DIR is merged into the weights; NAME=DIR, also several times, becomes NAME.onnx_adapter "
+            "beside the model (text generation)",
+        ),
+    ] = None,
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Copy the tokenizer, which must be there; or do without")
     ] = True,
@@ -73,8 +81,10 @@ def export(
     from onnxplug_transformers.folders import check_folder
 
     check_folder(Path(request.name), random=random)  # before transformers is imported, which takes seconds
+    from onnxplug_transformers.adapters import parse_adapters
     from onnxplug_transformers.export import export_folder
 
+    merged_adapter, adapters = parse_adapters(adapter or ())
     return export_folder(
         Path(request.name),
         request.output,
@@ -90,6 +100,8 @@ def export(
         int8_layers=None if int8_layers is None else [name for name in int8_layers.split(",") if name],
         accuracy_level=accuracy_level,
         fused=fused,
+        merged_adapter=merged_adapter,
+        adapters=adapters,
         tokenizer=tokenizer,
         overwrite=overwrite,
         verify=request.verify,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,22 @@ def checkpoint(decoder: Any, tmp_path: Path, save_tokenizer: Any) -> Callable[..
     return make
 
 
+def check_logits(output: Path, model: nn.Module, options: Any = None) -> None:
+    """Compares a folder's logits with a model's."""
+    tokens = torch.randint(3, 100, (2, 9))
+    feeds: dict[str, Any] = {"input_ids": tokens.numpy(), "attention_mask": torch.ones_like(tokens).numpy()}
+    session = inference_session(output / "model.onnx")
+    for value in session.get_inputs():
+        if value.name == "position_ids":
+            feeds[value.name] = torch.arange(9).expand(2, -1).numpy()
+        elif value.name not in feeds:
+            feeds[value.name] = torch.zeros(2, 2, 0, 16).numpy()
+    with torch.no_grad():
+        exact = model(tokens).logits
+    logits = torch.from_numpy(session.run(["logits"], feeds, options)[0])
+    torch.testing.assert_close(logits, exact, **LOOSER["decoder"][0])
+
+
 CASES = [
     ("gptq", {}, ("--fused",)),
     pytest.param("gptq", {"symmetric": True, "sym": True}, (), marks=pytest.mark.long),
@@ -96,18 +113,35 @@ def test_weights_stay_packed(method: str, about: dict[str, Any], flags: tuple[st
     tables = () if not flags else ("inv_freq.cos", "inv_freq.sin")
     stored = sum(v.const_value.nbytes for n, v in graph.initializers.items() if not n.endswith(tables or ("-",)))
     assert stored < 1.1 * (folder / "model.safetensors").stat().st_size
-    tokens = torch.randint(3, 100, (2, 9))
-    feeds: dict[str, Any] = {"input_ids": tokens.numpy(), "attention_mask": torch.ones_like(tokens).numpy()}
-    session = inference_session(output / "model.onnx")
-    for value in session.get_inputs():
-        if value.name == "position_ids":
-            feeds[value.name] = torch.arange(9).expand(2, -1).numpy()
-        elif value.name not in feeds:
-            feeds[value.name] = torch.zeros(2, 2, 0, 16).numpy()
-    with torch.no_grad():
-        exact = model(tokens).logits
-    logits = torch.from_numpy(session.run(["logits"], feeds)[0])
-    torch.testing.assert_close(logits, exact, **LOOSER["decoder"][0])
+    check_logits(output, model)
+
+
+@pytest.mark.parametrize("method", ["gptq", pytest.param("awq", marks=pytest.mark.long)])
+def test_adapters_beside_packed_weights(method: str, checkpoint: Any, save_adapter: Any, with_adapter: Any) -> None:
+    """The weights stay as they are, and the adapter's products are added."""
+    model, folder = checkpoint(method)
+    adapter = save_adapter(model, folder.parent / "adapter", ("q_proj", "down_proj"))
+    output = folder.parent / "onnx"
+    arguments = ["-o", str(output), "--verify", "--accuracy-level", "1", "--adapter", f"one={adapter}"]
+    assert run(["export", f"transformers:{folder}", *arguments]) == 0
+    stored = ir.load(output / "model.onnx").graph.initializers.values()
+    assert sum(value.const_value.nbytes for value in stored) < 1.1 * (folder / "model.safetensors").stat().st_size
+    options, file = onnxruntime.RunOptions(), onnxruntime.LoraAdapter()
+    file.Load(str(output / "one.onnx_adapter"))
+    for active in (False, True):
+        if active:
+            options.add_active_adapter(file)
+            with_adapter(model, adapter)
+        check_logits(output, model, options)
+
+
+def test_nothing_is_merged_into_packed_weights(checkpoint: Any, save_adapter: Any, capsys: Any) -> None:
+    model, folder = checkpoint("gptq")
+    adapter = save_adapter(model, folder.parent / "adapter", ("o_proj",))
+    output = folder.parent / "onnx"
+    assert run(["export", f"transformers:{folder}", "-o", str(output), "--adapter", str(adapter)]) == 2
+    assert "o_proj is a FourBitLinear, into which nothing can be merged" in " ".join(capsys.readouterr().err.split())
+    assert not output.exists()
 
 
 BAD = {
