@@ -50,9 +50,16 @@ def export(
         str | None,
         typer.Option(
             "--int8-layers",
-            help="With --int4: linear layers whose weights get 8 bits, separated by commas, * for anything",
+            help="With --int4: linear layers whose weights get 8 bits, separated by commas, * for anything; mixed: those whose "
+            "errors count most",
         ),
     ] = None,
+    zero_points: Annotated[
+        bool,
+        typer.Option(
+            "--zero-points", help="With --int4: blocks of 4 bits have a zero point too, and are nearer to the weights"
+        ),
+    ] = False,
     accuracy_level: Annotated[
         int | None,
         typer.Option("--accuracy-level", help="With --int4: 4 (default) rounds activations to bytes, 1 keeps floats"),
@@ -98,6 +105,7 @@ def export(
         block_size=block_size,
         int4_keep=None if int4_keep is None else [name for name in int4_keep.split(",") if name],
         int8_layers=None if int8_layers is None else [name for name in int8_layers.split(",") if name],
+        zero_points=zero_points,
         accuracy_level=accuracy_level,
         fused=fused,
         merged_adapter=merged_adapter,

@@ -58,6 +58,7 @@ def export_folder(
     block_size: int | None = None,
     int4_keep: Sequence[str] | None = None,
     int8_layers: Sequence[str] | None = None,
+    zero_points: bool = False,
     accuracy_level: int | None = None,
     fused: bool = False,
     merged_adapter: str | os.PathLike[str] | None = None,
@@ -84,7 +85,9 @@ def export_folder(
         int4: Linear layers with weights of four bits and embeddings with weights of eight, of a model for text generation.
         block_size: Numbers that share a scale, 32 unless given.
         int4_keep: Names of linear layers, or of the embedding, that stay as they are, with ``*`` for anything; by default none.
-        int8_layers: Names of linear layers whose weights get eight bits instead of four, with ``*`` for anything; by default none.
+        int8_layers: Names of linear layers whose weights get eight bits instead of four, with ``*`` for anything; ``"mixed"``
+            stands for those whose errors count most. By default none.
+        zero_points: Blocks of four bits have a zero point of their own, beside the scale.
         accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
             greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
@@ -115,9 +118,10 @@ def export_folder(
     chosen.check_task(kind)
     flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused, "--adapter NAME=DIR": bool(adapters)}
     _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
-    of_int4 = any(value is not None for value in (block_size, int4_keep, int8_layers))
+    of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
     if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
-        raise UsageError("--block-size, --int4-keep, --int8-layers and --accuracy-level are for --int4")
+        options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
+        raise UsageError(f"{options_of_int4} are for --int4")
     size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
     check_settings(size, level)
     given = dict(options or {})
@@ -134,7 +138,8 @@ def export_folder(
     notes = []
     if int4:
         stage("rounding to 4 bits")
-        notes.append(str(round_weights(model, size, int4_keep or (), level, int8_layers or ())))
+        changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
+        notes.append(str(changed))
     with staged(output) as folder:
         call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level)
         call.folder.mkdir(exist_ok=True)

@@ -19,8 +19,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from onnxplug import OnnxplugError, UsageError
 from onnxplug_transformers.folders import read_json
-from onnxplug_transformers.four_bits import BLOCK_SIZES, PROJECTIONS, FourBitLinear, place, together
+from onnxplug_transformers.four_bits import BLOCK_SIZES, PROJECTIONS, FourBitLinear, place
 from onnxplug_transformers.models import is_packed
+from onnxplug_transformers.rounding import together, zero_bytes
 
 _METHOD = "onnxplug_packed"
 #: Which column each of the eight numbers of an AWQ int32 belongs to, the low half byte first.
@@ -157,7 +158,7 @@ class _Packed(nn.Module):
             together(levels.unflatten(1, (-1, size))),
             scales.contiguous(),
             self.bias,
-            zeros=None if (zeros == 8).all() else together(nn.functional.pad(zeros, (0, zeros.shape[1] % 2))),
+            zeros=zero_bytes(zeros),
             order=order,
         )
 

@@ -343,6 +343,36 @@ def add_adapter(model: Any, folder: Path) -> Any:
 
 
 @pytest.fixture
+def restore() -> Callable[[Any, Path], None]:
+    """Gives a model of transformers the weights of few bits that a file has."""
+    return restore_weights
+
+
+def restore_weights(model: Any, path: Path) -> None:
+    import numpy as np
+    import onnx_ir as ir
+
+    stored = {str(name): value.const_value.numpy() for name, value in ir.load(path).graph.initializers.items()}
+    modules = dict(model.named_modules())
+    for name in [name.removesuffix(".levels") for name in stored if name.endswith(".levels")]:
+        owner, _, last = name.rpartition(".")
+        parts = ["q_proj", "k_proj", "v_proj"] if last == "q_proj_k_proj_v_proj" else [last]
+        layers = [modules[f"{owner}.{part}".strip(".")] for part in parts]
+        levels, scales = stored[f"{name}.levels"], stored[f"{name}.scales"].astype("f4")
+        if levels.shape[1] * levels.shape[2] >= layers[0].weight.shape[1]:  # a byte each
+            steps = levels.astype("f4") - 128
+        else:
+            zeros = stored.get(f"{name}.zeros", np.full((len(scales), (scales.shape[1] + 1) // 2), 0x88, "u1"))
+            middles = np.stack([zeros & 15, zeros >> 4], -1).reshape(len(scales), -1)[:, : scales.shape[1]]
+            numbers = np.stack([levels & 15, levels >> 4], -1).reshape(*levels.shape[:2], -1)
+            steps = numbers.astype("f4") - middles[..., None].astype("f4")
+        weight = torch.from_numpy((steps * scales[..., None]).reshape(len(scales), -1))
+        with torch.no_grad():
+            for layer, part in zip(layers, weight.split([len(layer.weight) for layer in layers]), strict=True):
+                layer.weight.copy_(part[:, : layer.weight.shape[1]])
+
+
+@pytest.fixture
 def save_tokenizer() -> Callable[[Path], None]:
     """Saves a tokenizer into a folder."""
     return write_tokenizer

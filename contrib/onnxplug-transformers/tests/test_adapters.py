@@ -187,26 +187,8 @@ def test_what_the_files_have(two: Any, exported: Any) -> None:
     assert about["rank_pattern"] == {"lm_head": 5}
 
 
-def restore(model: Any, path: Path) -> None:
-    """Gives a model of transformers the weights of 4 bits that a file has."""
-    stored = ir.load(path).graph.initializers
-    for name in [name.removesuffix(".levels") for name in stored if name.endswith(".levels")]:
-        levels, scales = (stored[f"{name}.{kind}"].const_value.numpy() for kind in ("levels", "scales"))
-        if levels.shape[-1] == 32:  # an embedding has 8 bits
-            numbers = levels.astype("f4") - 128
-        else:
-            numbers = np.stack([levels & 15, levels >> 4], -1).reshape(*levels.shape[:2], -1).astype("f4") - 8
-        weight = torch.from_numpy((numbers * scales[..., None].astype("f4")).reshape(len(scales), -1))
-        owner, _, last = name.rpartition(".")
-        parts = ["q_proj", "k_proj", "v_proj"] if last == "q_proj_k_proj_v_proj" else [last]
-        modules = [model.get_submodule(f"{owner}.{part}".strip(".")) for part in parts]
-        with torch.no_grad():
-            for module, part in zip(modules, weight.split([len(m.weight) for m in modules]), strict=True):
-                module.weight.copy_(part[:, : module.weight.shape[1]])
-
-
-@pytest.mark.parametrize("flags", [("--fused",), pytest.param((), marks=pytest.mark.long)])
-def test_a_base_in_four_bits(flags: tuple[str, ...], two: Any, with_adapter: Any, exported: Any) -> None:
+@pytest.mark.parametrize("flags", [("--fused", "--zero-points"), pytest.param((), marks=pytest.mark.long)])
+def test_a_base_in_four_bits(flags: tuple[str, ...], two: Any, with_adapter: Any, restore: Any, exported: Any) -> None:
     """Adapters stay floats beside rounded weights, also of the layers that are parts of one product."""
     folder, adapters = two("llama")
     output = exported(folder, "--verify", "--int4", "--accuracy-level", "1", *flags, *options(adapters))
@@ -247,7 +229,9 @@ def test_halves(dtype: str, two: Any, with_adapter: Any, exported: Any) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), pytest.param(("--int4", "--accuracy-level", "1"), marks=pytest.mark.long)])
-def test_an_adapter_in_the_weights(flags: tuple[str, ...], two: Any, with_adapter: Any, exported: Any) -> None:
+def test_an_adapter_in_the_weights(
+    flags: tuple[str, ...], two: Any, with_adapter: Any, restore: Any, exported: Any
+) -> None:
     folder, adapters = two("gpt2" if not flags else "llama")
     output = exported(folder, "--verify", *flags, "--adapter", str(adapters["second"]))
     model = with_adapter(load(folder), adapters["second"])
