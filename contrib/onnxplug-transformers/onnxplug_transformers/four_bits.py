@@ -187,7 +187,7 @@ class FourBitLinear(nn.Module):
 
     @classmethod
     def joined(cls, layers: Sequence[FourBitLinear]) -> FourBitLinear:
-        """Layers in one, of blocks of the same size and with the order of their inputs; all have a bias, or none has."""
+        """Layers in one, of blocks of the same size and bits, with the order of their inputs; all have a bias, or none has."""
         zeros: Any = None
         if any(layer.zeros is not None for layer in layers):
             rows = [layer.levels.shape[:2] for layer in layers]
@@ -200,6 +200,7 @@ class FourBitLinear(nn.Module):
             bias,
             zeros=zeros,
             widths=[layer.levels.shape[0] for layer in layers],
+            bits=layers[0].bits,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
