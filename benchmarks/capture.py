@@ -193,7 +193,17 @@ def main() -> None:
     table = Table(
         title="Whole export, processor seconds, and how many times faster than torch.export alone and than torch.onnx"
     )
-    columns = ("model", "torch.export", "onnxplug", "times faster", "goal", "its buffer", "with it", "torch.onnx", "times faster")
+    columns = (
+        "model",
+        "torch.export",
+        "onnxplug",
+        "times faster",
+        "goal",
+        "its buffer",
+        "with it",
+        "torch.onnx",
+        "times faster",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column == "model" else "right")
     compare("decoder", decoder(1), rounds=1, peer=False)  # imports

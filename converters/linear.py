@@ -230,8 +230,10 @@ def _contracted(
                 a = reduced(g, "ReduceSum", a, [x], True, inner, exact=True)
     shape = [*(g.dim(a, x) for x in kept[0]), *(g.dim(b, y) for y in kept[1])]
     rows, columns = _joined(g, a, kept[0]), _joined(g, b, kept[1])
-    first = g.op.Reshape(_ordered(g, a, [*kept[0], *over[0]]), g.vector([rows, -1]))
-    second = g.op.Reshape(_ordered(g, b, [*over[1], *kept[1]]), g.vector([-1, columns]))
+    # A size that is inferred is an error of ONNX Runtime where other axes are empty.
+    known = [size if isinstance(size := _joined(g, x, axes), int) else -1 for x, axes in zip((a, b), over, strict=True)]
+    first = g.op.Reshape(_ordered(g, a, [*kept[0], *over[0]]), g.vector([rows, known[0]]))
+    second = g.op.Reshape(_ordered(g, b, [*over[1], *kept[1]]), g.vector([known[1], columns]))
     return g.cast(g.op.Reshape(product(g, first, second), g.vector(shape)), dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,7 +138,10 @@ def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, 
     assert dtype is not None
     inner = _wide(dtype)
     wide = g.cast(x, inner)
-    rows = g.op.Reshape(wide, g.const([0, groups, -1]))
+    sizes = list(x.shape or ())[1:]
+    # A size that is inferred is an error of ONNX Runtime where the batch is empty.
+    length = -1 if not _reshapes(x) else math.prod(size for size in sizes if isinstance(size, int)) // groups
+    rows = g.op.Reshape(wide, g.const([0, groups, length]))
     if is_long(g, rows, [2]):
         normal = _standardized(g, rows, [2], eps)[0]
     else:

@@ -64,7 +64,7 @@ def _is_pointwise(func: Any) -> bool:
 
 
 def _pointwise_result(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    tensors: list[Any] = [value for value in args if isinstance(value, torch.Tensor)]
     if not tensors or not all(type(value) in _PLAIN for value in args if not isinstance(value, torch.Tensor)):
         return None
     if any(type(tensor) is not FakeTensor for tensor in tensors) or not any(map(_is_dynamic, tensors)):
@@ -73,11 +73,11 @@ def _pointwise_result(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[st
     if None in sizes or any(tensor.fake_device != tensors[0].fake_device for tensor in tensors):
         return None
     shape = _broadcast([tensor.shape for tensor in tensors], sizes)
-    dtype = _result_dtype(func, args, kwargs) if shape is not None else None
-    return None if dtype is None else _new(mode, shape, dtype, tensors[0].fake_device)
+    dtype = _result_dtype(func, args, kwargs)
+    return None if shape is None or dtype is None else _new(mode, shape, dtype, tensors[0].fake_device)
 
 
-def _is_dynamic(tensor: torch.Tensor) -> bool:
+def _is_dynamic(tensor: Any) -> bool:
     return any(type(size) is torch.SymInt for size in tensor.shape)
 
 

@@ -21,7 +21,7 @@ def _length(item: Any) -> Any:
     return _python_length(item)
 
 
-class _Globals:
+class Globals:
     """A function's globals, as an object whose attributes they are."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -35,5 +35,5 @@ def lengths_stay_dynamic(mentions: Mentions) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for namespace in named.values():
             if "len" not in namespace:
-                stack.enter_context(patched(_Globals(namespace), "len", _length))
+                stack.enter_context(patched(Globals(namespace), "len", _length))
         yield

@@ -29,7 +29,7 @@ from onnxplug.capture.locations import raised_at
 from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
-from onnxplug.patches.marks import advances, mark_of, path_to
+from onnxplug.patches.marks import advances, has_own_class, mark_of, path_to
 from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import FakeTensor, is_transformed
 from onnxplug.warn import warn
@@ -39,23 +39,8 @@ _ABSENT: Any = object()
 _OTHERS = SKIPPED - {"collections", "weakref", "types"}
 #: The largest NumPy array, in bytes, that is copied; larger arrays are read-only while the model is captured.
 _LARGE = 1 << 26
-_PLAIN = frozenset(
-    (
-        str,
-        bytes,
-        int,
-        float,
-        complex,
-        bool,
-        type(None),
-        torch.dtype,
-        torch.device,
-        torch.Size,
-        type,
-        types.ModuleType,
-        range,
-    )
-)
+_PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, range))
+_PLAIN |= {torch.dtype, torch.device, torch.Size}
 
 
 class _Kept(NamedTuple):
@@ -292,6 +277,8 @@ class State:
         self._model = model
         self._marks: list[tuple[Any, Any]] = []
         self._reported: set[int] = set()
+        #: The tensors reached that are of a class of their own.
+        self.of_own_class: list[torch.Tensor] = []
         self._keep(None, torch, _SETTINGS)
         self._keep(None, os.environ, _ENVIRON)
         self._walk([model, *_SHARED], None)
@@ -363,7 +350,9 @@ class State:
                 return self._keep(owner, item, _ARRAY)
             self._large += [item] if item.flags.writeable else []
             return ()
-        if type(item) is torch.Tensor and self._can_be_written(item):
+        if issubclass(type(item), torch.Tensor) and has_own_class(item):
+            self.of_own_class.append(item)
+        elif type(item) is torch.Tensor and self._can_be_written(item):
             if item.nbytes <= _LARGE:
                 self._keep(None, item, _TENSOR)
             else:
@@ -438,7 +427,7 @@ class State:
         for item in advanced:
             if id(item) not in self._reported:
                 self._reported.add(id(item))
-                path = path_to(self._model, item)
+                path = path_to(item, {"self": self._model})
                 warn(
                     f"the model's code advanced {path} during the capture, which can't be put back: the model's next call starts "
                     "from there. Keep the state in a buffer, a list or a number."

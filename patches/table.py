@@ -10,10 +10,12 @@ from onnxplug.capture.patches import TorchPatch
 from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
+from onnxplug.patches.copies import copies_of_tensors
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
 from onnxplug.patches.fakes import results_in_one_step
 from onnxplug.patches.handled import handled_errors
+from onnxplug.patches.kinds import kinds_as_in_pytorch
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
 from onnxplug.patches.norms import norms_of_any_size
@@ -22,6 +24,7 @@ from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_cal
 from onnxplug.patches.packed import packed_sequences
 from onnxplug.patches.shapes import shape_kernels
 from onnxplug.patches.state import state_of
+from onnxplug.patches.tensor_classes import classes_named
 from onnxplug.patches.timing import modules_timed
 from onnxplug.patches.tracing import lean_tracing
 from onnxplug.plugin_api import CaptureRequest
@@ -40,6 +43,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="module.to(...) swaps fake parameters for themselves: an error, or a write to the parameter.",
         test="tests/capture/test_conversions.py::test_a_conversion_that_changes_nothing_is_no_write",
         enter=lambda request: conversions_that_change_nothing(),
+    ),
+    TorchPatch(
+        name="copies",
+        target="torch._subclasses.fake_tensor.FakeTensor.__deepcopy__",
+        why="copy.deepcopy(tensor) asks where the tensor's numbers are: an error.",
+        test="tests/capture/test_copies.py::test_a_deep_copy_of_a_tensor",
+        enter=lambda request: copies_of_tensors(),
     ),
     TorchPatch(
         name="len",
@@ -73,7 +83,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         name="norms",
         target="torch.nn.functional._verify_spatial_size and local_response_norm, py_kernels of batch_norm and instance_norm",
         why="They ask for sizes that follow from data.",
-        test="tests/capture/test_sizes.py::test_normalization_of_a_length_that_follows_from_data[instance_norm-_Head]",
+        test="tests/capture/test_sizes.py::test_local_response_norm_of_a_size_that_follows_from_data[LocalResponseNorm-0-3]",
         enter=lambda request: norms_of_any_size(request.mentions),
     ),
     TorchPatch(
@@ -124,6 +134,15 @@ PATCHES: tuple[TorchPatch, ...] = (
         needed=lambda request: request.strict,
     ),
     TorchPatch(
+        name="kinds",
+        scope="attempt",
+        target="isinstance and type, in the Python modules of the model's code, FakeTensorMode.from_tensor",
+        why="Traced tensors and sizes have other classes, and not the attributes that were set on weights and inputs.",
+        test="tests/capture/test_kinds.py::test_classes_and_attributes[isinstance of a size]",
+        enter=lambda request: kinds_as_in_pytorch(request.mentions),
+        needed=lambda request: not request.strict,
+    ),
+    TorchPatch(
         name="lean tracing",
         scope="attempt",
         target="functions of torch.fx.experimental.proxy_tensor, torch.export._trace and torch.export's passes",
@@ -140,6 +159,14 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_operator_calls.py::test_training",
         enter=lambda request: operator_calls_repeated(request.counts),
         needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="classes of tensors",
+        scope="attempt",
+        target="nothing: it warns",
+        why="torch.export takes weights and inputs of classes of their own for plain tensors.",
+        test="tests/capture/test_kinds.py::test_an_input_of_such_a_class",
+        enter=lambda request: classes_named(request),
     ),
     TorchPatch(
         name="results in one step",

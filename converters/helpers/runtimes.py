@@ -126,6 +126,10 @@ LONG_SUMS_LOSE_DIGITS = Fault(
     "beyond 2**18 elements (along static axes) axis after axis, long ones in rows of the square root of their size; "
     "along dynamic axes a sum in double with exact=True",
 )
+EMPTY_SCANS_END_THE_PROCESS = Fault(
+    "Scan over slices without elements ends the process by a division by zero; over no slices it is an error",
+    "where a size is dynamic, an If: the operand itself where it has no elements",
+)
 FAULTS: tuple[Fault, ...] = (
     INTEGERS_THROUGH_DOUBLE,
     DROPOUT_IS_REMOVED,
@@ -136,6 +140,7 @@ FAULTS: tuple[Fault, ...] = (
     INFINITY_IS_LOST,
     RESIZE_ROUNDS_OTHERWISE,
     LONG_SUMS_LOSE_DIGITS,
+    EMPTY_SCANS_END_THE_PROCESS,
 )
 
 

@@ -10,6 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
+from onnxplug.converters.helpers.runtimes import EMPTY_SCANS_END_THE_PROCESS
 
 Step = Callable[[list[Value], Value], tuple[list[Value], list[Value]]]
 
@@ -27,6 +28,26 @@ def scan(g: GraphBuilder, x: Value, axis: int, starts: list[Any], step: Step) ->
     Returns:
         The outputs, stacked along the axis.
     """
+    may_be_empty = not all(isinstance(g.dim(x, a), int) for a in range(rank_of(x)))
+    if not may_be_empty or not EMPTY_SCANS_END_THE_PROCESS.concerns(g):
+        return _scanned(g, x, axis, starts, step)
+    outputs: list[Value] = []
+
+    def with_elements() -> list[Value]:
+        outputs.extend(_scanned(g, x, axis, starts, step))
+        return outputs
+
+    other = g.subgraph(with_elements, name="elements")
+    empty = g.subgraph(lambda: [g.cast(x, y.dtype) for y in outputs if y.dtype is not None], name="empty")
+    is_without = g.op.Equal(g.op.Size(x), g.const(0))
+    results = g.op.If(is_without, then_branch=empty, else_branch=other, _outputs=len(outputs))
+    results = [results] if isinstance(results, Value) else list(results)
+    for result, output in zip(results, outputs, strict=True):
+        result.type, result.shape = output.type, output.shape
+    return results
+
+
+def _scanned(g: GraphBuilder, x: Value, axis: int, starts: list[Any], step: Step) -> list[Value]:
     sizes = [g.dim(x, a) for a in range(rank_of(x)) if a != axis]
     dims = [d for a, d in enumerate(x.shape or ()) if a != axis]
     shape = g.vector(sizes)

@@ -191,13 +191,15 @@ def _of_program(program: torch.export.ExportedProgram, args: Any, kwargs: Any, d
     if not args and not kwargs and program.example_inputs is not None:
         args, kwargs = program.example_inputs
     guards = size_guards(program, {}, one_size=False)  # the user who exported it has named the sizes
-    squeezed = squeezed_sizes(program, narrowed({}, guards.bounds))
-    for text in (*(warning_text(condition, {}) for condition in guards.conditions), *bound_warnings(guards.bounds, {})):
-        warn(text)
-    for condition in squeezed:
-        warn(squeezed_text(condition, {}))
+    squeezed = squeezed_sizes(program, narrowed({}, guards.bounds), of_ones=True)
     conditions = [*guards.conditions, *squeezed, *(bound for bound in guards.bounds if bound.of_code)]
-    return Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=conditions)
+    captured = Captured(program=program, args=tuple(args), kwargs=dict(kwargs), conditions=conditions)
+    names = captured.size_names()
+    texts = [warning_text(condition, names) for condition in guards.conditions]
+    texts += [*bound_warnings(guards.bounds, names), *(squeezed_text(condition, names) for condition in squeezed)]
+    for text in texts:
+        warn(text)
+    return captured
 
 
 def _with_gradients_in_structure(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

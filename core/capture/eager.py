@@ -13,8 +13,14 @@ from onnxplug.torch_private import pytree
 
 
 def copied(tree: Any) -> Any:
-    """The same tree with detached copies of its tensors; a tensor that it holds twice becomes two."""
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+    """The same tree with detached copies of its tensors, attributes included; a tensor that it holds twice becomes two."""
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        made = tensor.detach().clone()
+        made.__dict__.update({name: value for name, value in vars(tensor).items() if "_dynamo" not in name})
+        return made
+
+    return pytree.tree_map_only(torch.Tensor, copy, tree)
 
 
 class _FastPath:

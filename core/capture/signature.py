@@ -127,6 +127,15 @@ class Captured:
     bounds: list[Condition] = field(default_factory=list)
     repeated: int = 0
 
+    def size_names(self) -> dict[str, str]:
+        """Symbol of a dynamic dimension to its name in messages: the user's, or ``x.shape[1]`` where there is none."""
+        names: dict[str, str] = {}
+        for node in self.program.graph.nodes:
+            value = node.meta.get("val") if node.op == "placeholder" else None
+            for axis, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
+                names.setdefault(str(size), f"{node.name}.shape[{axis}]")
+        return {**names, **self.dim_names}
+
 
 #: Names of arguments that hold the past.
 _PAST = re.compile(r"(past_key_values|past_key_value|cache_params|past)(?=[._]|\d|$)")

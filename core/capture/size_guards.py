@@ -73,7 +73,7 @@ class Condition:
         """The condition in Python's notation, with the user's names for torch's symbols."""
         text = str(python_notation().doprint(self.named(names))).replace("torch.sym_float", "float")
         text = re.sub(r"(\d\.\d*?)0+(?!\d)", r"\1", text)  # sympy writes 1.5 with all digits of its precision
-        return re.sub(r"(\d)\.(?!\d)", r"\1.0", text)
+        return re.sub(r"(\d)\.(?!\w)", r"\1.0", text)
 
     def allows(self, sizes: Mapping[Any, Any]) -> bool:
         """Whether it holds for given sizes; True where that is unknown, False where the model divides by 0."""

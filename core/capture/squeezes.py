@@ -42,17 +42,18 @@ def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Itera
             yield KeptAxis(symbols, axis, source_location(node))
 
 
-def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges) -> list[Condition]:
-    """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program; their example sizes are not 1.
+def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges, *, of_ones: bool = False) -> list[Condition]:
+    """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program.
 
     Args:
         program: The captured program.
         ranges: Symbol to its smallest and largest size.
+        of_ones: Those of axes whose example size is 1, too, which :func:`kept_axes` has otherwise.
     """
     conditions = {
         Condition(sympy.Ne(size.node.expr, 1), source_location(node), fixed=False): None
         for node, _, size in _dynamic_axes(program)
-        if size.node.hint != 1
+        if of_ones or size.node.hint != 1
     }
     return [condition for condition in conditions if not implied(condition.expr, ranges)]
 

@@ -117,7 +117,7 @@ def _ranges(captured: Captured) -> Ranges:
 
 def _note_conditions(captured: Captured, functional: Functionalized) -> None:
     """Records, and warns, that a graph is right only for sizes at which an operator gives a view, or a copy."""
-    known = {condition.expr for condition in captured.conditions}
+    known, names = {condition.expr for condition in captured.conditions}, captured.size_names()
     for expr, node in sorted(functional.conditions, key=lambda row: len(row[0].atoms())):
         if known & {expr, *expr.args}:  # any of the alternatives is enough
             continue
@@ -127,7 +127,7 @@ def _note_conditions(captured: Captured, functional: Functionalized) -> None:
         captured.conditions.append(condition)
         where = f" at {place}" if place else ""
         warn(
-            f"the exported model is right only where {condition.text(captured.dim_names)}: whether {node.target}{where} gives a "
+            f"the exported model is right only where {condition.text(names)}: whether {node.target}{where} gives a "
             "view or a copy depends on it, and one of the two tensors is written later. Call .clone() there, or declare the range "
             "(torch.export.Dim(name, min=2))."
         )

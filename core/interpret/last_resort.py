@@ -233,7 +233,7 @@ def _new_conditions(captured: Captured, known: int) -> list[Condition]:
     Raises:
         CaptureError: A size comes out static.
     """
-    program, names = captured.program, captured.dim_names
+    program, names = captured.program, captured.size_names()
     ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}
     expressions = {condition.expr for condition in captured.conditions}
     conditions = []

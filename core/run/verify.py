@@ -398,14 +398,20 @@ class _Pair:
         return None
 
     def _assumed(self, leaves: Sequence[Any]) -> str | None:
-        """A hint, where the inputs have a size of 1 and the model's code has a branch for it."""
+        """A hint, where the model is not right for the sizes of the inputs, or may not be for a size of 1."""
         if self.program is None:
             return None
         captured, sizes = _captured(self.program)[0], self.sizes(leaves)
+        for condition in captured.conditions:
+            if condition.symbols <= sizes.keys() and not condition.allows(integers(sizes)):
+                return (
+                    f"The exported model is right only where {condition.text(captured.size_names())}, as the export warned"
+                    f"{f' ({condition.place})' if condition.place else ''}."
+                )
         for assumption in captured.assumptions:
             if assumption.symbols <= sizes.keys() and not assumption.allows(integers(sizes)):
                 return (
-                    f"The model's code asks {assumption.text(captured.dim_names)} at {assumption.place}, and the exported model "
+                    f"The model's code asks {assumption.text(captured.size_names())} at {assumption.place}, and the exported model "
                     "has the branch of the larger sizes. If that is the cause, declare the range (torch.export.Dim(name, min=2)) "
                     "or use torch.where or torch.cond."
                 )

@@ -14,6 +14,7 @@ from torch.export import Dim
 
 import onnxplug
 from onnxplug import CaptureError
+from onnxplug.torch_private import fx_config
 
 ZERO, ONE = torch.ones(0, 3), torch.arange(3.0).reshape(1, 3)
 Model = Callable[[torch.Tensor], torch.Tensor]
@@ -190,13 +191,18 @@ def test_squeeze_of_a_dynamic_dimension_of_another_size_is_right_but_for_size_1(
     same(SQUEEZES[name], program, torch.randn(7, 3))
 
 
-def test_squeeze_of_a_captured_program_is_right_but_for_size_1() -> None:
+@pytest.mark.parametrize("size", [4, 1])
+def test_squeeze_of_a_captured_program_is_right_but_for_size_1(size: int) -> None:
     module = nn.Module()
     module.forward = SQUEEZES["dim"]
-    captured = torch.export.export(module, (torch.randn(4, 3),), dynamic_shapes=({0: Dim("batch")},))
-    with pytest.warns(UserWarning, match=r"right only where s\d+ != 1"):
+    with fx_config.patch(backed_size_oblivious=True):
+        captured = torch.export.export(module, (torch.randn(size, 3),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    with pytest.warns(UserWarning, match=r"right only where x\.shape\[0\] != 1: PyTorch's squeeze"):
         program = onnxplug.to_onnx(captured)
-    program.verify()
+    assert all(1 not in case.sizes.values() for case in program.verify(args=(torch.randn(2, 3),)).cases)
+    with pytest.raises(onnxplug.VerificationError) as error:
+        program.verify(args=(torch.randn(1, 3),))
+    assert "right only where x.shape[0] != 1, as the export warned" in str(error.value.hint)
 
 
 def test_squeeze_of_a_dimension_declared_to_be_larger_says_nothing() -> None:

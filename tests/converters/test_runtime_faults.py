@@ -96,6 +96,7 @@ FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
         runtimes.RESIZE_ROUNDS_OTHERWISE,
         lambda target: bool((run(resized, (IMAGE,), target) - resized(IMAGE)).abs().max() > 5e-6),
     ),
+    "scan": (runtimes.EMPTY_SCANS_END_THE_PROCESS, lambda target: _refuses_no_slices(target)),
     "pool": (runtimes.PADDING_IS_NARROW, lambda target: _refuses(pool, (noise(1, 1, 8, 8),), target)),
 }
 
@@ -105,6 +106,17 @@ def _refuses(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: 
         return off(model, args, target) > 1e-6
     except Exception as error:
         return "Pad should be smaller than kernel" in str(error)
+
+
+def _refuses_no_slices(target: str | None) -> bool:
+    """Whether a Scan of a dynamic number of slices is refused where there are none; without elements in them the process ends."""
+    program = onnxplug.to_onnx(
+        lambda x: x.cumprod(0), (noise(4, 3),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), target=target
+    )
+    try:
+        return program(noise(0, 3))[0].shape != (0, 3)
+    except onnxplug.VerificationError as error:
+        return "Dimension 0 is 0" in str(error)
 
 
 def _has_no_kernel(target: str | None) -> bool:

@@ -437,7 +437,7 @@ def conditions_of(model: Callable[..., Any], dynamic: Any) -> list[str]:
         warnings.simplefilter("always")
         assert prepare(captured).strategy == "linear"
         prepare(captured)
-    texts = [condition.text(captured.dim_names) for condition in captured.conditions[before:]]
+    texts = [condition.text(captured.size_names()) for condition in captured.conditions[before:]]
     said = [str(w.message) for w in caught if "right only where" in str(w.message)]
     assert len(said) == len(texts)
     assert all(text in message for text, message in zip(texts, said, strict=True))
@@ -448,6 +448,7 @@ def test_sizes_at_which_a_copy_is_a_view_are_named() -> None:
     assert conditions_of(settled_by_the_first_axis, ({0: Dim("n")},)) == ["n != 1"]
     assert sorted(conditions_of(settled_by_the_first_axis, ROWS_AND_COLUMNS)) == ["m != 1", "n != 1"]
     assert conditions_of(settled_by_the_first_axis, ({0: Dim("n", min=2), 1: Dim("m", min=2)},)) == []
+    assert conditions_of(settled_by_the_first_axis, ({0: Dim.DYNAMIC},)) == ["args_0.shape[0] != 1"]
 
 
 def test_right_at_the_other_sizes() -> None:
