@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -302,23 +302,13 @@ def found(case: Case) -> Any:
     return value
 
 
-def loop(step: Callable[..., Any], state: Any, sequences: Sequence[Tensor]) -> tuple[Any, Tensor]:
-    """What ``scan`` does, which torch compiles when it is called outside of a capture."""
-    results = []
-    for row in zip(*sequences, strict=True):
-        state, result = step(state, row)
-        results.append(result)
-    return state, torch.stack(results)
-
-
 @pytest.mark.parametrize("started", [False, True])
 @pytest.mark.parametrize("length", [1, 7, 64, 65, 200])
 @pytest.mark.parametrize("name", CASES)
-def test_as_in_transformers(name: str, length: int, started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_in_transformers(name: str, length: int, started: bool) -> None:
     """The results and the last state, of numbers and dtypes."""
     from onnxplug_transformers import recurrences
 
-    monkeypatch.setattr(recurrences, "scan", loop)
     case = CASES[name]
     arguments = case.make(length, started)
     expected = found(case)(**arguments)
@@ -327,10 +317,9 @@ def test_as_in_transformers(name: str, length: int, started: bool, monkeypatch: 
     torch.testing.assert_close(list(actual[1]), list(expected[1]), **LOOSER["functions"][0])
 
 
-def test_no_state_where_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_state_where_none_is_asked_for() -> None:
     from onnxplug_transformers import recurrences
 
-    monkeypatch.setattr(recurrences, "scan", loop)
     for name in ("gated_delta_rule", "kimi"):
         case = CASES[name]
         given = {**case.make(3, False), "output_final_state": False}
