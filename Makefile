@@ -36,7 +36,7 @@ LIBRARIES_FLAGS ?=
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba xformers
+LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio xformers
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
 # for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
@@ -48,8 +48,15 @@ ALONE_mamba := --no-build-isolation mamba_ssm==2.3.2.post1 causal_conv1d==1.7.0 
 .venv-mamba/installed: export CAUSAL_CONV1D_SKIP_CUDA_BUILD := TRUE
 .venv-mamba/installed: export CAUSAL_CONV1D_FORCE_BUILD := TRUE
 ALONE_xformers := xformers==0.0.35
+# mmcv without compiled code, of which the tests compile some; mmdeploy for its library of ONNX Runtime.
+ALONE_mmcv := mmcv-lite==2.2.0 mmengine==0.10.7 mmdeploy==1.3.1 addict==2.4.0 termcolor==3.3.0 yapf==0.43.0 platformdirs==4.14.8 \
+  opencv-python-headless==5.0.0.93 ninja==1.13.2
+# Without its CUDA kernels, which setup.py leaves out where there is no GPU.
+ALONE_natten := --no-build-isolation natten==0.21.7
+ALONE_torchaudio := torchaudio==2.11.0
 # Packages beside, which another one needs.
 WITH_xformers := -e ./contrib/onnxplug-flash-attn
+WITH_mmcv := -e ./contrib/onnxplug-torchvision
 SPACE := $() $()
 
 SHELL := /bin/bash

@@ -47,22 +47,26 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_tied": ("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": HEAD}),
 }
-#: The layers that the builder's ``k_quant_mixed`` gives 8 bits, of a model with eight layers.
-_WIDE = [
-    "lm_head",
-    *[f"*.{layer}.{part}" for layer in (0, 3, 6, 7) for part in ("self_attn.[qkv]_proj", "mlp.down_proj")],
-]
 #: What is compared: our options, and below the builder's.
 KINDS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "int4": {"int4": True},
-    "mixed": {"int4": True, "int8_layers": _WIDE},
+    "rtn": {"int4": True},
+    "k_quant": {"int4": True, "zero_points": True},
+    "rtn_last": {"int4": True, "int8_layers": ["lm_head"]},
+    "k_quant_last": {"int4": True, "int8_layers": ["lm_head"], "zero_points": True},
+    "mixed": {"int4": True, "int8_layers": ["mixed"]},
+    "mixed-zeros": {"int4": True, "int8_layers": ["mixed"], "zero_points": True},
     **{f"int4-{size}": {"int4": True, "block_size": size} for size in (16, 64, 128, 256)},
 }
 BUILDERS: dict[str, list[str]] = {
     "fp32": ["-p", "fp32"],
     "int4": ["-p", "int4"],
-    "mixed": ["-p", "int4", "--extra_options", "algo_config=k_quant_mixed"],
+    **{
+        kind: ["-p", "int4", "--extra_options", f"algo_config={kind}"]
+        for kind in ("rtn", "k_quant", "rtn_last", "k_quant_last")
+    },
+    **{kind: ["-p", "int4", "--extra_options", "algo_config=k_quant_mixed"] for kind in ("mixed", "mixed-zeros")},
     **{f"int4-{size}": ["-p", "int4", "--extra_options", f"block_size={size}"] for size in (16, 64, 128, 256)},
 }
 console = Console(width=140)

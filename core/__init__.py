@@ -28,6 +28,7 @@ _HOME = {
     **dict.fromkeys(
         (
             "AttemptPatch",
+            "LibraryPatch",
             "CaptureMode",
             "CaptureRequest",
             "Domain",
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
         Evaluator as Evaluator,
         ExportedFile as ExportedFile,
         ExportRequest as ExportRequest,
+        LibraryPatch as LibraryPatch,
         ModelSource as ModelSource,
         OpSample as OpSample,
         OrtLibrary as OrtLibrary,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
+from typing import TYPE_CHECKING, Any
 
 from onnxplug import arguments, pipeline
-from onnxplug.options import ExportOptions, with_options
+from onnxplug.options import ExportOptions, exporting
 from onnxplug.packages import load
 from onnxplug.program import OnnxProgram
 
@@ -19,33 +18,7 @@ else:
     Call = ExportOptions
 
 
-P = ParamSpec("P")
-
-
-class ToOnnx(Protocol[P]):
-    """The type of :func:`to_onnx`."""
-
-    @overload  # a call with pieces= fits this overload too
-    def __call__(  # type: ignore[overload-overlap]
-        self,
-        model: Any,
-        args: Any = (),
-        f: str | os.PathLike[str] | None = None,
-        *,
-        pieces: Sequence[str],
-        **options: Any,
-    ) -> OnnxPieces: ...
-
-    @overload
-    def __call__(self, *args: P.args, **options: P.kwargs) -> OnnxProgram: ...
-
-
-def _takes(call: Callable[P, Any]) -> Callable[[Callable[..., Any]], ToOnnx[P]]:
-    """A decorator for a function that takes :class:`ExportOptions`; type checkers see the signature of ``call``."""
-    return lambda function: with_options(ExportOptions, function)
-
-
-@_takes(Call)
+@exporting(Call)
 def to_onnx(
     model: Any, args: Any = (), f: str | os.PathLike[str] | None = None, **options: Any
 ) -> OnnxProgram | OnnxPieces:

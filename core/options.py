@@ -16,7 +16,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
 from onnxplug.errors import UsageError
 from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings
@@ -24,9 +24,10 @@ from onnxplug.observers import Observer
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
-    from onnxplug import Functions
+    from onnxplug import Functions, OnnxPieces
     from onnxplug.host import PluginHost
     from onnxplug.metadata import Metadata
+    from onnxplug.program import OnnxProgram
     from onnxplug.registry.registry import OnnxRegistry
     from onnxplug.registry.rule import Rule
 
@@ -459,7 +460,7 @@ def _unknown(name: str) -> UsageError:
 # -- signatures --------------------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
-    from onnxplug import Functions
+    from onnxplug import Functions, OnnxPieces
 
     @dataclass(frozen=True)
     class Call(ExportOptions):
@@ -498,3 +499,29 @@ def with_options(cls: type[CommonOptions], function: Callable[..., Any]) -> Any:
         ]
         function.__doc__ = function.__doc__.replace("{options}", "\n".join(texts).lstrip())
     return function
+
+
+P = ParamSpec("P")
+
+
+class ToOnnx(Protocol[P]):
+    """The type of :func:`onnxplug.to_onnx`."""
+
+    @overload  # a call with pieces= fits this overload too
+    def __call__(  # type: ignore[overload-overlap]
+        self,
+        model: Any,
+        args: Any = (),
+        f: str | os.PathLike[str] | None = None,
+        *,
+        pieces: Sequence[str],
+        **options: Any,
+    ) -> OnnxPieces: ...
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> OnnxProgram: ...
+
+
+def exporting(call: Callable[P, Any]) -> Callable[[Callable[..., Any]], ToOnnx[P]]:
+    """A decorator for a function that takes :class:`ExportOptions`; type checkers see the signature of ``call``."""
+    return lambda function: with_options(ExportOptions, function)

@@ -183,7 +183,7 @@ def capture(plan: Plan) -> Captured:
         examples=plan.calls,
         make_module=host.module_maker(plan.model),
         patches=[*host.patches(), *patches] if not is_program else (),
-        request=CaptureRequest(options, plan.registry),
+        request=CaptureRequest(options=options, registry=plan.registry),
     )
     arguments.check_operators(plan.rules, late=True)
     return captured
@@ -273,7 +273,7 @@ class Translated:
         tensors: The weights by name.
         functional: The FX graph that it translates.
         inputs: The values of its placeholders.
-        describer: Writes the metadata of nodes.
+        full: Writes full metadata, where the model has them.
         assertions: The messages of the graph's assertions about its data; their conditions are its last outputs.
     """
 
@@ -282,7 +282,7 @@ class Translated:
     tensors: Any
     functional: FunctionalGraph
     inputs: Mapping[torch.fx.Node, Any]
-    describer: Describer
+    full: Any
     assertions: Sequence[str]
 
 
@@ -309,9 +309,8 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     )
     bound = conversion.registry.bind(target)
     metadata = conversion.metadata
-    describer = Describer(Metadata("full", metadata.absolute_paths) if conversion.describes_all else metadata)
-    if metadata.is_full:
-        describer.of_copy(functional.graph, captured.program.graph)
+    full = packages.load("metadata=full")(captured.program, functional) if metadata.is_full else None
+    level = Metadata("full", metadata.absolute_paths) if conversion.describes_all else metadata
     asserted: list[tuple[ir.Value, str]] = []
     interpreter = DynamoInterpreter(
         builder,
@@ -320,7 +319,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         decompositions=host.decompositions(),
         missing=host.missing,
         explain_missing=host.explain_missing,
-        describer=describer,
+        describer=Describer(level, full.line if full is not None else None),
         applied=alignment.rules if alignment is not None else None,
         module_calls=conversion.calls,
         assertions=asserted if conversion.checks else None,
@@ -336,7 +335,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         graph, tensors = assemble(builder, inputs, outputs, state)
     if alignment is not None:
         alignment.record(graph, env)
-    return Translated(builder, graph, tensors, functional, values, describer, [message for _, message in asserted])
+    return Translated(builder, graph, tensors, functional, values, full, [message for _, message in asserted])
 
 
 def rewrite(conversion: Conversion, translated: Translated, alignment: Alignment | None = None) -> Counter[str]:
@@ -369,10 +368,8 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
         packages.load("checks=")(graph, builder, captured, functional.inputs, translated.assertions)
     with stage("finish", "finish") as work:
         model = finish_model(builder, graph, translated.tensors, metadata=None if metadata.is_none else facts)
-        values = None
-        if metadata.is_full:
-            write = packages.load("metadata=full")
-            values = write(captured.program, translated.describer, builder, graph, translated.inputs, functional)
+        writer = translated.full
+        values = writer.write(builder, graph, translated.inputs) if writer is not None else None
         full = True if conversion.describes_all else metadata.nodes
         describe(model, builder.provenance.of, full=full, values=values)
         work.result = model

@@ -32,20 +32,28 @@ class CaptureRequest:
     """The second argument of a patch, after the captured module.
 
     Attributes:
+        module, args, kwargs: The captured module and its example inputs.
         options: The export's options, a :class:`onnxplug.options.ExportOptions`.
         registry: The export's rules, an :class:`onnxplug.OnnxRegistry`.
         mentions: The names in the model's code.
         strict: torch.export's mode, of an attempt.
         below: Whether an attempt records the model's operators below autograd and functorch.
         counts: Counts by patches of an attempt, for the statistics: ``"repeated"``.
+        warnings: Warnings by patches of an attempt, which are given if its program is the exported one.
+        shared: What patches keep for all attempts at a capture, by name.
     """
 
+    module: Any = None
+    args: Any = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Any = None
     registry: Any = None
     mentions: Mentions = lambda _: False
     strict: bool = False
     below: bool = False
     counts: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,19 @@ class AttemptPatch:
     def __call__(self, module: Any, request: CaptureRequest) -> AbstractContextManager[Any]:
         """The context manager of an attempt."""
         return self.enter(request)
+
+
+@dataclass(frozen=True)
+class LibraryPatch:
+    """A patch for models of a library, made only where the process has imported the library.
+
+    Attributes:
+        modules: Names of the library's modules, one of which is enough.
+        patch: The patch, or ``"package.module:attribute"``, imported at its first use.
+    """
+
+    modules: Sequence[str]
+    patch: Patch | str
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from onnxplug.run.report import VerificationReport
 from onnxplug.run.save import Progress, check_settings, save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.verify import verify_program
-from onnxplug.run.weights import check_numbers, named
+from onnxplug.run.weights import check_numbers, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import child_of, pytree
 from onnxplug.warn import warn
@@ -235,20 +235,15 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 file is missing, truncated or of another kind.
             UsageError: :meth:`optimize` has computed with a weight.
             OnnxplugError: The weights are in safetensors files, and safetensors is not installed.
-            MissingPackageError: onnxplug-tools, which replaces weights, is not installed.
+            MissingPackageError: onnxplug-tools, which reads files, is not installed.
         """
         self.release()
-        contents, unexpected = self._replacements(state_dict, strict)
+        contents, unexpected = replacements(self, state_dict, strict)
         for value, tensor in contents.items():
             value.const_value = tensor
         if unexpected:
             assert isinstance(state_dict, Mapping)
             super().apply_weights({name: state_dict[name] for name in unexpected})  # it warns of each
-
-    def _replacements(self, weights: Any, strict: bool | None) -> tuple[dict[ir.Value, ir.TensorProtocol], list[str]]:
-        """The initializers' contents with other weights; and a mapping's names that no weight has."""
-        contents: tuple[dict[ir.Value, ir.TensorProtocol], list[str]] = load("other weights")(self, weights, strict)
-        return contents
 
     def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's inputs for a call of the PyTorch model.
@@ -407,7 +402,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             raise UsageError("strict= is about weights=, which is not given")
         if weights is not None and not include_initializers:
             raise UsageError("weights= can't be given together with include_initializers=False, which leaves them out")
-        contents, unexpected = self._replacements(weights, strict) if weights is not None else ({}, [])
+        contents, unexpected = replacements(self, weights, strict) if weights is not None else ({}, [])
         if unexpected:
             warn(f"the model has no weights {named(unexpected)}, which are left out")
         about = {"file": os.fspath(destination)} if isinstance(destination, str | os.PathLike) else {}

@@ -10,9 +10,12 @@ from onnxplug.capture.patches import TorchPatch
 from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
+from onnxplug.patches.copies import copies_of_tensors
 from onnxplug.patches.data_sizes import sizes_that_follow_from_data
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
+from onnxplug.patches.fakes import results_in_one_step
+from onnxplug.patches.handled import handled_errors
 from onnxplug.patches.kinds import kinds_as_in_pytorch
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
@@ -21,6 +24,8 @@ from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dyn
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
 from onnxplug.patches.shapes import shape_kernels
+from onnxplug.patches.state import state_of
+from onnxplug.patches.tensor_classes import classes_named
 from onnxplug.patches.timing import modules_timed
 from onnxplug.patches.tracing import lean_tracing
 from onnxplug.plugin_api import CaptureRequest
@@ -39,6 +44,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="module.to(...) swaps fake parameters for themselves: an error, or a write to the parameter.",
         test="tests/capture/test_conversions.py::test_a_conversion_that_changes_nothing_is_no_write",
         enter=lambda request: conversions_that_change_nothing(),
+    ),
+    TorchPatch(
+        name="copies",
+        target="torch._subclasses.fake_tensor.FakeTensor.__deepcopy__",
+        why="copy.deepcopy(tensor) asks where the tensor's numbers are: an error.",
+        test="tests/capture/test_copies.py::test_a_deep_copy_of_a_tensor",
+        enter=lambda request: copies_of_tensors(),
     ),
     TorchPatch(
         name="len",
@@ -104,6 +116,14 @@ PATCHES: tuple[TorchPatch, ...] = (
         enter=lambda request: associative_scans_of_any_size(request.mentions),
     ),
     TorchPatch(
+        name="state of the model",
+        scope="attempt",
+        target="the model, and what its code reaches",
+        why="The model's code keeps tensors of the trace, which its next call and the next attempt would find.",
+        test="tests/capture/test_state.py::test_eager_after_an_export",
+        enter=lambda request: state_of(request).restored(),
+    ),
+    TorchPatch(
         name="onnx flag in Dynamo",
         scope="attempt",
         target="torch._dynamo.variables.torch.tracing_state_functions",
@@ -147,6 +167,31 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_operator_calls.py::test_training",
         enter=lambda request: operator_calls_repeated(request.counts),
         needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="classes of tensors",
+        scope="attempt",
+        target="nothing: it warns",
+        why="torch.export takes weights and inputs of classes of their own for plain tensors.",
+        test="tests/capture/test_kinds.py::test_an_input_of_such_a_class",
+        enter=lambda request: classes_named(request),
+    ),
+    TorchPatch(
+        name="results in one step",
+        scope="attempt",
+        target="FakeTensorMode._dispatch_impl, py_kernels of linear, layer_norm and batch_norm",
+        why="The kind of a result is computed by decompositions in Python, up to 16 ms a call.",
+        test="tests/capture/test_fakes.py::test_a_batch_norm_asks_nothing",
+        enter=lambda request: results_in_one_step(),
+        needed=lambda request: not request.strict,
+    ),
+    TorchPatch(
+        name="handled errors",
+        scope="attempt",
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler, proxy_tensor.proxy_call, FakeTensorMode.dispatch",
+        why="The model's code may handle errors that only tensors without numbers raise, or never raise, and go another way.",
+        test="tests/capture/test_handled.py",
+        enter=handled_errors,
     ),
     TorchPatch(
         name="seconds of modules",

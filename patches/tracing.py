@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.handlers import callers_known
 from onnxplug.capture.patching import patched
 from onnxplug.patches.export_passes import lean_passes
 from onnxplug.torch_private import (
@@ -43,7 +44,8 @@ def lean_tracing() -> Iterator[None]:
             return original_trace(tracer, *args, **kwargs)
 
     def call_module(tracer: Any, *args: Any, **kwargs: Any) -> Any:
-        with traces.of(tracer, sys._getframe()):
+        frame = sys._getframe()
+        with traces.of(tracer, frame), callers_known(frame):
             return original_call(tracer, *args, **kwargs)
 
     def create_node(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
@@ -70,8 +72,9 @@ def lean_tracing() -> Iterator[None]:
         _modes_popped_at_once(),
         lean_passes(),
         _bindings_replaced_where_there_are_some(),
-        _without_function_modes("set_meta"),
-        _without_function_modes("track_tensor"),
+        _without_function_modes(proxies, "set_meta"),
+        _without_function_modes(proxies, "track_tensor"),
+        _without_function_modes(export_trace, "_produce_aten_artifact"),
         use_lazy_graph_module(True),
     ):
         yield
@@ -104,16 +107,19 @@ def _each(value: Any) -> Sequence[Any]:
 
 
 @contextlib.contextmanager
-def _without_function_modes(name: str) -> Iterator[None]:
-    """While it holds, a function of torch's tracer reads tensors directly; each access would go through all function modes."""
-    original = getattr(proxies, name)
+def _without_function_modes(module: Any, name: str) -> Iterator[None]:
+    """While it holds, a function of torch's reads tensors directly; each access would go through all function modes."""
+    original = getattr(module, name, None)
+    if original is None:
+        yield
+        return
 
     @functools.wraps(original)
     def direct(*args: Any, **kwargs: Any) -> Any:
         with torch_c.DisableTorchFunction():
             return original(*args, **kwargs)
 
-    with patched(proxies, name, direct):
+    with patched(module, name, direct):
         yield
 
 

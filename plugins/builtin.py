@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import AttemptPatch, CaptureRequest, ModelSource, PluginInfo, TargetInfo, hookimpl
+from onnxplug.plugin_api import (
+    AttemptPatch,
+    CaptureRequest,
+    LibraryPatch,
+    ModelSource,
+    PluginInfo,
+    TargetInfo,
+    hookimpl,
+)
 from onnxplug.registry.rule import Rule
 
 
@@ -49,7 +56,11 @@ def onnxplug_rewrites() -> Iterable[Any]:
 @hookimpl
 def onnxplug_patches() -> Iterable[Any]:
     """The patches of torch, and of the modules of quantisation-aware training."""
-    return [_of_capture, _fake_quantisers, AttemptPatch(_of_attempt)]
+    return [
+        _of_capture,
+        LibraryPatch(("torch.ao.quantization.fake_quantize",), "onnxplug.patches.fake_quantisers:fake_quantisers"),
+        AttemptPatch(_of_attempt),
+    ]
 
 
 def _of_capture(_: Any, request: CaptureRequest) -> AbstractContextManager[None]:
@@ -64,18 +75,10 @@ def _of_attempt(request: CaptureRequest) -> AbstractContextManager[None]:
     return torch_patched("attempt", request)
 
 
-def _fake_quantisers(module: Any) -> AbstractContextManager[Any]:
-    if "torch.ao.quantization.fake_quantize" not in sys.modules:
-        return nullcontext()
-    from onnxplug.patches.fake_quantisers import fake_quantisers
-
-    return fake_quantisers(module)
-
-
 @hookimpl
 def onnxplug_observers() -> Iterable[Callable[[Any], Observer]]:
-    """The observers that warn of a model in training and of kernels that ONNX Runtime lacks, and name a library's package."""
-    return [_training_warnings, _kernel_warnings, _library_advice]
+    """The observers that warn of a model in training and of kernels that ONNX Runtime lacks, and complete errors of capture."""
+    return [_training_warnings, _kernel_warnings, _library_advice, _faulty_submodule]
 
 
 def _training_warnings(_: Any) -> Observer:
@@ -94,6 +97,12 @@ def _library_advice(_: Any) -> Observer:
     from onnxplug.plugins.advice import LibraryAdvice
 
     return LibraryAdvice()
+
+
+def _faulty_submodule(_: Any) -> Observer:
+    from onnxplug.plugins.submodules import FaultySubmodule
+
+    return FaultySubmodule()
 
 
 @hookimpl

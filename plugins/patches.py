@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from onnxplug.errors import OnnxplugError, PluginError
-from onnxplug.plugin_api import CaptureMode, CaptureRequest
+from onnxplug.plugin_api import CaptureMode, CaptureRequest, LibraryPatch
+from onnxplug.registry.rule import object_of
 
 
 class PluginPatch:
@@ -28,8 +30,13 @@ class PluginPatch:
         """Contexts that raise a PluginError where the patch fails; onnxplug's errors and errors of their body pass."""
         from onnxplug.capture.patching import made_by  # imports torch
 
+        patch = self.patch
+        if isinstance(patch, LibraryPatch) and sys.modules.keys().isdisjoint(patch.modules):
+            return nullcontext()
         try:
-            contexts = made_by(self.patch, module, request)
+            if isinstance(patch, LibraryPatch):
+                patch = object_of(patch.patch, "a patch")
+            contexts = made_by(patch, module, request)
         except OnnxplugError:
             raise
         except Exception as error:
@@ -43,7 +50,8 @@ class PluginPatch:
 
     def error(self, when: str, error: Exception) -> PluginError:
         """The error that replaces an error of the patch."""
-        name = getattr(self.patch, "__qualname__", None) or type(self.patch).__qualname__
+        patch = self.patch.patch if isinstance(self.patch, LibraryPatch) else self.patch
+        name = patch if isinstance(patch, str) else getattr(patch, "__qualname__", None) or type(patch).__qualname__
         return PluginError(
             f"the patch {name} of the plugin {self._plugin}, which holds during capture, raised {type(error).__name__} as it "
             f"{when}: {error}",
@@ -67,6 +75,8 @@ class _Held(AbstractContextManager[None]):
     def __exit__(self, kind: Any, value: Any, trace: Any) -> bool | None:
         try:
             return bool(self._context.__exit__(kind, value, trace))
+        except OnnxplugError:
+            raise
         except Exception as error:
             if error is value:
                 raise

@@ -34,7 +34,10 @@ assert not [name for name in sys.modules if name.startswith("onnxplug_")]
 for command in ("verify", "inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "fleet", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
-program = onnxplug.to_onnx(torch.nn.ReLU(), (x,))
+program = onnxplug.to_onnx(torch.nn.PReLU(), (x,))
+program.apply_weights({"weight": torch.tensor([3.0])})
+for x in (x, -x):
+    torch.testing.assert_close(program(x)[0], torch.where(x > 0, x, 3 * x))
 def bisect():
     from onnxplug import bisect
 def check_model():
@@ -51,7 +54,7 @@ for name, ask in {
     "onnxplug.runtime": lambda: onnxplug.runtime.inference_session("m.onnx"),
     "metadata=full": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), metadata="full"),
     "onnxplug.fake_weights": lambda: onnxplug.fake_weights(),
-    "other weights": lambda: program.apply_weights({}),
+    "weights=": lambda: program.apply_weights("model.safetensors"),
     "examples=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), examples=[(x,), (torch.randn(4),)]),
     "pieces=": lambda: onnxplug.to_onnx(torch.nn.ReLU(), (x,), pieces=["a"]),
     "intermediates=True": lambda: program.verify(intermediates=True),
@@ -95,6 +98,6 @@ def test_what_is_lacking_names_its_package(printed: str) -> None:
     }.items():
         for name in names.split():
             assert f"{name} needs the package {package}, which is not installed" in printed
-    assert "other weights needs the package onnxplug-tools, which is not installed" in printed
+    assert "weights= needs the package onnxplug-tools, which is not installed" in printed
     assert printed.count("hint: pip install onnxplug-tools") == 9
     assert printed.count("hint: pip install onnxplug-torch-onnx") == 1

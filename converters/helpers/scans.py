@@ -38,7 +38,7 @@ def scan(g: GraphBuilder, x: Value, axis: int, starts: list[Any], step: Step) ->
         return outputs
 
     other = g.subgraph(with_elements, name="elements")
-    empty = g.subgraph(lambda: [g.cast(x, y.dtype) for y in outputs], name="empty")
+    empty = g.subgraph(lambda: [g.cast(x, y.dtype) for y in outputs if y.dtype is not None], name="empty")
     is_without = g.op.Equal(g.op.Size(x), g.const(0))
     results = g.op.If(is_without, then_branch=empty, else_branch=other, _outputs=len(outputs))
     results = [results] if isinstance(results, Value) else list(results)

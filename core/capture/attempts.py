@@ -8,7 +8,6 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
@@ -23,14 +22,11 @@ from onnxplug.capture.dynamic import (
     declared_ranges,
     equates_one_name,
     follows_from_names,
-    parse_dynamic_shapes,
     requested_sizes,
     size_names,
 )
-from onnxplug.capture.eager import copied, run_eagerly
+from onnxplug.capture.eager import copied
 from onnxplug.capture.failure import Try, explained
-from onnxplug.capture.handled import Handled, check_handled
-from onnxplug.capture.marks import path_to
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
 from onnxplug.capture.patching import made_by
@@ -57,14 +53,11 @@ from onnxplug.capture.size_guards import (
     warning_text,
 )
 from onnxplug.capture.squeezes import KeptAxis, kept_axes, squeezed_sizes, squeezed_text
-from onnxplug.capture.state import State
-from onnxplug.capture.submodules import Call
-from onnxplug.capture.tensor_classes import class_texts
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
 from onnxplug.errors import CaptureError
 from onnxplug.observers import span, stage, step
 from onnxplug.plugin_api import CaptureRequest, Patch
-from onnxplug.torch_private import FakeTensor, ValueRanges, fx_config, int_oo, pytree
+from onnxplug.torch_private import ValueRanges, fx_config, int_oo
 from onnxplug.warn import warn
 
 _LOGGER = logs.logger("capture")
@@ -196,21 +189,7 @@ def export_program(
     if any(text in str(tries[0].error) for text in _ABOUT_SIZES) and (fixed := capture.fixed_by_operator()) is not None:
         fixed.tries = [failed.text() for failed in tries]
         raise fixed from tries[0].error
-    fails = partial(fails_to_export, patches=patches, request=request)
-    raise explained(tries, module, args, kwargs, shapes, fails, capture.doubt) from tries[0].error
-
-
-def fails_to_export(
-    call: Call, patches: Sequence[Patch] = (), request: CaptureRequest | None = None
-) -> Exception | None:
-    """torch.export's error for a submodule with static sizes in the non-strict mode; ``None`` where it succeeds."""
-    static = parse_dynamic_shapes(None, call.module, call.args, call.kwargs)
-    try:
-        capture = _Capture(call.module, call.args, call.kwargs, static, Mentions(call.module), patches, request)
-        capture.refined(_Way(False), static.reading(True))
-    except Exception as error:
-        return error
-    return None
+    raise explained(tries, module, shapes, capture.doubt) from tries[0].error
 
 
 def _other_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None) -> list[_Way]:
@@ -244,8 +223,9 @@ class _Capture:
     ) -> None:
         self.module = module
         self._patches = patches
-        self._request = replace(request or CaptureRequest(), mentions=mentions)
-        self._state = State(module, mentions)
+        self._request = replace(
+            request or CaptureRequest(), module=module, args=args, kwargs=kwargs, mentions=mentions, shared={}
+        )
         self.args = args
         self.kwargs = kwargs
         self.shapes = shapes
@@ -260,7 +240,7 @@ class _Capture:
         self._warnings: list[str] = []
         self._refusals: list[Refusal] = []
         self.doubt: Doubt | None = None
-        self._handled = Handled()
+        self._of_patches: list[str] = []
 
     def refined(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         """Exports; where torch finds a narrower range or a relation for a dimension that is only named, adopts it."""
@@ -413,18 +393,8 @@ class _Capture:
         )
 
     def warn(self) -> None:
-        """Warns of the conditions of the program that is returned, and of tensors of which torch.export took only a part."""
-        refusing = self._handled.refusing.values()
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        inputs = {id(leaf): path for leaf, path in zip(leaves, self.shapes.paths, strict=False)}
-
-        def called(tensor: torch.Tensor) -> str:
-            path = inputs.get(id(tensor))
-            return path_to(self.module, tensor) if path is None else f"{path} ({type(tensor).__name__})"
-
-        given = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        taken = class_texts((*self._state.of_own_class, *given), called)
-        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals), *refusing, *taken)):
+        """Warns of the conditions of the program that is returned."""
+        for text in dict.fromkeys((*self._warnings, *refusal_texts(self._refusals), *self._of_patches)):
             warn(text)
 
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
@@ -467,23 +437,21 @@ class _Capture:
     def _export(self, way: _Way, spec: Any, answers: Answers | None) -> torch.export.ExportedProgram:
         has_empty = way.oblivious and self.shapes.has_empty()
         trace = Trace(strict=way.strict, general=way.general, has_empty=has_empty, answers=answers)
-        request = replace(self._request, strict=way.strict, below=way.below, counts={})
+        request = replace(self._request, strict=way.strict, below=way.below, counts={}, warnings=[])
         with contextlib.ExitStack() as stack:
             with span("preparation"):
-                stack.push(lambda kind, *_: self._state.restore(wholly=kind is not None))
-                stack.enter_context(self._state.guarded())
                 stack.enter_context(quiet())
                 stack.enter_context(transforms_closed())
                 stack.enter_context(torch.no_grad())
                 # Oblivious: sizes 0 and 1 of the example inputs imply nothing about other sizes, and torch doesn't take them for
                 # constants.
                 stack.enter_context(fx_config.patch(backed_size_oblivious=way.oblivious))
-                if way.below:
-                    stack.enter_context(traced_below(self.module))
                 # Copies: torch.export makes a single input of a tensor that is passed twice, and leaves marks on its inputs.
                 args, kwargs = copied((self.args, self.kwargs))
                 for patch in self._patches:
                     stack.enter_context(made_by(patch, self.module, request))  # type: ignore[arg-type]
+                if way.below:
+                    stack.enter_context(traced_below(self.module))
                 # Last, so that calls of operators that a plugin's patch answers by itself are observed too.
                 records = stack.enter_context(torch_patched(trace))
                 self._recorded = records["questions"]
@@ -495,24 +463,10 @@ class _Capture:
                 )
             if self._recorded.unknown is not None:  # the model handled an error that eager PyTorch does not raise
                 raise self._recorded.unknown
-            self._handled = records["handled errors"]
-            check_handled(self._handled, self._run if self._has_numbers() else None)
             check_constants(program)
             release_inputs(program)
-        self.repeated = request.counts.get("repeated", 0)
+        self.repeated, self._of_patches = request.counts.get("repeated", 0), request.warnings
         return program
-
-    def _has_numbers(self) -> bool:
-        """Whether the model can be run: none of its weights is fake, or of the device meta."""
-        tensors = (*self.module.parameters(), *self.module.buffers())
-        return not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
-
-    def _run(self) -> None:
-        """Runs the model eagerly on its example inputs."""
-        self._state.restore()
-        args, kwargs = copied((self.args, self.kwargs))
-        run_eagerly(self.module, args, kwargs or {})
-        self._state.restore()
 
 
 def _concerned(sizes: Sequence[RequestedSize], symbols: Set[Any]) -> list[RequestedSize]:

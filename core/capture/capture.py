@@ -90,7 +90,9 @@ def capture(
         stack.enter_context(_keywords_spelled_out(module, keywords))
         mentions = Mentions(module)
         stack.enter_context(ONE_AT_A_TIME)
-        about = dataclasses.replace(request or CaptureRequest(), mentions=mentions)
+        about = dataclasses.replace(
+            request or CaptureRequest(), module=module, args=positional, kwargs=keywords, mentions=mentions
+        )
         offered: list[Sequence[CaptureMode]] = []
         of_attempts = [patch for patch in patches if is_of_attempt(patch)]
         for patch in (patch for patch in patches if not is_of_attempt(patch)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,12 +12,9 @@ from onnxplug.capture.data_dependent import is_data_dependent
 from onnxplug.capture.dynamic import DynamicShapes
 from onnxplug.capture.locations import frames_of_model, is_torch_file
 from onnxplug.capture.refusals import Doubt
-from onnxplug.capture.submodules import Call, capture_pieces, module_of_error, path_of
 from onnxplug.errors import CaptureError
 from onnxplug.torch_private import UnsupportedOperatorException
 
-#: How many submodules are captured to find the faulty submodule, where torch's error doesn't lead to it.
-_PIECES = 12
 _WIDTH = 200
 
 
@@ -40,30 +37,19 @@ class Try(NamedTuple):
 
 
 def explained(
-    tries: Sequence[Try],
-    model: torch.nn.Module,
-    args: Any,
-    kwargs: Mapping[str, Any],
-    shapes: DynamicShapes,
-    fails: Callable[[Call], Exception | None],
-    doubt: Doubt | None = None,
+    tries: Sequence[Try], model: torch.nn.Module, shapes: DynamicShapes, doubt: Doubt | None = None
 ) -> CaptureError:
     """The error with the place where capture stopped, the reason, and the error of each attempt.
 
     Args:
         tries: The attempts; the first error tells most.
-        model, args, kwargs: The model and its example inputs.
+        model: The model.
         shapes: Its dynamic dimensions.
-        fails: Captures a submodule with its inputs and returns the error if that fails.
         doubt: What the model raised on one side of a check of values.
     """
     error = tries[0].error
-    fault = error
-    submodule, place = module_of_error(model, error), place_in_user_code(error)
-    path = path_of(model, submodule) if submodule is not None else None
-    if path is None and place is None:
-        path, submodule, fault = _by_pieces(model, args, kwargs, fails) or (path, submodule, fault)
-        place = place_in_user_code(fault)
+    submodule, place = _module_of_error(model, error), place_in_user_code(error)
+    path = next((name for name, module in model.named_modules() if module is submodule), None)
     where = f" in {path} ({type(submodule).__name__})" if path else ""
     raised = capture_error(error, shapes, where + (f" at {place}" if place else ""))
     if doubt is not None and is_data_dependent(error):
@@ -82,17 +68,22 @@ def explained(
     return raised
 
 
-def _by_pieces(
-    model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], fails: Callable[[Call], Exception | None]
-) -> tuple[str, torch.nn.Module, Exception] | None:
-    """The first of the smallest submodules that can't be captured by themselves, and its error."""
-    try:
-        pieces = capture_pieces(model, args, kwargs, fails, _PIECES)
-    except Exception:  # the model doesn't run on its inputs; torch's error tells as much
-        return None
-    for piece in pieces:
-        if piece.is_cause and piece.error is not None:
-            return piece.path, model.get_submodule(piece.path), piece.error
+def _module_of_error(model: torch.nn.Module, error: BaseException) -> torch.nn.Module | None:
+    """The innermost submodule in whose code an error was raised; ``None`` where the traceback has none of the model's."""
+    # torch's tracer calls stand-ins of modules, which share their attributes.
+    own = {id(vars(module)): module for module in model.modules()}
+    current: BaseException | None = error
+    while current is not None:
+        innermost = None
+        step = current.__traceback__
+        while step is not None:
+            candidate = step.tb_frame.f_locals.get("self")
+            if isinstance(candidate, torch.nn.Module):
+                innermost = own.get(id(vars(candidate)), innermost)
+            step = step.tb_next
+        if innermost is not None:
+            return innermost
+        current = current.__cause__ or current.__context__
     return None
 
 

@@ -16,6 +16,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -116,16 +117,28 @@ def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], 
         ends: Whether the frames of a file belong neither to the model nor to code that it calls.
     """
     as_attribute = _are_taken((AttributeError,), errors)
+    base = _bases[-1] if _bases else _Base(None)
+    names_of_callers: list[tuple[FrameType, dict[str, Any]]] | None = None
     while frame is not None:
+        if frame is base.frame and not as_attribute:
+            known = base.passed.get(errors)
+            if known is not None and all(_are_still(caller, names) for caller, names in known):
+                return None
+            names_of_callers = []
         _, role, handled, passed = _roles.get(id(frame.f_code)) or _role(frame.f_code)
         if role == "core" and ends(frame.f_code.co_filename):
+            if names_of_callers is not None:
+                base.passed[errors] = names_of_callers
             return None
         at = frame.f_lasti
         if role == "interpreter" or (role == "model" and (as_attribute or at in handled)):
             names = None if as_attribute else passed.get((at, errors))
-            if names is not None and all(_global(frame, name) is kind for name, kind in names.items()):
+            if names is not None and _are_still(frame, names):
+                if names_of_callers is not None:
+                    names_of_callers.append((frame, names))
                 frame = frame.f_back
                 continue
+            names_of_callers = None
             for spot in _interpreted(frame) if role == "interpreter" else [_running(frame)]:
                 spaces = _Reads(spot.globals), _Reads(spot.locals)
                 left = _leaving(spot._replace(globals=spaces[0], locals=spaces[1]), errors)
@@ -140,6 +153,33 @@ def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], 
                     errors, as_attribute = left, _are_taken((AttributeError,), left)
         frame = frame.f_back
     return None
+
+
+@dataclass
+class _Base:
+    """A running frame within which operators are called.
+
+    Attributes:
+        frame: The frame.
+        passed: Classes of errors that leave the frame and all its callers, to the callers under a handler, with the names of
+            classes that this depends on.
+    """
+
+    frame: FrameType | None
+    passed: dict[Errors, list[tuple[FrameType, dict[str, Any]]]] = field(default_factory=dict)
+
+
+_bases: list[_Base] = []
+
+
+@contextlib.contextmanager
+def callers_known(frame: FrameType) -> Iterator[None]:
+    """While it holds, a frame is running: its callers stand still, and are searched for handlers once."""
+    _bases.append(_Base(frame))
+    try:
+        yield
+    finally:
+        _bases.pop()
 
 
 def ways_from(code: CodeType, start: int, end: int) -> list[dis.Instruction] | None:
@@ -192,6 +232,10 @@ class _Reads(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._space)
+
+
+def _are_still(frame: FrameType, names: Mapping[str, Any]) -> bool:
+    return all(_global(frame, name) is kind for name, kind in names.items())
 
 
 def _global(frame: FrameType, name: str) -> Any:

@@ -24,8 +24,8 @@ _RUNNING: list[str] = [_CORE]
 TRACING = frozenset(
     os.path.join(_CORE, *name.split("/"))
     for name in (
-        *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "capture/handled.py"),
-        *("patches/norms.py", "patches/factories.py"),
+        *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "patches/handled.py"),
+        *("patches/norms.py", "patches/factories.py", "patches/fakes.py"),
     )
 )
 #: onnxplug's files with kernels for the shapes of operators' results; their questions count as the operator's.

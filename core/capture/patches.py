@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onnxplug.capture.handled import handled_errors
 from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.refusals import Answers
 
@@ -86,14 +85,6 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="What code asks of sizes is answered and forgotten where torch needs no guard; the export has to say it.",
         test="tests/capture/test_size_guards.py::test_a_branch_that_samples_miss_is_said",
         enter=lambda trace: recorded(general=trace.general, answers=trace.answers),
-    ),
-    TorchPatch(
-        name="handled errors",
-        scope="attempt",
-        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler, proxy_tensor.proxy_call, FakeTensorMode.dispatch",
-        why="The model's code may handle errors that only tensors without numbers raise, or never raise, and go another way.",
-        test="tests/capture/test_handled.py",
-        enter=lambda trace: handled_errors(strict=trace.strict),
     ),
 )
 

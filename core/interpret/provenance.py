@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ from onnxplug.version import VERSION
 #: Entries of a module stack that are no modules.
 _NO_MODULES = (STRICT_ROOT, NO_MODULE)
 #: An object's address, which differs from run to run.
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ModuleScope:
@@ -97,62 +97,21 @@ class Context(NamedTuple):
     decomposing: tuple[str, ...] = ()
 
 
-def _argument(argument: Any) -> str:
-    """An argument of an FX node, as ``format_node`` writes it."""
-    kind = type(argument)
-    if kind is torch.fx.Node:
-        return f"%{argument.name}"
-    if kind in _NUMBERS:
-        return str(argument)
-    if isinstance(argument, list):
-        return f"[{_items(argument)}]"
-    if isinstance(argument, tuple):
-        return f"({_items(argument)}{',' if len(argument) == 1 else ''})"
-    if isinstance(argument, dict):
-        return f"{{{', '.join([f'{key}: {_argument(item)}' for key, item in argument.items()])}}}"
-    own = getattr(argument, "_custom_fx_repr_fn", None)
-    return str(argument if own is None else own())
-
-
-def _items(items: Sequence[Any]) -> str:
-    """Arguments one after the other. Models have thousands: the two most common kinds take no call each."""
-    texts = []
-    for item in items:
-        kind = type(item)
-        if kind is torch.fx.Node:
-            texts.append(f"%{item.name}")
-        else:
-            texts.append(str(item) if kind in _NUMBERS else _argument(item))
-    return ", ".join(texts)
-
-
-_NUMBERS = frozenset({int, float, bool, str, type(None), torch.dtype})
-
-
 class Describer:
-    """The part that all provenances of an export share."""
+    """The part that all provenances of an export share.
 
-    def __init__(self, metadata: Metadata) -> None:
+    Args:
+        metadata: The level of metadata.
+        line: Writes an FX node; ``None`` where the metadata has no FX nodes.
+    """
+
+    def __init__(self, metadata: Metadata, line: Callable[[torch.fx.Node], str] | None = None) -> None:
         self.metadata = metadata
+        self.line = line
         self._scopes: dict[tuple[str, ...], ModuleScope] = {}
         self._targets: dict[int, tuple[Any, str, str]] = {}
-        self._callees: dict[int, tuple[Any, str]] = {}
-        self._copy: torch.fx.Graph | None = None
-        self._captured: dict[str, torch.fx.Node] = {}
-        self._lines: dict[torch.fx.Node, str] = {}
         self._packages: dict[str, str] = {}
         self._makers: dict[int, tuple[Rule | None, Mapping[str, str]]] = {}
-
-    def of_copy(self, graph: torch.fx.Graph, captured: torch.fx.Graph) -> None:
-        """Describes the nodes of a graph made from a captured graph by their lines in the captured graph.
-
-        Args:
-            graph: The graph, whose nodes have the names of the captured nodes.
-            captured: The captured graph; it may be the same graph.
-        """
-        if graph is not captured:
-            self._copy = graph
-            self._captured = {fx.name: fx for fx in captured.nodes}
 
     def scope_of(self, fx: torch.fx.Node) -> ModuleScope | None:
         """The module of an FX node, by its recorded stack."""
@@ -175,45 +134,9 @@ class Describer:
         """A node's target as torch writes it, and its :func:`repr`."""
         cached = self._targets.get(id(target))
         if cached is None:  # each keeps its target alive, so that no id is used again
-            text = _ADDRESS.sub("", str(target))
+            text = ADDRESS.sub("", str(target))
             cached = self._targets[id(target)] = target, text, repr(text)
         return cached[1:]
-
-    def line(self, fx: torch.fx.Node) -> str:
-        """An FX node as a line of text, as captured."""
-        if fx.graph is self._copy:
-            captured = self._captured.get(fx.name)
-            if captured is not None and captured.target is fx.target:
-                fx = captured
-        text = self._lines.get(fx)
-        if text is None:
-            # As format_node writes it, which takes far longer.
-            if fx.op == "placeholder":
-                return f"%{fx.name} : [num_users={len(fx.users)}] = placeholder[target={fx.target}]"
-            if fx.op == "call_function" and fx.type is None:
-                args, kwargs = fx.args, fx.kwargs
-                text = (
-                    f"%{fx.name} : [num_users={len(fx.users)}] = call_function[target={self._callee(fx)}]"
-                    f"(args = ({_items(args)}{',' if len(args) == 1 else ''}), "
-                    f"kwargs = {_argument(kwargs) if kwargs else '{}'})"
-                )
-            else:
-                text = str(fx.format_node())
-            text = _ADDRESS.sub("", text) if " at 0x" in text else text
-            self._lines[fx] = text
-        return text
-
-    def _callee(self, fx: torch.fx.Node) -> str:
-        """A node's target as ``format_node`` writes it."""
-        cached = self._callees.get(id(fx.target))
-        if cached is None:  # each keeps its target alive, so that no id is used again
-            text = str(fx.format_node()).partition("[target=")[2].partition("](args = ")[0]
-            cached = self._callees[id(fx.target)] = fx.target, text
-        return cached[1]
-
-    def listing(self, graph: torch.fx.Graph) -> str:
-        """The text of an FX graph, a node a line."""
-        return "\n    ".join(["graph():", *[self.line(fx) for fx in graph.nodes if fx.op != "output"]])
 
     def source(self, location: str) -> str:
         """A user's file and line as metadata."""
@@ -306,7 +229,7 @@ class FxProvenance(OfExport):
             metadata |= {
                 CLASSES: f"{classes}{quoted_target}]",
                 NAMES: f"{names}{name!r}]",
-                FX_NODE: describer.line(fx),
+                FX_NODE: describer.line(fx) if describer.line is not None else "",
                 TRACE: describer.trace(fx.meta.get("stack_trace") or self._context.trace),
             }
             if self._context.decomposing:

@@ -170,7 +170,7 @@ def check_settings(
 
 
 def _check_sources(path: Path, weights: Mapping[str, ir.TensorProtocol]) -> None:
-    files = {tensor.meta[SOURCE].stored.path for tensor in weights.values() if SOURCE in tensor.meta}
+    files = {tensor.meta[SOURCE][0].path for tensor in weights.values() if SOURCE in tensor.meta}
     if any(os.path.realpath(file) == str(path) for file in files):
         raise SaveError(f"can't write {path}: its weights are read from this file", hint="Save elsewhere.")
 

@@ -11,10 +11,6 @@ from torch import nn
 
 import onnxplug
 from onnxplug import CaptureError
-from onnxplug.capture.attempts import fails_to_export
-from onnxplug.capture.dynamic import parse_dynamic_shapes
-from onnxplug.capture.failure import Try, explained
-from onnxplug.capture.submodules import capture_pieces, first_calls
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -102,73 +98,6 @@ def test_torchs_notes_for_its_developers_are_left_out() -> None:
         onnxplug.to_onnx(Net(Branch()).eval(), (X,))
     assert "TORCHDYNAMO" not in str(caught.value)
     assert "docs.google" not in str(caught.value)
-
-
-def _explained(model: nn.Module, args: Any = (X,)) -> CaptureError:
-    shapes = parse_dynamic_shapes(None, model, args, {})
-    return explained([Try("non-strict", RuntimeError("no place"))], model, args, {}, shapes, fails_to_export)
-
-
-def test_an_error_without_a_place_is_found_by_capturing_submodules() -> None:
-    error = _explained(Net(nn.ReLU(), Foreign()).eval())
-    assert error.submodule == "heads.main.1"
-    assert "in heads.main.1 (Foreign) at " in error.message
-    assert "test_failure.py" in str(error.place)
-
-
-def test_where_every_submodule_can_be_captured_none_is_named() -> None:
-    error = _explained(Net(nn.ReLU()).eval())
-    assert (error.submodule, error.place) == (None, None)
-
-
-def test_a_model_that_does_not_run_is_not_searched() -> None:
-    assert _explained(Net(nn.ReLU()).eval(), (torch.ones(2, 5),)).submodule is None
-
-
-# -- pieces ------------------------------------------------------------------------------------------------------------
-
-
-def test_pieces_are_captured_down_to_the_cause() -> None:
-    pieces = capture_pieces(Net(Branch(), Branch()).eval(), (X,), {}, fails_to_export)
-    causes = {piece.path: piece.is_cause for piece in pieces if piece.error is not None}
-    assert causes == {"layers.1": True, "heads.main": False, "heads.main.1": False}
-    assert [piece.like for piece in pieces if piece.path == "heads.main.1"] == ["layers.1"]
-    assert {piece.path for piece in pieces if piece.error is None} == {"fc", "layers.0", "heads.main.0"}
-
-
-def test_the_number_of_captures_is_limited() -> None:
-    captured = []
-
-    def fails(call: Any) -> None:
-        captured.append(type(call.module).__name__)
-
-    assert len(capture_pieces(Net(Branch()).eval(), (X,), {}, fails, limit=2)) == 2
-    assert captured == ["Linear", "ReLU"]
-
-
-class Counter(nn.Module):
-    """Writes a buffer and its input, and draws numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-        self.inner = nn.Dropout(0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.add_(1)
-        x.mul_(2)
-        return self.inner(x) + self.calls
-
-
-def test_the_run_that_records_inputs_leaves_no_trace() -> None:
-    model, x = Counter().train(), X.clone()
-    state = torch.get_rng_state()
-    calls = first_calls(model, (x,), {}, {"inner": model.inner})
-    torch.testing.assert_close(calls["inner"].args[0], X * 2)
-    torch.testing.assert_close(x, X)
-    assert model.calls.item() == 0
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not model.inner._forward_pre_hooks
 
 
 @torch.library.custom_op("capture_failure::unfaked", mutates_args=())

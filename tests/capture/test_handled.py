@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 import onnxplug
 from onnxplug import CaptureError
-from onnxplug.capture.refusing import may_refuse
+from onnxplug.patches.refusing import may_refuse
 from tests.support.check import Call
 from tests.support.tolerances import looser
 

@@ -86,11 +86,18 @@ class _Chosen(nn.Module):
         return y
 
 
+class _Head(_Chosen):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x[:, :, : int((x[0, 0] > 0).sum().item())])
+        return y
+
+
+@pytest.mark.parametrize("form", [_Chosen, _Head])
 @pytest.mark.parametrize("name", _LAYERS)
-def test_normalization_of_a_length_that_follows_from_data(name: str, seeded: None) -> None:
+def test_normalization_of_a_length_that_follows_from_data(name: str, form: type[_Chosen], seeded: None) -> None:
     others = [(torch.randn(3, 3, 50),), (torch.randn(1, 3, 20),)]
     check(
-        _Chosen(_LAYERS[name]()).eval(),
+        form(_LAYERS[name]()).eval(),
         torch.randn(2, 3, 20),
         others=others,
         dynamic=({0: "batch", 2: "n"},),

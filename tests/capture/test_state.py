@@ -20,7 +20,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.state import State
+from onnxplug.patches.state import State
 
 _TABLE: Any = None
 _LENGTH = 0

@@ -105,3 +105,23 @@ def test_no_mode_captures_the_model() -> None:
     registry.add_plugin(SimpleNamespace(onnxplug_patches=modes), name="ways", distribution="onnxplug-ways", version="1")
     with registry.active(), pytest.raises(onnxplug.CaptureError, match="data-dependent expression"):
         onnxplug.to_onnx(Branching(), (torch.randn(2, 4),))
+
+
+@pytest.mark.parametrize("module", [__name__, "module_that_nobody_imports"])
+def test_a_patch_of_a_library_is_made_where_the_library_is_imported(module: str) -> None:
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def patch(module: nn.Module) -> Iterator[None]:
+        entered.append(type(module).__name__)
+        yield
+
+    items = [onnxplug.LibraryPatch((module,), patch)]
+    if module not in sys.modules:
+        items.append(onnxplug.LibraryPatch((module,), "package_that_is_not_there.patches:patch"))
+    plugin = SimpleNamespace(onnxplug_patches=onnxplug.hookimpl(lambda: items))
+    registry = IsolatedRegistry()
+    registry.add_plugin(plugin, name="library", distribution="onnxplug-library", version="1")
+    with registry.active():
+        onnxplug.to_onnx(nn.ReLU(), (torch.ones(2),))
+    assert entered == (["ReLU"] if module in sys.modules else [])

@@ -70,7 +70,7 @@ def captured(make: Callable[[], nn.Module], args: Any, repeats: bool, **options:
     torch.manual_seed(0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        request = CaptureRequest(ExportOptions(capture="calls" if repeats else "whole"))
+        request = CaptureRequest(options=ExportOptions(capture="calls" if repeats else "whole"))
         found = capture(make(), args, patches=registry_for(plugins=[])[1].patches(), request=request, **options)
     return found, [str(w.message) for w in caught]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, LibraryPatch, OpSample, PluginInfo, Rule, hookimpl
 
 REQUIRED = "bitsandbytes>=0.50,<0.51"
 _FUSED = "ONNX Runtime multiplies by the packed weights as they are"
@@ -42,21 +41,9 @@ def onnxplug_domains() -> list[Domain]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[Any], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of bitsandbytes' layers."""
-    return [_plain_layers]
-
-
-def _plain_layers(module: Any) -> Any:
-    """Nothing to do, and nothing to import, where bitsandbytes isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "bitsandbytes.nn" not in sys.modules:
-        return nullcontext()
-    from onnxplug_bitsandbytes.layers import plain_layers
-
-    return plain_layers(module)
+    return [LibraryPatch(("bitsandbytes.nn",), "onnxplug_bitsandbytes.layers:plain_layers")]
 
 
 @hookimpl

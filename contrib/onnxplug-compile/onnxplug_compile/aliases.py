@@ -63,13 +63,13 @@ class SameMemory:
                 by_storage.setdefault(value.untyped_storage()._cdata, []).append(i)
         if all(len(group) == 1 for group in by_storage.values()):
             return ()
-        found: list[tuple[int, int, int | None]] = []
+        aliases: list[tuple[int, int, int | None]] = []
         for group in by_storage.values():
             overlapping = _overlapping([args[i] for i in group]) if all(self._is_static[i] for i in group) else None
             for place, i in enumerate(group if len(group) > 1 else ()):
                 if overlapping is None or overlapping[place]:
-                    found.append((i, group[0], args[i].storage_offset() if self._is_static[i] else None))
-        return tuple(found)
+                    aliases.append((i, group[0], args[i].storage_offset() if self._is_static[i] else None))
+        return tuple(aliases)
 
 
 def _overlapping(tensors: Sequence[torch.Tensor]) -> list[bool]:

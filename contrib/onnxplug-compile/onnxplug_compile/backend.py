@@ -206,9 +206,9 @@ class _CompiledGraph:
     def __call__(self, args: list[Any]) -> Any:
         if self._stored is None:
             return self._run(args)
-        given = list(args)
+        inputs = list(args)
         results = self._run(args)
-        self._stored.calls.append((given, list(results)))
+        self._stored.calls.append((inputs, list(results)))
         return results
 
     def _run(self, args: list[Any]) -> Any:
@@ -228,9 +228,9 @@ class _CompiledGraph:
             return results
 
     def _run_eager(self, args: list[Any]) -> Any:
-        given = list(args)
+        inputs = list(args)
         args.clear()
-        return self._module.forward(*given)
+        return self._module.forward(*inputs)
 
 
 def _warn(what: str, error: Exception | None, *, raises: bool = True) -> None:
@@ -295,10 +295,10 @@ def _model_key(lowered: Lowered, options: BackendOptions) -> str | None:
 
 def _session_key(options: BackendOptions) -> str:
     """What else decides the session."""
-    given = options.session_options
-    if isinstance(given, onnxruntime_module().SessionOptions):
-        given = id(given)  # the session holds the object
-    return repr((list(options.providers), given, options.optimization, _threads(options)))
+    session_options = options.session_options
+    if isinstance(session_options, onnxruntime_module().SessionOptions):
+        session_options = id(session_options)  # the session holds the object
+    return repr((list(options.providers), session_options, options.optimization, _threads(options)))
 
 
 def _converted(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> ir.Model:
@@ -401,10 +401,10 @@ def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
 
 def _threads(options: BackendOptions) -> int | None:
     """Threads within an operator: those of the options, or of ``torch.set_num_threads``; ``None`` where the session options say."""
-    given = options.session_options
-    if options.threads is not None or isinstance(given, onnxruntime_module().SessionOptions):
+    session_options = options.session_options
+    if options.threads is not None or isinstance(session_options, onnxruntime_module().SessionOptions):
         return options.threads
-    return None if "intra_op_num_threads" in (given or {}) else torch.get_num_threads()
+    return None if "intra_op_num_threads" in (session_options or {}) else torch.get_num_threads()
 
 
 def _name(provider: Any) -> str:
@@ -413,13 +413,13 @@ def _name(provider: Any) -> str:
 
 def _session_options(options: BackendOptions) -> Any:
     runtime = onnxruntime_module()
-    given = options.session_options
-    if isinstance(given, runtime.SessionOptions):
-        made = given
+    session_options = options.session_options
+    if isinstance(session_options, runtime.SessionOptions):
+        made = session_options
     else:
         made = runtime.SessionOptions()
         made.log_severity_level = LOG_SEVERITY
-        for name, value in (given or {}).items():
+        for name, value in (session_options or {}).items():
             if not hasattr(made, name):
                 raise UsageError(f"onnxruntime.SessionOptions has no attribute {name!r}")
             try:

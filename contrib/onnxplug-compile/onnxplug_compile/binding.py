@@ -143,11 +143,11 @@ class Executable:
             real = torch.view_as_real(tensor) if output.dtype.is_complex else tensor
             bind(name, device, element, real.shape, real.data_ptr() or _SOMEWHERE.data_ptr())
         self._session.run_with_iobinding(bound.binding, self._run_options)
-        found = self._fetch(bound, made, numbers)
+        outputs = self._fetch(bound, made, numbers)
         del alive
         self._checked = True
         self._idle.append(bound)
-        return found
+        return outputs
 
     def _bind_inputs(self, bound: _Bound, values: Sequence[Any], alive: list[Any]) -> None:
         bind = bound.binding.bind_input
@@ -173,16 +173,16 @@ class Executable:
             bind(slot.name, device, slot.element, value.shape, value.data_ptr() or _SOMEWHERE.data_ptr())
 
     def _fetch(self, bound: _Bound, made: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
         values: Any = None
         for i, (tensor, (_, _, output)) in enumerate(zip(made, self._outputs, strict=True)):
             if tensor is None:
                 values = bound.binding.get_outputs() if values is None else values
                 tensor = _adopt(values[i], output, numbers)
-            found.append(tensor if output.contiguous else laid_out(tensor, output, numbers))
+            outputs.append(tensor if output.contiguous else laid_out(tensor, output, numbers))
         if values is not None:
             bound.binding.clear_binding_outputs()
-        return found
+        return outputs
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

@@ -26,13 +26,13 @@ def session_for(key: str, make: Callable[[], tuple[Any, bool]]) -> Any:
         make: Makes the session when no compiled graph holds one; says too whether equal graphs may share it.
     """
     with _lock:
-        found = _sessions.get(key)
-    if found is None:
-        found, is_shared = make()
+        session = _sessions.get(key)
+    if session is None:
+        session, is_shared = make()
         if is_shared:
             with _lock:
-                found = _sessions.setdefault(key, found)
-    return found
+                session = _sessions.setdefault(key, session)
+    return session
 
 
 def forget_sessions() -> None:

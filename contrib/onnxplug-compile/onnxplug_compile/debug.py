@@ -123,11 +123,13 @@ class DebugExecutable(Executable):
     def _run(self, values: Sequence[Any], numbers: Sequence[int]) -> list[torch.Tensor]:
         with self._lock:  # the text of one call after the other
             try:
-                found = self._evaluated(values)
+                computed = self._evaluated(values)
             finally:
                 self._flush()
         return [
-            laid_out(torch.view_as_complex(found[name]) if output.dtype.is_complex else found[name], output, numbers)
+            laid_out(
+                torch.view_as_complex(computed[name]) if output.dtype.is_complex else computed[name], output, numbers
+            )
             for name, _, output in self._outputs
         ]
 
@@ -151,13 +153,13 @@ class DebugExecutable(Executable):
         except OnnxplugError as error:
             raise RunError(f"the evaluator failed: {error.message}", hint=error.hint) from error
         # NumPy's transposes are views; what ONNX computes is contiguous.
-        found = {name: to_torch(value).contiguous() for name, value in zip(names, results, strict=True)}
+        computed = {name: to_torch(value).contiguous() for name, value in zip(names, results, strict=True)}
         if self._options.compare:
-            self._compare(values, found)
-        return found
+            self._compare(values, computed)
+        return computed
 
-    def _compare(self, values: Sequence[Any], found: Mapping[str, torch.Tensor]) -> None:
-        done = walk(self._functional, placeholder_values(self._functional, values), self._alignment, found)
+    def _compare(self, values: Sequence[Any], computed: Mapping[str, torch.Tensor]) -> None:
+        done = walk(self._functional, placeholder_values(self._functional, values), self._alignment, computed)
         if self._options.verbose:
             (self._write or print)(f"{self._title}: {done}")
         if done.differences:

@@ -114,16 +114,16 @@ class Dump:
     def _expected(self, values: Sequence[Any]) -> dict[str, torch.Tensor]:
         """What PyTorch computes for each output, by name."""
         names = {slot.value: slot.name for slot in self._functional.outputs}
-        found: dict[str, torch.Tensor] = {}
+        expected: dict[str, torch.Tensor] = {}
 
         def keep(node: torch.fx.Node, _: Any, result: Any) -> Any:
             if node in names and isinstance(result, torch.Tensor):
-                found[names[node]] = torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
+                expected[names[node]] = torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
             return result
 
         with torch.random.fork_rng(devices=[]):
             run_graph(self._functional, placeholder_values(self._functional, values), keep)
-        return found
+        return expected
 
 
 def _write_tensor(path: Path, name: str, value: torch.Tensor) -> None:

@@ -196,14 +196,14 @@ def _results(
         elif value in computed:
             results.append(computed[value])
         else:
-            found = _number(value, sizes)
-            if found is None:
+            number = _number(value, sizes)
+            if number is None:
                 root, steps = _view(value, position, sizes)
                 base: Passed | Computed | None = Passed(position[root]) if root in position else computed.get(root)
                 if base is None:
                     base = computed[root] = _computed(root, len(computed), sizes)
-                found = View(base, steps) if steps else base
-            results.append(found)
+                number = View(base, steps) if steps else base
+            results.append(number)
     return results, list(computed)
 
 
@@ -231,13 +231,13 @@ def _view(
         if chain[-1].target not in (_VIEWS if len(chain) == 1 else _PARTS) or any(step.kwargs for step in chain):
             break
         try:
-            found = [(step.target, tuple(_in_call(a, sizes) for a in step.args[1:])) for step in chain]
+            calls = [(step.target, tuple(_in_call(a, sizes) for a in step.args[1:])) for step in chain]
         except UnknownSizeError:
             break
         base = chain[-1].args[0]
         if not isinstance(base, torch.fx.Node) or not isinstance(base.meta.get("val"), torch.Tensor):
             break
-        steps += found
+        steps += calls
         node = base
     return node, tuple(reversed(steps))
 

@@ -231,14 +231,14 @@ def _set_state(device: torch.device, state: torch.Tensor) -> None:
 
 def generators_of(draws: Sequence[AnyDraw]) -> list[torch.Generator]:
     """The generators that these draws advance."""
-    found = []
+    generators = []
     for device in {draw.device for draw in draws}:
         if device.type == "cpu":
-            found.append(torch.default_generator)
+            generators.append(torch.default_generator)
         elif device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
-            found.append(torch.cuda.default_generators[index])
-    return found
+            generators.append(torch.cuda.default_generators[index])
+    return generators
 
 
 def apply_mask(graph: torch.fx.Graph, dropout: torch.fx.Node, mask: torch.fx.Node) -> None:

@@ -137,14 +137,14 @@ def _gradients(
         if tangent is not None and isinstance(result, torch.Tensor) and result.requires_grad
     ]
     differentiated = [i for i, value in enumerate(given) if _is_wanted(value)]
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [result for result, _ in pairs],
         [given[i] for i in differentiated],
         [tangent for _, tangent in pairs],
         create_graph=create_graph,
         allow_unused=True,
     )
-    by_place = dict(zip(differentiated, found, strict=True))
+    by_place = dict(zip(differentiated, gradients, strict=True))
     return [by_place.get(i) for i in range(len(given))]
 
 

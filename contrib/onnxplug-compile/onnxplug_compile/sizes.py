@@ -52,11 +52,11 @@ class Sizes:
             UnknownSizeError: It depends on data.
         """
         code = self._text(size)
-        found = self._index.get(code)
-        if found is None:
-            found = self._index[code] = len(self._code)
+        known = self._index.get(code)
+        if known is None:
+            known = self._index[code] = len(self._code)
             self._code.append(code)
-        return found
+        return known
 
     def _text(self, size: int | torch.SymInt) -> str:
         if isinstance(size, int):
@@ -75,5 +75,5 @@ class Sizes:
         source = "\n".join(["def evaluate(args):", *lines, f"    return ({', '.join(self._code)},)"])
         space: dict[str, Any] = {"math": __import__("math"), "torch": torch}
         exec(compile(source, "<sizes of a graph>", "exec"), space)
-        found: Evaluate = space["evaluate"]
-        return found
+        evaluate: Evaluate = space["evaluate"]
+        return evaluate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onnxplug import OpSample, PluginInfo, Rule, hookimpl
+from onnxplug import LibraryPatch, OpSample, PluginInfo, Rule, hookimpl
 
 __all__ = ["features_shapes"]
 
@@ -181,21 +181,9 @@ def _later(name: str) -> Callable[..., Any]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[Any], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of fbgemm."""
-    return [_patches]
-
-
-def _patches(module: Any) -> Any:
-    """Nothing to do, and nothing to import, where fbgemm_gpu isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "fbgemm_gpu" not in sys.modules:
-        return nullcontext()
-    from onnxplug_fbgemm.capture import patches
-
-    return patches(module)
+    return [LibraryPatch(("fbgemm_gpu",), "onnxplug_fbgemm.capture:patches")]
 
 
 @hookimpl

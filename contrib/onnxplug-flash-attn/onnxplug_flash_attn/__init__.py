@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import OpSample, PluginInfo, hookimpl
+from onnxplug import LibraryPatch, OpSample, PluginInfo, hookimpl
 
 __all__ = ["stand_in"]
 
@@ -32,23 +32,9 @@ def _later(name: str) -> Callable[..., Any]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of flash_attn."""
-    return [_patches]
-
-
-def _patches() -> Any:
-    """Nothing to patch, and nothing to import, where flash_attn's extension isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    extension = sys.modules.get("flash_attn_2_cuda")
-    if extension is None:
-        return nullcontext()
-    from onnxplug.capture.patching import patched
-    from onnxplug_flash_attn.cache import with_cache
-
-    return patched(extension, "fwd_kvcache", with_cache)
+    return [LibraryPatch(("flash_attn_2_cuda",), "onnxplug_flash_attn.cache:exchanged")]
 
 
 @hookimpl

@@ -141,13 +141,13 @@ def _modules_of(model: Any) -> set[str]:
 def plugins_text(host: Any) -> dict[str, str]:
     """The version and code of each plugin in use, the builtin rules among them."""
     records = host.records() if hasattr(host, "records") else []
-    found = {}
+    plugins = {}
     for record in records:
         if record.status != "loaded" or record.distribution == _OWN:
             continue
         root = record.value.partition(":")[0].partition(".")[0]
-        found[f"plugin {record.distribution}"] = f"{record.version} {_code_of_package(root)}"
-    return found
+        plugins[f"plugin {record.distribution}"] = f"{record.version} {_code_of_package(root)}"
+    return plugins
 
 
 @functools.cache
@@ -255,13 +255,13 @@ class Watched:
         pending = [n for n in new if self._fresh or _kind(getattr(sys.modules[n], "__file__", None) or "") == "own"] + [
             *modules
         ]
-        found: set[str] = set()
+        reached: set[str] = set()
         while pending:
             name = pending.pop()
             module = sys.modules.get(name)
-            if module is None or name in found:
+            if module is None or name in reached:
                 continue
-            found.add(name)
+            reached.add(name)
             file = getattr(module, "__file__", None)
             if file is not None and _kind(file) == "own" and name.partition(".")[0] not in _plugin_roots():
                 for value in list(vars(module).values()):
@@ -270,7 +270,7 @@ class Watched:
                     )
                     if isinstance(owner, str) and owner != "__main__":
                         pending.append(owner)
-        return found
+        return reached
 
 
 @functools.cache
@@ -346,22 +346,22 @@ def changes(before: Mapping[str, str] | None, now: Mapping[str, str]) -> list[st
     """What differs from the parts of the last export, in words; a version or an option with both values."""
     if before is None:
         return ["it is the first export"]
-    found = []
+    changed = []
     for part in sorted({*before, *now}, key=lambda part: (_rank(part), part)):
         if before.get(part) == now.get(part):
             continue
         kind = part.partition(" ")[0]
         if part not in now:
-            found.append(f"{part} is gone")
+            changed.append(f"{part} is gone")
         elif part not in before:
-            found.append(f"{part} is new")
+            changed.append(f"{part} is new")
         elif kind in ("version", "option", "environment", "threshold"):
-            found.append(f"{part}: {before[part]} became {now[part]}")
+            changed.append(f"{part}: {before[part]} became {now[part]}")
         elif kind == "plugin":
             old, new = before[part].split()[0], now[part].split()[0]
-            found.append(
+            changed.append(
                 f"{part}: {old} became {new}" if old != new else f"{part}: its code changed, which has the rules"
             )
         else:
-            found.append(f"{part} changed")
-    return found
+            changed.append(f"{part} changed")
+    return changed

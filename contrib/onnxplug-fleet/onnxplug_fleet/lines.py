@@ -46,9 +46,9 @@ class Lines:
     def line(self, path: Sequence[str | int]) -> int | None:
         """The line of a key, or of the nearest table or key around it that is known."""
         for end in range(len(path), 0, -1):
-            found = self._lines.get(tuple(path[:end]))
-            if found is not None:
-                return found
+            known = self._lines.get(tuple(path[:end]))
+            if known is not None:
+                return known
         return None
 
 

@@ -108,12 +108,12 @@ def sarif(run: Run, store: Store) -> str:
     from onnxplug import __version__
 
     rules = [*KINDS, _KILLED, _DATA]
-    found = []
+    results = []
     for name, result in run.results.items():
         for item in _findings(result, store) if result is not None else ():
             text = f"{name}: {item['message']['text']}"
             index = rules.index(item["ruleId"]) if item["ruleId"] in rules else -1
-            found.append({**item, "ruleIndex": index, "message": {"text": printable(text)}})
+            results.append({**item, "ruleIndex": index, "message": {"text": printable(text)}})
     driver = {
         "name": "onnxplug-fleet",
         "version": __version__,
@@ -122,7 +122,7 @@ def sarif(run: Run, store: Store) -> str:
             for rule in rules
         ],
     }
-    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": found}]}
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
     made: str = sarif_pydantic.Sarif.model_validate(log).model_dump_json(by_alias=True, exclude_none=True, indent=1)
     return made + "\n"
 

@@ -37,8 +37,8 @@ def change_text(before: float | None, now: float | None) -> str:
 
 def counts_text(before: dict[str, int], now: dict[str, int]) -> list[str]:
     """What changed of counts by name: ``["Gelu 2 → 0", "+ Erf 2"]``."""
-    found = []
+    parts = []
     for name in [*now, *(n for n in before if n not in now)]:
         if before.get(name, 0) != now.get(name, 0):
-            found.append(f"{name} {before.get(name, 0)} → {now.get(name, 0)}")
-    return found
+            parts.append(f"{name} {before.get(name, 0)} → {now.get(name, 0)}")
+    return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import OpSample, PluginInfo, hookimpl
+from onnxplug import LibraryPatch, OpSample, PluginInfo, hookimpl
 
 __all__ = ["stand_in"]
 
@@ -32,21 +32,9 @@ def _later(name: str) -> Callable[..., Any]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of mamba_ssm."""
-    return [_patches]
-
-
-def _patches() -> Any:
-    """Nothing to patch, and nothing to import, where mamba_ssm isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "mamba_ssm" not in sys.modules and "selective_scan_cuda" not in sys.modules:
-        return nullcontext()
-    from onnxplug_mamba.library import exchanged
-
-    return exchanged()
+    return [LibraryPatch(("mamba_ssm", "selective_scan_cuda"), "onnxplug_mamba.library:exchanged")]
 
 
 @hookimpl

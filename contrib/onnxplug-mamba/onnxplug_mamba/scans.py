@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from onnxplug import Unsupported
-from onnxplug.torch_private import scan
+from onnxplug.patches.scans import scanned
 from onnxplug_mamba.convolution import with_rows
 
 #: How many tokens of Mamba-2 are computed together; the result is the same for any number.
@@ -221,18 +219,6 @@ def state_update(
         after = with_rows(state, state_batch_indices, after)
     state.copy_(after)
     return result.to(x.dtype)
-
-
-def scanned(step: Callable[..., Any], state: Any, sequences: tuple[Tensor, ...]) -> Any:
-    """``scan`` over the first axis in a model that is captured, a loop otherwise; the last state, and each step's result."""
-    if torch.compiler.is_compiling():
-        # torch takes strides that are equal in the example for equal, if they aren't those of sizes.
-        return scan(step, state, tuple(x.clone(memory_format=torch.contiguous_format) for x in sequences))
-    results = []
-    for tokens in zip(*sequences, strict=True):
-        state, result = step(state, tokens)
-        results.append(result)
-    return state, torch.stack(results)
 
 
 def _steps(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:

@@ -212,9 +212,9 @@ def _projection(g: Any, value: Any) -> _Projection | None:
     if total is None:
         return _matmul(g, value, None)
     for product, bias in (total.inputs, total.inputs[::-1]):
-        found = _matmul(g, product, bias) if used_once(product) else None
-        if found is not None:
-            return found
+        projection = _matmul(g, product, bias) if used_once(product) else None
+        if projection is not None:
+            return projection
     return None
 
 
@@ -239,21 +239,21 @@ def _gemm(g: Any, value: Any, gemm: Any) -> _Projection | None:
         if not _is_stored(g, weight):
             return None
         weight = g.op.Transpose(weight, perm=[1, 0])
-    found = _checked(g, _Projection(rows, weight, bias[0] if bias else None))
-    return found if found is not None and value.shape[2] == weight.shape[1] else None
+    projection = _checked(g, _Projection(rows, weight, bias[0] if bias else None))
+    return projection if projection is not None and value.shape[2] == weight.shape[1] else None
 
 
-def _checked(g: Any, found: _Projection) -> _Projection | None:
+def _checked(g: Any, projection: _Projection) -> _Projection | None:
     """The projection, if its weight and bias are there before the model runs and fit its rows."""
-    weight, bias = found.weight, found.bias
-    if not _has_rank(weight, 2) or not all_float(found.rows, weight):
+    weight, bias = projection.weight, projection.bias
+    if not _has_rank(weight, 2) or not all_float(projection.rows, weight):
         return None
     size, width = weight.shape
-    if not isinstance(size, int) or not isinstance(width, int) or not same_size(found.rows.shape[2], size):
+    if not isinstance(size, int) or not isinstance(width, int) or not same_size(projection.rows.shape[2], size):
         return None
     if bias is not None and not (_has_rank(bias, 1) and bias.shape[0] == width and _is_stored(g, bias)):
         return None
-    return found if _is_stored(g, weight) else None
+    return projection if _is_stored(g, weight) else None
 
 
 def _is_stored(g: Any, value: Any) -> bool:

@@ -102,17 +102,17 @@ def _sum_with_bias(node: Any) -> tuple[Any, Any] | None:
 
 def bias_gelu(g: Any, node: Any) -> Any:
     """``Gelu(x + bias)``."""
-    found = _sum_with_bias(node)
+    operands = _sum_with_bias(node)
     approximate = node.attributes.get("approximate")
-    if found is None or (approximate is not None and approximate.value != "none"):
+    if operands is None or (approximate is not None and approximate.value != "none"):
         return None
-    return g.domain(_DOMAIN).BiasGelu(*found)
+    return g.domain(_DOMAIN).BiasGelu(*operands)
 
 
 def bias_fast_gelu(g: Any, node: Any) -> Any:
     """``FastGelu(x + bias)``."""
-    found = _sum_with_bias(node) if len(node.inputs) == 1 else None
-    return None if found is None else g.domain(_DOMAIN).FastGelu(*found)
+    operands = _sum_with_bias(node) if len(node.inputs) == 1 else None
+    return None if operands is None else g.domain(_DOMAIN).FastGelu(*operands)
 
 
 def _skippable(node: Any) -> bool:

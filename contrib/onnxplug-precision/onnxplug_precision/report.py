@@ -145,11 +145,11 @@ def results_of(model: Any, samples: Sequence[Mapping[str, Any]], host: Any = Non
     """
     runner = Runner(model, host)
     kinds = input_dtypes(model) if isinstance(model, ir.Model) else {}
-    found = []
+    results = []
     for sample in samples:
         feed = {name: as_input(x, kinds.get(name)) for name, x in sample.items()}
-        found.append(dict(zip(runner.output_names, runner(feed), strict=True)))
-    return found
+        results.append(dict(zip(runner.output_names, runner(feed), strict=True)))
+    return results
 
 
 def input_dtypes(model: ir.Model) -> dict[str, torch.dtype]:
@@ -169,7 +169,7 @@ def differences(before: Results, after: Results) -> list[Accuracy]:
     Raises:
         VerificationError: One has NaN or infinities where it had none.
     """
-    found = []
+    measured = []
     for name, value in before[0].items() if before else ():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
@@ -184,5 +184,5 @@ def differences(before: Results, after: Results) -> list[Accuracy]:
         norms = old.norm() * new.norm()
         cosine = float(old @ new / norms) if norms else float(bool((old == new).all()))
         gap = (old - new).abs()
-        found.append(Accuracy(name, float(gap.max()), float(gap.mean()), cosine, float(old.abs().max())))
-    return found
+        measured.append(Accuracy(name, float(gap.max()), float(gap.mean()), cosine, float(old.abs().max())))
+    return measured

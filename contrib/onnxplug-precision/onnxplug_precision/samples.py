@@ -45,16 +45,16 @@ def _read(path: Path) -> list[dict[str, torch.Tensor]]:
         )
     if not path.exists():
         raise UsageError(f"there is no file {path}")
-    found = []
+    calls = []
     for file in files:
         try:
             with np.load(file, allow_pickle=False) as stored:  # pickled objects are code
-                found.append({name: torch.from_numpy(np.array(stored[name])) for name in stored.files})
+                calls.append({name: torch.from_numpy(np.array(stored[name])) for name in stored.files})
         except Exception as error:
             raise UsageError(
                 f"{file} can't be read: {error}", hint="It is a .npz file with one call's inputs by name: numpy.savez."
             ) from error
-    return found
+    return calls
 
 
 def calls_of(program: OnnxProgram, calls: Sequence[Call]) -> list[dict[str, torch.Tensor]]:

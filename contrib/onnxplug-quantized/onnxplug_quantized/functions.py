@@ -23,9 +23,9 @@ Function = Callable[..., Any]
 def _unwrapped(tree: Any) -> tuple[Any, list[QTensor]]:
     """Arguments with integers in place of quantised tensors, and these."""
     leaves, spec = pytree.tree_flatten(tree)
-    found = [leaf for leaf in leaves if isinstance(leaf, QTensor)]
+    quantized = [leaf for leaf in leaves if isinstance(leaf, QTensor)]
     integers = [leaf.integers if isinstance(leaf, QTensor) else leaf for leaf in leaves]
-    return pytree.tree_unflatten(integers, spec), found
+    return pytree.tree_unflatten(integers, spec), quantized
 
 
 def _same_parameters(tensors: list[QTensor]) -> bool:

@@ -109,12 +109,12 @@ class QTensor:
     def __getattr__(self, name: str) -> Any:
         if name in _OF_SHAPE:
             return getattr(self.integers, name)
-        found = getattr(torch.Tensor, name)  # AttributeError, as of a tensor
+        attribute = getattr(torch.Tensor, name)  # AttributeError, as of a tensor
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            return self.__torch_function__(found, (), (self, *args), kwargs)
+            return self.__torch_function__(attribute, (), (self, *args), kwargs)
 
-        return method if callable(found) else self.__torch_function__(found.__get__, (), (self,))
+        return method if callable(attribute) else self.__torch_function__(attribute.__get__, (), (self,))
 
     def __len__(self) -> int:
         return len(self.integers)

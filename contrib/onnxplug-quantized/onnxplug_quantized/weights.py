@@ -228,13 +228,13 @@ def _copied(operator: Any, packed: Any, x: Tensor) -> Any:
 
 def _refusals(operator: Any, packed: Any, x: Tensor) -> list[str]:
     """What an operator says of inputs of another dtype and without axes."""
-    said: list[str] = []
+    reasons: list[str] = []
     for wrong in (x.double(), x.new_zeros(())):
         try:
             operator(wrong, packed, True)
         except RuntimeError as error:
-            said.append(str(error).partition("\n")[0])
-    return said
+            reasons.append(str(error).partition("\n")[0])
+    return reasons
 
 
 @contextlib.contextmanager

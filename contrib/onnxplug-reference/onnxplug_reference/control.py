@@ -17,9 +17,9 @@ from onnxplug_reference.graphs import ReadyGraph, ReadyNode
 
 def attribute(node: ReadyNode, name: str, default: Any = None) -> Any:
     """The value of a node's attribute."""
-    for found in node.proto.attribute:
-        if found.name == name:
-            return onnx.helper.get_attribute_value(found)
+    for attribute_ in node.proto.attribute:
+        if attribute_.name == name:
+            return onnx.helper.get_attribute_value(attribute_)
     return default
 
 

@@ -291,8 +291,8 @@ class _Subgraph(ReferenceEvaluator):
 
 def _graph_of(proto: Any) -> onnx.GraphProto | None:
     """The graph of a model, or a graph itself; ``None`` of a function or node."""
-    found = proto.graph if isinstance(proto, onnx.ModelProto) else proto
-    return found if isinstance(found, onnx.GraphProto) else None
+    graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
+    return graph if isinstance(graph, onnx.GraphProto) else None
 
 
 def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
@@ -301,11 +301,11 @@ def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
     Raises:
         UsageError: One is none.
     """
-    found = list(classes)
-    for kernel in found:
+    classes_ = list(classes)
+    for kernel in classes_:
         if not isinstance(kernel, type) or not issubclass(kernel, OpRun):
             raise UsageError(f"new_ops takes OpRun classes, got {kernel!r}", hint="kernels= takes functions.")
-    return found
+    return classes_
 
 
 def _plugin_classes(model: Any, proto: Any, plugins: Sequence[str] | None) -> list[type[OpRun]]:

@@ -63,8 +63,8 @@ class KernelTable:
 
     def find(self, domain: str, op: str, version: int) -> Kernel | None:
         """The kernel of an operator at a version of its domain."""
-        found = next((k for k in self._found.get((domain, op), ()) if k.since <= version), None)
-        return found if found is None or found.until is None or version <= found.until else None
+        kernel = next((k for k in self._found.get((domain, op), ()) if k.since <= version), None)
+        return kernel if kernel is None or kernel.until is None or version <= kernel.until else None
 
     def operators(self) -> list[tuple[str, str]]:
         """Domain and name of every operator."""
@@ -92,11 +92,11 @@ def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
 def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], int | None]:
     """Keyword parameters of a kernel, and how many inputs it takes at most."""
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a function in C, which says nothing of itself
         return frozenset(), None
-    keywords = frozenset(p.name for p in found if p.kind is p.KEYWORD_ONLY)
-    most = None if any(p.kind is p.VAR_POSITIONAL for p in found) else len(found) - len(keywords)
+    keywords = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(parameters) - len(keywords)
     return keywords, most
 
 
@@ -115,8 +115,8 @@ def bound(
     """
     known, most = _parameters(kernel.function)
     offered = {"outputs": len(node.output)}
-    given = attribute_values(node)
-    unknown = sorted(set(given) - known | set(given) & set(offered))
+    attributes = attribute_values(node)
+    unknown = sorted(set(attributes) - known | set(attributes) & set(offered))
     values = {k: v for k, v in (attribute_values(with_defaults(node, schema)) | offered).items() if k in known}
     what = f"{kernel.domain or 'ai.onnx'}::{kernel.op} of the node {node.name!r}"
     if unknown:

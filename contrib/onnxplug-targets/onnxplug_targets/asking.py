@@ -62,10 +62,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=sorted(PROVIDERS))
     parser.add_argument("files", nargs="+")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
-    for path in given.files:
-        sys.stdout.write(json.dumps(asked(PROVIDERS[given.target], path)) + "\n")
+    for path in arguments.files:
+        sys.stdout.write(json.dumps(asked(PROVIDERS[arguments.target], path)) + "\n")
         sys.stdout.flush()
 
 

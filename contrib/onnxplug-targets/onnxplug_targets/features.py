@@ -132,8 +132,8 @@ def is_constant(value: ir.Value) -> bool:
 def _default(definition: Any) -> Any:
     import onnx
 
-    found = definition.default_value
-    return onnx.helper.get_attribute_value(found) if found.name else None
+    default = definition.default_value
+    return onnx.helper.get_attribute_value(default) if default.name else None
 
 
 @functools.cache

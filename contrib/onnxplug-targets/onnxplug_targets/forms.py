@@ -413,9 +413,9 @@ def versions_of(op: str, first: int, until: int) -> list[int]:
 
     if not onnx.defs.has(op):
         return []
-    found = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and not s.domain]
-    last = max((since for since in found if since <= first), default=0)
-    return sorted(since for since in found if last <= since <= until)
+    versions = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and not s.domain]
+    last = max((since for since in versions if since <= first), default=0)
+    return sorted(since for since in versions if last <= since <= until)
 
 
 def types_of(form: Form, since: int) -> list[dict[str, str]]:

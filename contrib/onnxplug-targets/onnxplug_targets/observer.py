@@ -40,19 +40,19 @@ class TargetObserver(Observer):
             self._judged(span.subject if span.name == "precision" else span.result)
 
     def _judged(self, program: OnnxProgram) -> None:
-        table, found = self._judge.table, list(self._judge.fallbacks(program.model))
+        table, fallbacks = self._judge.table, list(self._judge.fallbacks(program.model))
         if program.report is not None:
-            rows = [(f.operator, f.node, f.reason, f.consequence, f.place) for f in found]
+            rows = [(f.operator, f.node, f.reason, f.consequence, f.place) for f in fallbacks]
             title = f"Nodes that {table['title']} would not compute"
             program.report.add_table(title, ("operator", "node", "reason", "what happens", "line"), rows)
-        if found:
+        if fallbacks:
             total = sum(1 for _ in program.model.graph.all_nodes())
-            warn(_text(table, found, total), TargetWarning)
+            warn(_text(table, fallbacks, total), TargetWarning)
 
 
-def _text(table: Mapping[str, Any], found: list[Fallback], total: int) -> str:
-    rows = summary(found)
-    lines = [f"{table['title']} would not compute {len(found)} of {total} nodes, by its table ({table['asked']}):"]
+def _text(table: Mapping[str, Any], fallbacks: list[Fallback], total: int) -> str:
+    rows = summary(fallbacks)
+    lines = [f"{table['title']} would not compute {len(fallbacks)} of {total} nodes, by its table ({table['asked']}):"]
     for operator, reason, breaks, count, places in rows[:_MOST]:
         more = f" and {len(places) - _LINES} more" if len(places) > _LINES else ""
         where = f", at {', '.join(places[:_LINES])}{more}" if places else ""

@@ -127,10 +127,10 @@ class Judge:
         return None
 
     def _entry(self, op: str, since: str) -> _Entry:
-        found = self._entries.get((op, since))
-        if found is None:
-            found = self._entries[op, since] = self._read(op, since)
-        return found
+        entry = self._entries.get((op, since))
+        if entry is None:
+            entry = self._entries[op, since] = self._read(op, since)
+        return entry
 
     def _read(self, op: str, since: str) -> _Entry:
         if "types" in self.table:
@@ -176,11 +176,11 @@ class _Entry:
 
 def documented_types(text: str) -> dict[str, str]:
     """The letters of the types that each version of an operator takes (``"13,14=fh; 15=f"``); of every one under ``""``."""
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for part in text.split("; "):
         versions, _, letters = part.rpartition("=")
-        found |= dict.fromkeys(versions.split(","), letters)
-    return found
+        types |= dict.fromkeys(versions.split(","), letters)
+    return types
 
 
 def _sets(rows: Any) -> list[frozenset[str]]:
@@ -191,14 +191,14 @@ def _broken(rows: Any) -> list[tuple[frozenset[str], str]]:
     return [(frozenset(row[:-1]), row[-1]) for row in rows]
 
 
-def _words(found: frozenset[str] | set[str]) -> str:
-    return " and ".join(sorted(found))
+def _words(features: frozenset[str] | set[str]) -> str:
+    return " and ".join(sorted(features))
 
 
-def summary(found: list[Fallback]) -> list[tuple[str, str, str, int, list[str]]]:
+def summary(fallbacks: list[Fallback]) -> list[tuple[str, str, str, int, list[str]]]:
     """Fallbacks of one kind together: the operator, the reason, what breaks, how many and the user's lines, the most first."""
     groups: dict[tuple[str, str, str], list[Fallback]] = defaultdict(list)
-    for item in found:
+    for item in fallbacks:
         groups[item.operator, item.reason, item.breaks].append(item)
     rows = [
         (*kind, len(items), list(dict.fromkeys(item.place for item in items if item.place)))

@@ -79,8 +79,8 @@ def _question(job: Job) -> tuple[dict[str, Any], bytes, Mapping[str, Any]] | Non
     except Exception:
         return None
     node = next(node for node in ir.from_proto(model).graph if node.name == "asked")
-    found = {"op": form.op, "since": since, "features": sorted(features(node, opset))}
-    return found, model.SerializeToString(), feed
+    question = {"op": form.op, "since": since, "features": sorted(features(node, opset))}
+    return question, model.SerializeToString(), feed
 
 
 def _outcome(provider: Provider, model: bytes, feed: Mapping[str, Any], *, compare: bool) -> tuple[str, str]:
@@ -149,7 +149,7 @@ def _reason(text: str) -> str:
 def probe(provider: Provider, only: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     """The answers for all nodes; each is asked in a process that goes on with the next where one ends it."""
     count = sum(1 for _ in jobs(provider, only))
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     begin = 0
     with tempfile.TemporaryDirectory() as folder:
         while begin < count:
@@ -157,16 +157,18 @@ def probe(provider: Provider, only: frozenset[str] = frozenset()) -> list[dict[s
             command = [sys.executable, "-m", __spec__.name, provider.target, "--worker", str(begin), "-o", str(out)]
             done = subprocess.run([*command, "--only", ",".join(only)], stdout=subprocess.DEVNULL, check=False)
             rows = [json.loads(line) for line in out.read_text().splitlines()]
-            found += [row["answer"] for row in rows if row.get("answer")]
+            answers += [row["answer"] for row in rows if row.get("answer")]
             begin = rows[-1]["job"] + 1 if rows else begin
             if rows and "answer" not in rows[-1]:  # it had begun this one
-                found.append({**rows[-1]["asked"], "outcome": "breaks", "why": f"the process ends ({done.returncode})"})
+                answers.append(
+                    {**rows[-1]["asked"], "outcome": "breaks", "why": f"the process ends ({done.returncode})"}
+                )
             elif done.returncode == 0:
                 break
             elif not rows:
                 raise RuntimeError(f"the provider can't be asked: the process ends with {done.returncode}")
             sys.stderr.write(f"{begin} of {count}\n")
-    return found
+    return answers
 
 
 def _work(provider: Provider, begin: int, only: frozenset[str], out: Path) -> None:
@@ -197,17 +199,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="operators, separated by commas")
     parser.add_argument("--answers", type=Path, help="keep each answer, a line of JSON")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    provider, only = PROVIDERS[given.target], frozenset(filter(None, given.only.split(",")))
+    arguments = parser.parse_args()
+    provider, only = PROVIDERS[arguments.target], frozenset(filter(None, arguments.only.split(",")))
     os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
-    if given.worker is not None:
-        _work(provider, given.worker, only, given.output)
+    if arguments.worker is not None:
+        _work(provider, arguments.worker, only, arguments.output)
         return
     answers = probe(provider, only)
-    if given.answers:
-        given.answers.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    if arguments.answers:
+        arguments.answers.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     table = {**provider.facts(), **condensed(answers)}
-    path = given.output or DATA / f"{provider.target}.json"
+    path = arguments.output or DATA / f"{provider.target}.json"
     path.write_text(text_of(table))
     sys.stdout.write(f"{len(answers)} answers about {len(table['operators'])} operators: {path}\n")
 

@@ -104,5 +104,5 @@ def text_of(table: Mapping[str, Any]) -> str:
 
 def load(target: str) -> dict[str, Any]:
     """The table of a target."""
-    found: dict[str, Any] = json.loads((DATA / f"{target}.json").read_text())
-    return found
+    table: dict[str, Any] = json.loads((DATA / f"{target}.json").read_text())
+    return table

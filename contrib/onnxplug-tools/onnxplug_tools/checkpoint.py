@@ -124,18 +124,6 @@ class Stored:
             )
 
 
-class Source(NamedTuple):
-    """The source of an initializer's content.
-
-    Attributes:
-        stored: The tensor in its file.
-        is_plain: Whether the initializer's bytes are the file's.
-    """
-
-    stored: Stored
-    is_plain: bool
-
-
 def open_checkpoint(files: Any) -> dict[str, Stored]:
     """The tensors in files, by name; none is read yet.
 
@@ -154,15 +142,15 @@ def open_checkpoint(files: Any) -> dict[str, Stored]:
             f"weights are a mapping from names to tensors, or files, got {type_with_article(files)}",
             hint=f"A file is {_KINDS}.",
         )
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for file in files:
         if not isinstance(file, str | os.PathLike):
             raise WeightsError(f"the files of weights are paths, got {type_with_article(file)}")
         for name, stored in _opened(_path(file)).items():
-            if name in found:
-                raise WeightsError(f"{found[name].path} and {stored.path} both have a tensor {name!r}", names=[name])
-            found[name] = stored
-    return found
+            if name in tensors:
+                raise WeightsError(f"{tensors[name].path} and {stored.path} both have a tensor {name!r}", names=[name])
+            tensors[name] = stored
+    return tensors
 
 
 def _path(file: str | os.PathLike[str]) -> Path:
@@ -215,12 +203,12 @@ def _from_index(path: Path) -> dict[str, Stored]:
             of = [name for name, other in places.items() if other == file]
             raise WeightsError(f"{path} names the file {shortened(file, 300)}, which is not there", names=of)
         files[file] = _opened(path.parent / file)
-    found = {}
+    tensors = {}
     for name, file in places.items():
         if name not in files[file]:
             raise WeightsError(f"{path} places {name!r} in {file}, which does not have it", names=[name])
-        found[name] = files[file][name]
-    return found
+        tensors[name] = files[file][name]
+    return tensors
 
 
 def _from_safetensors(path: Path) -> dict[str, Stored]:
@@ -324,9 +312,9 @@ def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> di
     """
     places: dict[str, tuple[str, int, int]] = {}
     locations: dict[Path, str] = {}
-    sources: dict[str, Source] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
-    for name, source in sources.items():
-        stored, tensor = source.stored, weights[name]
+    sources: dict[str, tuple[Stored, bool]] = {n: t.meta[SOURCE] for n, t in weights.items() if SOURCE in t.meta}
+    for name, (stored, is_plain) in sources.items():
+        tensor = weights[name]
         if stored.place is None:
             continue
         if stored.path not in locations:
@@ -334,7 +322,7 @@ def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> di
             locations[stored.path] = _location(stored.path, folder)
         offset, length = stored.place
         itemsize = max(1, tensor.dtype.bitwidth // 8)
-        if not source.is_plain or not is_large(tensor) or offset % itemsize:
+        if not is_plain or not is_large(tensor) or offset % itemsize:
             continue
         if length != tensor.nbytes:
             raise WeightsError(f"the weight {name!r} has {length} bytes in {stored.path}, not {tensor.nbytes}")

@@ -187,12 +187,12 @@ class _Checks:
 
     def _stated(self, text: str, expr: Any, kind: str) -> ir.Value:
         try:
-            found: ir.Value = getattr(SizeComputer(self._g, self._g.sizes.require), kind)(expr)
+            value: ir.Value = getattr(SizeComputer(self._g, self._g.sizes.require), kind)(expr)
         except Unsupported as error:
             raise UsageError(
                 f"checks=True can't state {text} in ONNX: {error.message}", hint="Export without checks."
             ) from error
-        return found
+        return value
 
     def _reshaped(self, value: ir.Value, sizes: Sequence[Any], name: str) -> ir.Value:
         # ONNX Runtime takes a size in a Concat that it can't tell for one to infer, and the check with it, if it sees the Concat.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onnxplug import OpSample, PluginInfo, Rule, hookimpl
+from onnxplug import LibraryPatch, OpSample, PluginInfo, Rule, hookimpl
 
 __all__ = ["data_shapes"]
 
@@ -55,9 +55,9 @@ def _later(op: str) -> Callable[..., Any]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[Any]:
     """What torch.export needs of the three packages."""
-    return [_companions, _models]
+    return [_companions, LibraryPatch(("torch_geometric.nn",), _models)]
 
 
 def _companions() -> Any:
@@ -68,12 +68,6 @@ def _companions() -> Any:
 
 
 def _models() -> Any:
-    """Nothing to patch, and nothing to import, where torch_geometric isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "torch_geometric.nn" not in sys.modules:
-        return nullcontext()
     from onnxplug_torch_geometric.data import register
     from onnxplug_torch_geometric.models import models
 

@@ -48,9 +48,9 @@ def whole(op: str) -> Callable[..., Any]:
     return kernel
 
 
-def _new_size(given: dict[str, Any]) -> Any:
+def _new_size(arguments: dict[str, Any]) -> Any:
     """A symbol for a size that depends on values, where torch works out shapes alone; ``None`` elsewhere."""
-    mode = detect_fake_mode(list(given.values()))
+    mode = detect_fake_mode(list(arguments.values()))
     if mode is None or mode.shape_env is None or proxy_tensor.get_proxy_mode() is not None:
         return None
     size = mode.shape_env.create_unbacked_symint()

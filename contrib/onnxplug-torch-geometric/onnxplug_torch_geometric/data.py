@@ -68,19 +68,19 @@ def shapes(data: Any, nodes: str, edges: str, graphs: str) -> list[dict[int, str
     """See :func:`onnxplug_torch_geometric.data_shapes`."""
     if type(data) not in (Data, _BATCH):
         raise TypeError(f"data_shapes takes a Data or a Batch of them, got {type(data).__name__}")
-    found: list[dict[int, str] | None] = []
+    axes: list[dict[int, str] | None] = []
     for name in _parts(data)[0]:
         value = data[name]
         if not value.dim():
-            found.append(None)
+            axes.append(None)
         elif name == "ptr":
-            found.append({0: "pointers"})
+            axes.append({0: "pointers"})
         elif "index" in name or name == "face":
-            found.append({data.__cat_dim__(name, value) % value.dim(): edges})
+            axes.append({data.__cat_dim__(name, value) % value.dim(): edges})
         elif data.is_node_attr(name):
-            found.append({0: nodes})
+            axes.append({0: nodes})
         elif data.is_edge_attr(name):
-            found.append({0: edges})
+            axes.append({0: edges})
         else:
-            found.append({0: graphs} if isinstance(data, Batch) else None)
-    return found
+            axes.append({0: graphs} if isinstance(data, Batch) else None)
+    return axes

@@ -30,7 +30,7 @@ def checked_axes(dynamic_axes: Mapping[str, Any]) -> dict[str, Axes]:
     Raises:
         UsageError: It is malformed.
     """
-    found: dict[str, Axes] = {}
+    checked: dict[str, Axes] = {}
     for name, axes in dynamic_axes.items():
         if not isinstance(name, str):
             raise UsageError(f"dynamic_axes has the key {name!r}, which is no name", hint=_FORMS)
@@ -49,8 +49,8 @@ def checked_axes(dynamic_axes: Mapping[str, Any]) -> dict[str, Axes]:
                 raise UsageError(f"dynamic_axes[{name!r}] has the axis {axis!r}, which is no number", hint=_FORMS)
             if not isinstance(called, str) or not called:
                 raise UsageError(f"dynamic_axes[{name!r}] calls axis {axis} {called!r}, which is no name", hint=_FORMS)
-        found[name] = named
-    return found
+        checked[name] = named
+    return checked
 
 
 class DynamicAxes:
@@ -259,12 +259,12 @@ def _in_order(dynamic_shapes: Any, inputs: Sequence[Any]) -> list[Any]:
         return list(dynamic_shapes)
     places = {}
     for name in dynamic_shapes:
-        found = [number for number, i in enumerate(inputs) if i == name or str(i).startswith(f"{name}_")]
-        if not found:
+        positions = [number for number, i in enumerate(inputs) if i == name or str(i).startswith(f"{name}_")]
+        if not positions:
             raise UsageError(
                 f"dynamic_shapes names {name!r}, but the inputs of the ExportedProgram are {', '.join(map(str, inputs))}"
             )
-        places[name] = found[0]
+        places[name] = positions[0]
     return [dynamic_shapes[name] for name in sorted(places, key=lambda name: places[name])]
 
 

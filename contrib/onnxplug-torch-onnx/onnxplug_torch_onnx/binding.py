@@ -37,18 +37,18 @@ class Parameter:
 
 def parameters_of(signature: Any) -> list[Parameter]:
     """The parameters of an ``onnx_ir.schemas.OpSignature``."""
-    found = []
+    parameters = []
     for item in signature.params:
         if item.is_attribute():
-            found.append(Parameter(item.name, item.type, item.required))
+            parameters.append(Parameter(item.name, item.type, item.required))
             continue
         types = item.type_constraint.allowed_types
         dtypes = frozenset(t.dtype for t in types)
         every = len(dtypes) >= len(ir.DataType) - 1
-        found.append(
+        parameters.append(
             Parameter(item.name, None, item.required, frozenset() if every else dtypes, item.type_constraint.name)
         )
-    return found
+    return parameters
 
 
 def bind(node: Any, parameters: Sequence[Parameter], what: str) -> dict[str, Any]:

@@ -185,8 +185,8 @@ def _export(original: Callable[..., Any], old: bool, args: Any, kwargs: Any) -> 
     from onnxplug_torch_onnx.request import Request
 
     # An argument that torch lacks is a TypeError, as Python raises it.
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
-    bound = inspect.signature(export).bind(**given, **({"dynamo": False} if old else {}))
+    arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+    bound = inspect.signature(export).bind(**arguments, **({"dynamo": False} if old else {}))
     bound.apply_defaults()
     request = Request(**bound.arguments)
     started = time.perf_counter()
@@ -197,8 +197,8 @@ def _export(original: Callable[..., Any], old: bool, args: Any, kwargs: Any) -> 
             # As torch does: a program of others may have inputs of which only some mean anything.
             program = run(request, _active[-1].options(), verify_drawn=False)
         except Exception as error:
-            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            _record(Exported(_path(request), 0, 0, time.perf_counter() - started, said))
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            _record(Exported(_path(request), 0, 0, time.perf_counter() - started, reason))
             raise
     nodes, opset = program.model.graph.num_nodes(), program.model.opset_imports[""]
     _record(Exported(_path(request), opset, nodes, time.perf_counter() - started))

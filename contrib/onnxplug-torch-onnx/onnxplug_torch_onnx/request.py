@@ -129,10 +129,10 @@ class Request:
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name in _OPEN_FLAGS):
                 raise UsageError(f"{name} must be True or False, got {value!r}")
-        for name, said in _MAPPINGS.items():
+        for name, kinds in _MAPPINGS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
-                raise UsageError(f"{name} must be {said}, got {type_with_article(value)}")
+                raise UsageError(f"{name} must be {kinds}, got {type_with_article(value)}")
         if {"", "ai.onnx"} & set(self.custom_opsets or ()):
             raise UsageError("custom_opsets has versions of custom domains; opset_version= has the version of ai.onnx")
         for domain, version in (self.custom_opsets or {}).items():
@@ -178,20 +178,20 @@ class Request:
         self.opset_version = MIN_OPSET
 
     def _settle_functions(self) -> None:
-        asked = self.export_modules_as_functions
-        if not isinstance(asked, bool):
-            if isinstance(asked, str | Mapping) or not isinstance(asked, Collection):
+        requested = self.export_modules_as_functions
+        if not isinstance(requested, bool):
+            if isinstance(requested, str | Mapping) or not isinstance(requested, Collection):
                 raise UsageError(
-                    f"export_modules_as_functions must be True, False or classes of modules, got {asked!r}",
+                    f"export_modules_as_functions must be True, False or classes of modules, got {requested!r}",
                     hint="export_modules_as_functions={torch.nn.Linear}",
                 )
-            for item in asked:
+            for item in requested:
                 if not isinstance(item, type) or not issubclass(item, torch.nn.Module):
                     raise UsageError(
                         f"export_modules_as_functions has {item!r}, which is no class of modules",
                         hint="export_modules_as_functions={torch.nn.Linear}",
                     )
-        if asked and self.opset_version is not None and self.opset_version < _FUNCTIONS_SINCE:
+        if requested and self.opset_version is not None and self.opset_version < _FUNCTIONS_SINCE:
             raise UsageError(
                 f"a model of opset {self.opset_version} has no functions, which export_modules_as_functions= asks for",
                 hint=f"They are there from opset {_FUNCTIONS_SINCE} on.",
@@ -201,17 +201,17 @@ class Request:
 
     def functions(self) -> Any:
         """``functions=`` of :func:`onnxplug.to_onnx`."""
-        asked = self.export_modules_as_functions
-        if not asked:
+        requested = self.export_modules_as_functions
+        if not requested:
             return False
         from onnxplug import Functions
 
         if not isinstance(self.model, torch.nn.Module) or isinstance(self.model, torch.jit.ScriptModule):
-            return True if asked is True else Functions(list(asked))
+            return True if requested is True else Functions(list(requested))
         present: set[type[torch.nn.Module]] = {
             type(module) for module in self.model.modules() if not isinstance(module, _HOLDERS)
         }
-        wanted = present if asked is True else {cls for cls in present if cls in asked}
+        wanted = present if requested is True else {cls for cls in present if cls in requested}
         if not wanted:
             warn("the model has no module of the classes that export_modules_as_functions= names")
         names = sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in wanted)

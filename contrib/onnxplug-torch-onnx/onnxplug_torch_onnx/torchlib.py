@@ -105,8 +105,8 @@ class _PerThread:
         self.local = threading.local()
 
     def _current(self) -> Any:
-        found = getattr(self.local, "recorder", None)
-        return found if found is not None else self.original
+        recorder = getattr(self.local, "recorder", None)
+        return recorder if recorder is not None else self.original
 
     def eval_op(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One operator."""

@@ -127,21 +127,21 @@ class _Forward:
 
 def _hold(function: type) -> None:
     with _LOCK:
-        found = vars(function).get("forward")
-        if not isinstance(found, _Forward):
-            found = _Forward(function)
-            function.forward = found  # type: ignore[attr-defined]
-        found.holders += 1
+        forward = vars(function).get("forward")
+        if not isinstance(forward, _Forward):
+            forward = _Forward(function)
+            function.forward = forward  # type: ignore[attr-defined]
+        forward.holders += 1
 
 
 def _release(function: type) -> None:
     with _LOCK:
-        found: _Forward = vars(function)["forward"]
-        found.holders -= 1
-        if not found.holders and found.inherited:
+        forward: _Forward = vars(function)["forward"]
+        forward.holders -= 1
+        if not forward.holders and forward.inherited:
             del function.forward  # type: ignore[attr-defined]
-        elif not found.holders:
-            function.forward = found.original  # type: ignore[attr-defined]
+        elif not forward.holders:
+            function.forward = forward.original  # type: ignore[attr-defined]
 
 
 def _original_forward(function: type) -> Callable[..., Any]:
@@ -158,10 +158,10 @@ def _operator(function: Any) -> _Operator:
     if not callable(getattr(function, "symbolic", None)):
         raise UsageError(f"{function.__qualname__} has no static method symbolic(g, *args)")
     with _LOCK:
-        found = _OPERATORS.get(function)
-        if found is None:
-            found = _OPERATORS[function] = _Operator(function)
-        return found
+        operator_ = _OPERATORS.get(function)
+        if operator_ is None:
+            operator_ = _OPERATORS[function] = _Operator(function)
+        return operator_
 
 
 class _Tensor:
@@ -260,12 +260,12 @@ class _Operator:
             *(x.kind if isinstance(x, _Tensor) else (type(x), repr(x) if _is_plain(x) else id(x)) for x in places),
         )
         with _LOCK:
-            found = self._known.get(key)
-            if found is None:
+            known = self._known.get(key)
+            if known is None:
                 # The call keeps its arguments alive, so that their ids are not reused.
-                found = self._known[key] = len(self.calls)
+                known = self._known[key] = len(self.calls)
                 self.calls.append(_Call(places, spec))
-            return found
+            return known
 
     def _run(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any], call: int) -> list[torch.Tensor]:
         arguments = self.calls[call].arguments(tensors, sizes)

@@ -115,9 +115,9 @@ def body_of_call(node: Any) -> ScriptGraph:
             constant = graph.insertNode(graph.createClone(value.node(), lambda v: v))
             inputs[value.unique()] = constant.output()
         else:
-            given = graph.addInput()
-            given.setType(value.type())
-            inputs[value.unique()] = given
+            argument = graph.addInput()
+            argument.setType(value.type())
+            inputs[value.unique()] = argument
     call = graph.insertNode(graph.createClone(node, lambda v: inputs[v.unique()]))
     for output in call.outputs():
         graph.registerOutput(output)

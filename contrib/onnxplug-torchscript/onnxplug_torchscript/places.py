@@ -36,9 +36,9 @@ UNKNOWN = Place("<TorchScript>", 1)
 def place_of(node: Any) -> Place:
     """The line of a node; of a traced one the innermost that is not torch's."""
     text = node.sourceRange()
-    found = _IN_SCRIPT.search(text)
-    if found is not None:
-        return Place(found.group(1), int(found.group(2)))
+    match = _IN_SCRIPT.search(text)
+    if match is not None:
+        return Place(match.group(1), int(match.group(2)))
     frames = [Place(file, int(line)) for file, line in _IN_TRACE.findall(text)]
     return next((place for place in frames if not is_torch_file(place.file)), frames[0] if frames else UNKNOWN)
 

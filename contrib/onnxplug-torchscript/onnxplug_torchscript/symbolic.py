@@ -296,18 +296,18 @@ class _Emitter:
         return self._g.subgraph(build, [_described(f) for f in formals])
 
     def _attributes(self, node: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         for name in node.attributeNames():
             # torch names the kind of a list of floats "c".
             kind = {"c": "fs"}.get(node.kindOf(name), node.kindOf(name))
             value = getattr(node, kind)(name)
             if kind in _KINDS:
-                found[name] = ir.Attr(name, _KINDS[kind], value)
+                attributes[name] = ir.Attr(name, _KINDS[kind], value)
             elif kind in ("t", "ts"):
-                found[name] = value
+                attributes[name] = value
             else:
                 raise Unsupported(f"the attribute {name!r} of {node.kind()} is of TorchScript's kind {kind!r}")
-        return found
+        return attributes
 
 
 def _described(value: Any) -> tuple[Any, Any]:

@@ -92,6 +92,7 @@ def onnxplug_rules() -> list[Rule]:
         Rule("onnxplug_transformers::matmul_nbits", f"{place}.four_bits:convert", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::gather_nbits", f"{place}.four_bits:convert_gather", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::group_query_attention", f"{place}.fused:convert", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::low_rank", f"{place}.adapters:convert"),
         Rule("onnxplug_transformers::in_front", f"{place}.fused:convert_in_front"),
         Rule("onnxplug_transformers::places", f"{place}.fused:convert_places"),
         Rule("onnxplug_transformers::rows_at", f"{place}.fused:convert_rows_at"),

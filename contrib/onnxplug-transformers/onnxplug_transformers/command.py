@@ -50,9 +50,16 @@ def export(
         str | None,
         typer.Option(
             "--int8-layers",
-            help="With --int4: linear layers whose weights get 8 bits, separated by commas, * for anything",
+            help="With --int4: linear layers whose weights get 8 bits, separated by commas, * for anything; mixed: those whose "
+            "errors count most",
         ),
     ] = None,
+    zero_points: Annotated[
+        bool,
+        typer.Option(
+            "--zero-points", help="With --int4: blocks of 4 bits have a zero point too, and are nearer to the weights"
+        ),
+    ] = False,
     accuracy_level: Annotated[
         int | None,
         typer.Option("--accuracy-level", help="With --int4: 4 (default) rounds activations to bytes, 1 keeps floats"),
@@ -64,6 +71,14 @@ def export(
             help="Text generation: attention by GroupQueryAttention, its cache in buffers that are written in place",
         ),
     ] = False,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter",
+            help="A folder of PEFT: DIR is merged into the weights; NAME=DIR, also several times, becomes NAME.onnx_adapter "
+            "beside the model (text generation)",
+        ),
+    ] = None,
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Copy the tokenizer, which must be there; or do without")
     ] = True,
@@ -73,8 +88,10 @@ def export(
     from onnxplug_transformers.folders import check_folder
 
     check_folder(Path(request.name), random=random)  # before transformers is imported, which takes seconds
+    from onnxplug_transformers.adapters import parse_adapters
     from onnxplug_transformers.export import export_folder
 
+    merged_adapter, adapters = parse_adapters(adapter or ())
     return export_folder(
         Path(request.name),
         request.output,
@@ -88,8 +105,11 @@ def export(
         block_size=block_size,
         int4_keep=None if int4_keep is None else [name for name in int4_keep.split(",") if name],
         int8_layers=None if int8_layers is None else [name for name in int8_layers.split(",") if name],
+        zero_points=zero_points,
         accuracy_level=accuracy_level,
         fused=fused,
+        merged_adapter=merged_adapter,
+        adapters=adapters,
         tokenizer=tokenizer,
         overwrite=overwrite,
         verify=request.verify,

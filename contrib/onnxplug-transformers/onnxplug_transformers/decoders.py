@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch import nn
 from transformers import DynamicCache, cache_utils
 
 from onnxplug import UsageError
+from onnxplug_transformers.adapters import Adapters, adapted
 from onnxplug_transformers.caches import emptied, names, shapes
 from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
 from onnxplug_transformers.genai import context_length
@@ -77,6 +78,7 @@ class Decoder(nn.Module):
         attention_mask: torch.Tensor,
         past_key_values: Any,
         position_ids: torch.Tensor | None = None,
+        adapter: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, Any]:
         """One step.
 
@@ -85,19 +87,26 @@ class Decoder(nn.Module):
             attention_mask: [batch, past + sequence], 0 for padding.
             past_key_values: A ``DynamicCache`` without windows.
             position_ids: [batch, sequence], where the model takes them.
+            adapter: The factors of an adapter, as :class:`onnxplug_transformers.adapters.Adapters` names them.
 
         Returns:
             ``logits``, [batch, sequence, vocabulary] or [batch, 1, vocabulary], and ``past_key_values``, the new cache.
         """
-        if self.fused:
-            return self._fused_step(input_ids, attention_mask, past_key_values)
+        with adapted(self._model, adapter or {}):
+            if self.fused:
+                return self._fused_step(input_ids, attention_mask, past_key_values)
+            return self._plain_step(input_ids, attention_mask, past_key_values, position_ids)
+
+    def _plain_step(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, past: Any, position_ids: torch.Tensor | None
+    ) -> dict[str, Any]:
         given = {"position_ids": position_ids} if position_ids is not None else {}
         states = partial(_last, attention_mask=attention_mask) if self.last_logits else None
         with windows_by_position(attention_mask), self._before_logits(states):
             result = self._model(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
+                past_key_values=past,
                 use_cache=True,
                 **given,
             )
@@ -202,6 +211,17 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     dynamic["past_key_values"] = shapes(cache, "batch", "past", "source")
     return DecoderExample(
         kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], layers, heads, head_size
+    )
+
+
+def adapted_example_of(example: DecoderExample, adapters: Adapters) -> DecoderExample:
+    """The same example with an adapter, whose tensors are the last inputs."""
+    tensors = adapters.example()
+    return replace(
+        example,
+        kwargs={**example.kwargs, "adapter": tensors},
+        dynamic_shapes={**example.dynamic_shapes, "adapter": adapters.dynamic_shapes()},
+        input_names=[*example.input_names, *tensors],
     )
 
 

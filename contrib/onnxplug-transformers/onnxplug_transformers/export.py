@@ -13,8 +13,16 @@ from typing import Any
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders
+from onnxplug_transformers.adapters import Adapters, merge_adapter, read_adapter
 from onnxplug_transformers.caches import register
-from onnxplug_transformers.decoders import Decoder, decoder_of, example_of, fused_cases_of, padded_prompt_of
+from onnxplug_transformers.decoders import (
+    Decoder,
+    adapted_example_of,
+    decoder_of,
+    example_of,
+    fused_cases_of,
+    padded_prompt_of,
+)
 from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged, transformer_folder
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
@@ -50,8 +58,11 @@ def export_folder(
     block_size: int | None = None,
     int4_keep: Sequence[str] | None = None,
     int8_layers: Sequence[str] | None = None,
+    zero_points: bool = False,
     accuracy_level: int | None = None,
     fused: bool = False,
+    merged_adapter: str | os.PathLike[str] | None = None,
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     tokenizer: bool = True,
     overwrite: bool = False,
     verify: bool = False,
@@ -74,10 +85,15 @@ def export_folder(
         int4: Linear layers with weights of four bits and embeddings with weights of eight, of a model for text generation.
         block_size: Numbers that share a scale, 32 unless given.
         int4_keep: Names of linear layers, or of the embedding, that stay as they are, with ``*`` for anything; by default none.
-        int8_layers: Names of linear layers whose weights get eight bits instead of four, with ``*`` for anything; by default none.
+        int8_layers: Names of linear layers whose weights get eight bits instead of four, with ``*`` for anything; ``"mixed"``
+            stands for those whose errors count most. By default none.
+        zero_points: Blocks of four bits have a zero point of their own, beside the scale.
         accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
             greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
+        merged_adapter: A folder of PEFT whose adapter is merged into the weights.
+        adapters: Folders of PEFT by name, of a model for text generation: the adapters' factors are inputs of the graph, and each
+            adapter is in a file ``NAME.onnx_adapter``.
         tokenizer: Copy the tokenizer; ``False`` does without.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
@@ -100,27 +116,35 @@ def export_folder(
     kind, whole = task_of(config, task, source), source
     source = transformer_folder(source)
     chosen.check_task(kind)
-    _check_decoder(kind, chosen, dtypes, dtype, last_logits=last_logits, int4=int4, fused=fused)
-    of_int4 = any(value is not None for value in (block_size, int4_keep, int8_layers))
+    flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused, "--adapter NAME=DIR": bool(adapters)}
+    _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
+    of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
     if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
-        raise UsageError("--block-size, --int4-keep, --int8-layers and --accuracy-level are for --int4")
+        options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
+        raise UsageError(f"{options_of_int4} are for --int4")
     size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
     check_settings(size, level)
     given = dict(options or {})
     if int4 or fused or (is_packed(config) and not random):
         given["opset_version"] = _with_domain(given.get("opset_version"))
+    to_merge = None if merged_adapter is None else read_adapter(Path(merged_adapter))
+    to_give = {name: read_adapter(Path(folder)) for name, folder in (adapters or {}).items()}
     model = load_model(source, config, kind, dtype=dtype, random=random)
     if tokenizer:
         _check_companions(source, chosen, model)
+    if to_merge is not None:
+        merge_adapter(model, to_merge)
+    given_apart = Adapters(model, to_give) if to_give else None
     notes = []
     if int4:
         stage("rounding to 4 bits")
-        notes.append(str(round_weights(model, size, int4_keep or (), level, int8_layers or ())))
+        changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
+        notes.append(str(changed))
     with staged(output) as folder:
         call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level)
         call.folder.mkdir(exist_ok=True)
         if kind == TEXT_GENERATION:
-            _write_decoder(call, model, last_logits=last_logits, fused=fused)
+            _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
         elif kind in ENCODER_DECODERS:
             (_write_merged if chosen.merged else _write_parts)(call, model, source)
         else:
@@ -131,25 +155,24 @@ def export_folder(
     return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
 
 
-def _check_decoder(
-    kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, *, last_logits: bool, int4: bool, fused: bool
-) -> None:
+def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]) -> None:
     """Looks whether options fit the task and the layout.
+
+    Args:
+        kind, layout, dtypes, dtype: As ``export_folder`` has them.
+        flags: The options given that are for text generation.
 
     Raises:
         UsageError: One does not.
     """
-    flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused}
-    for flag in (flag for flag, value in flags.items() if value):
+    for flag in flags:
         if kind != TEXT_GENERATION:
             raise UsageError(f"{flag} is for text generation, and this is {kind}")
         if layout.merged and (flag, layout.name) != ("--last-logits", BROWSERS):
-            hint = "--dtypes q4 writes weights of 4 bits." if int4 else None
+            hint = "--dtypes q4 writes weights of 4 bits." if flag == "--int4" else None
             raise UsageError(f"{flag} is for --for genai, and not for {layout.name}", hint=hint)
-    if (int4 or fused) and dtype == "bfloat16":
-        raise UsageError(
-            f"--{'int4' if int4 else 'fused'} has no kernel for bfloat16", hint="--dtype float16 or float32."
-        )
+        if flag in ("--int4", "--fused") and dtype == "bfloat16":
+            raise UsageError(f"{flag} has no kernel for bfloat16", hint="--dtype float16 or float32.")
     if layout.merged and dtype != "float32":
         raise UsageError(f"--dtype is for --for genai, and not for {layout.name}", hint="--dtypes fp16 does the same.")
     if not layout.merged and tuple(dtypes) != ("fp32",):
@@ -166,22 +189,30 @@ def _check_companions(source: Path, layout: Layout, model: Any) -> None:
         )
 
 
-def _write_decoder(call: _Call, model: Any, *, last_logits: bool, fused: bool) -> None:
-    """A language model: one step, and what onnxruntime-genai reads of it."""
+def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_logits: bool, fused: bool) -> None:
+    """A language model: one step, what onnxruntime-genai reads of it, and the files of its adapters."""
     decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
     fused = decoder.fused
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
-    call.write(
-        "model",
+    cases = fused_cases_of(example) if fused else None
+    samples = [example.kwargs, padded_prompt_of(example)]
+    if adapters is not None:
+        given = [adapters.tensors(name) for name in (None, *adapters.adapters)]
+        cases = [{**case, "adapter": tensors} for case in cases or samples for tensors in given]
+        example = adapted_example_of(example, adapters)
+        call.notes += tuple(adapters.write(call.folder))
+    program, report = call.program(
         decoder,
-        fused_cases_of(example) if fused else None,
-        samples=[example.kwargs, padded_prompt_of(example)],
+        cases,
         kwargs=example.kwargs,
         dynamic_shapes=example.dynamic_shapes,
         input_names=example.input_names,
         present_names=True,
     )
+    if adapters is not None:
+        adapters.make_optional(program.model)
+    call.store("model", program, report, [] if adapters else [program.feed((), sample) for sample in samples])
     if not call.layout.merged:
         about = genai_config(
             model,
@@ -248,30 +279,25 @@ class _Call:
     accuracy_level: int = 1
     files: list[ExportedFile] = field(default_factory=list)
 
-    def write(
-        self,
-        name: str,
-        model: Any,
-        cases: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        samples: Sequence[Mapping[str, Any]] | None = None,
-        **about: Any,
-    ) -> None:
+    def write(self, name: str, model: Any, **about: Any) -> None:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
             name: What its file is called.
             model: The model.
-            cases: Inputs to compare on; ``None``: the example's, and others drawn at random.
-            samples: Inputs that the model runs on in other number formats; ``None``: the example's.
             about: Keyword arguments of ``to_onnx``.
         """
-        program, report = self.program(model, cases, **about)
-        calls = samples if samples is not None else [about["kwargs"]]
-        self.store(name, program, report, [program.feed((), call) for call in calls])
+        program, report = self.program(model, **about)
+        self.store(name, program, report, [program.feed((), about["kwargs"])])
 
     def program(self, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any) -> tuple[Any, Any]:
-        """A model exported, and the report of its verification; see :meth:`write`."""
+        """A model exported, and the report of its verification.
+
+        Args:
+            model: The model.
+            cases: Inputs to compare on; ``None``: the example's, and others drawn at random.
+            about: Keyword arguments of ``to_onnx``.
+        """
         about["dynamic_shapes"] = self.layout.named(about["dynamic_shapes"])
         program = onnxplug.to_onnx(model, mutations="ignore", progress=self.stage, **about, **self.options)
         if not self.verify:

@@ -109,7 +109,10 @@ def check_folder(folder: Path, *, random: bool) -> None:
         raise UsageError(f"{folder} is not a folder", hint="transformers:FOLDER is a folder of save_pretrained.")
     folder = transformer_folder(folder)
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} has no config.json", hint="transformers:FOLDER is a folder of save_pretrained.")
+        hint = "transformers:FOLDER is a folder of save_pretrained."
+        if (folder / "adapter_config.json").is_file():
+            hint = f"It is an adapter of PEFT: transformers:BASE --adapter {folder}"
+        raise UsageError(f"{folder} has no config.json", hint=hint)
     read_json(folder / "config.json")
     if not random:
         _check_weights(folder)
@@ -134,7 +137,7 @@ def _check_weights(folder: Path) -> None:
     single = [name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()]
     indices = [n for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if (folder / n).is_file()]
     if single[:1] == ["model.safetensors"]:
-        _check_safetensors(folder / single[0])
+        check_safetensors(folder / single[0])
     elif indices and not single:
         index = read_json(folder / indices[0])
         table = index.get("weight_map")
@@ -147,7 +150,7 @@ def _check_weights(folder: Path) -> None:
                     hint="Copy the whole folder; every file that the index names is needed.",
                 )
             if name.endswith(".safetensors"):
-                _check_safetensors(folder / name)
+                check_safetensors(folder / name)
     elif not single:
         raise UsageError(
             f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json",
@@ -155,7 +158,7 @@ def _check_weights(folder: Path) -> None:
         )
 
 
-def _check_safetensors(path: Path) -> None:
+def check_safetensors(path: Path) -> None:
     """Compares a file's length with what its header says: eight bytes, the header, the tensors."""
     size = path.stat().st_size
     broken = OnnxplugError(f"{path} is not a whole safetensors file", hint="Was it copied or downloaded to its end?")

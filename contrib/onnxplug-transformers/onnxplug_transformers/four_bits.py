@@ -1,12 +1,9 @@
-"""Linear layers and embeddings with weights of few bits, which ONNX Runtime reads as they are: ``MatMulNBits``.
-
-A weight is ``(level - 8) * scale``: a level of 4 bits and a scale for each block of a row. Of all scales that were tried for a
-block, the one stays whose block is nearest to the weights.
-"""
+"""Linear layers and embeddings with weights of few bits, which ONNX Runtime reads as they are: ``MatMulNBits``."""
 
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,18 +13,21 @@ import torch
 from torch import nn
 
 from onnxplug import UsageError
+from onnxplug_transformers.rounding import in_steps, restored, rounded, stored
 
 DOMAIN = "com.microsoft"
 #: Sizes of blocks that the CPU's kernel has.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 #: What the activations are rounded to in products: 1 for float, 4 for bytes.
 ACCURACY_LEVELS = (1, 4)
+#: Stands for the layers whose errors count most.
+MIXED = "mixed"
+#: Names of projections of queries, keys and values, and of the last layer of an MLP.
+_SENSITIVE = re.compile(r"\.(([qkv]|qkv|down)_proj|c_attn|query_key_value|mlp\.c_proj|fc2|dense_4h_to_h|fc_out)$")
 #: Rows and tokens of the text that models are compared on.
 _ROWS, _TOKENS = 4, 32
 #: Projections of queries, keys and values: one product of all three is as good as three, and attention takes its result whole.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-#: The scale of a block as a share of the one that its largest weight needs.
-_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
 @torch.library.custom_op("onnxplug_transformers::matmul_nbits", mutates_args=())
@@ -55,8 +55,8 @@ def matmul_nbits(
     Returns:
         [..., N].
     """
-    weight = _restored(levels, scales.to(x.dtype), bits, zeros)[:, : x.shape[-1]]
-    return nn.functional.linear(_in_steps(x, levels.shape[2] * 8 // bits) if step else x, weight, bias)
+    weight = restored(levels, scales.to(x.dtype), bits, zeros)[:, : x.shape[-1]]
+    return nn.functional.linear(in_steps(x, levels.shape[2] * 8 // bits) if step else x, weight, bias)
 
 
 @matmul_nbits.register_fake
@@ -100,7 +100,7 @@ def convert(g: Any, node: Any) -> Any:
 
 @torch.library.custom_op("onnxplug_transformers::gather_nbits", mutates_args=())
 def gather_nbits(
-    tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int, half: bool
+    tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, half: bool
 ) -> torch.Tensor:
     """Rows of a matrix of 4 or 8 bits.
 
@@ -108,6 +108,7 @@ def gather_nbits(
         tokens: The rows' numbers.
         levels: [N, blocks, size * bits / 8] bytes.
         scales: [N, blocks].
+        zeros: As of :func:`matmul_nbits`.
         bits: Of a level, 4 or 8.
         half: Whether the result is of float16, not of float32.
 
@@ -115,11 +116,14 @@ def gather_nbits(
         [..., blocks * size].
     """
     steps = scales[tokens].flatten(0, -2).to(torch.float16 if half else torch.float32)
-    return _restored(levels[tokens].flatten(0, -3), steps, bits).unflatten(0, tokens.shape)
+    middles = None if zeros is None else zeros[tokens].flatten(0, -2)
+    return restored(levels[tokens].flatten(0, -3), steps, bits, middles).unflatten(0, tokens.shape)
 
 
 @gather_nbits.register_fake
-def _(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bits: int, half: bool) -> torch.Tensor:
+def _(
+    tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, half: bool
+) -> torch.Tensor:
     shape = (*tokens.shape, levels.shape[1] * levels.shape[2] * 8 // bits)
     return scales.new_empty(shape, dtype=torch.float16 if half else torch.float32)
 
@@ -128,12 +132,12 @@ def convert_gather(g: Any, node: Any) -> Any:
     """GatherBlockQuantized, of the matrix that ``MatMulNBits`` may read too."""
     import onnx_ir as ir
 
-    tokens, levels, scales, bits, half = node.args
+    tokens, levels, scales, zeros, bits, half = node.args
     rows, blocks, size = levels.shape
     scales = g.cast(scales, ir.DataType.FLOAT16 if half else ir.DataType.FLOAT)
     flat = g.op.Reshape(levels, g.const([rows, blocks * size]))
     return g.domain(DOMAIN).GatherBlockQuantized(
-        flat, tokens, scales, bits=bits, block_size=size * 8 // bits, gather_axis=0, quantize_axis=1
+        flat, tokens, scales, zeros, bits=bits, block_size=size * 8 // bits, gather_axis=0, quantize_axis=1
     )
 
 
@@ -166,23 +170,24 @@ class FourBitLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("levels", levels)
-        self.register_buffer("scales", _stored(scales))
+        self.register_buffer("scales", stored(scales))
         self.register_buffer("zeros", zeros)
         self.register_buffer("bias", None if bias is None else bias.detach())
         self.register_buffer("order", order)
         self.widths, self.bits = list(widths), bits
 
     @classmethod
-    def rounded(cls, linears: Sequence[nn.Linear], size: int, bits: int) -> FourBitLinear:
+    def rounded(cls, linears: Sequence[nn.Linear], size: int, bits: int, zero_points: bool = False) -> FourBitLinear:
         """Layers in one, in blocks of ``size`` numbers; their results are beside each other in its result."""
-        levels, scales = _rounded(torch.cat([linear.weight.detach() for linear in linears]), size, bits)
+        whole = torch.cat([linear.weight.detach() for linear in linears])
+        levels, scales, zeros = rounded(whole, size, bits, zero_points=zero_points)
         biases: list[torch.Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
         bias = torch.cat(biases) if any(x.bias is not None for x in linears) else None
-        return cls(levels, scales, bias, widths=[linear.out_features for linear in linears], bits=bits)
+        return cls(levels, scales, bias, zeros=zeros, widths=[linear.out_features for linear in linears], bits=bits)
 
     @classmethod
     def joined(cls, layers: Sequence[FourBitLinear]) -> FourBitLinear:
-        """Layers in one, of blocks of the same size and with the order of their inputs; all have a bias, or none has."""
+        """Layers in one, of blocks of the same size and bits, with the order of their inputs; all have a bias, or none has."""
         zeros: Any = None
         if any(layer.zeros is not None for layer in layers):
             rows = [layer.levels.shape[:2] for layer in layers]
@@ -195,6 +200,7 @@ class FourBitLinear(nn.Module):
             bias,
             zeros=zeros,
             widths=[layer.levels.shape[0] for layer in layers],
+            bits=layers[0].bits,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -231,6 +237,7 @@ class FewBitEmbedding(nn.Embedding):
 
     levels: torch.Tensor
     scales: torch.Tensor
+    zeros: torch.Tensor | None
     bits: int
     is_half: bool
 
@@ -241,7 +248,7 @@ class FewBitEmbedding(nn.Embedding):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[..., width] of tokens."""
-        result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.bits, self.is_half)
+        result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.zeros, self.bits, self.is_half)
         return result
 
 
@@ -257,10 +264,11 @@ def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> 
         Whether it was: its class takes its rows from ``nn.Embedding``.
     """
     kind, weight, state = type(embedding), embedding.weight.detach(), dict(vars(embedding))
-    levels, scales = _rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales)
+    levels, scales, zeros = rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales, shared.zeros)
     embedding._parameters, embedding._buffers = {}, dict(embedding._buffers)
     embedding.register_buffer("levels", levels)
-    embedding.register_buffer("scales", _stored(scales))
+    embedding.register_buffer("scales", scales)
+    embedding.register_buffer("zeros", zeros)
     embedding.bits, embedding.is_half = 8 if shared is None else shared.bits, weight.dtype == torch.float16
     bases = (FewBitEmbedding,) if kind is nn.Embedding else (kind, FewBitEmbedding)
     embedding.__class__ = type(f"FewBit{kind.__name__}", bases, {})
@@ -273,69 +281,6 @@ def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> 
         vars(embedding).update(state)
         return False
     return True
-
-
-def _stored(scales: torch.Tensor) -> torch.Tensor:
-    """In float16, where that changes none."""
-    half = scales.half()
-    return half if torch.equal(half.to(scales.dtype), scales) else scales
-
-
-def _rounded(weight: torch.Tensor, size: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N, blocks, bytes] of levels and [N, blocks] of scales, whose weights are as near to those given as any that were tried.
-
-    Each level is the nearest one for its scale.
-    """
-    half = 1 << (bits - 1)
-    blocks = nn.functional.pad(weight.float(), (0, -weight.shape[1] % size)).unflatten(1, (-1, size))
-    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
-    scales, errors = torch.ones_like(largest), torch.full_like(largest, torch.inf)
-    smallest = largest.abs()[largest != 0] * min(_SHARES) / half
-    normal = bool(((smallest > torch.finfo(torch.float16).tiny) & (smallest < 1e4)).all())
-    dtype = torch.float16 if normal else weight.dtype
-    for share in _SHARES if bits == 4 else _SHARES[:1]:
-        for lowest in (-half, half):  # which end of the levels the largest number takes
-            scale = _scale(largest * share / lowest, dtype)
-            levels = _levels(blocks, scale, half)
-            fitted = (blocks * levels).sum(-1, keepdim=True) / levels.square().sum(-1, keepdim=True)
-            scale = _scale(fitted, dtype)
-            error = (blocks - _levels(blocks, scale, half) * scale).square().sum(-1, keepdim=True)
-            scales, errors = torch.where(error < errors, scale, scales), torch.minimum(error, errors)
-    numbers = (_levels(blocks, scales, half) + half).to(torch.uint8)
-    return together(numbers) if bits == 4 else numbers, scales.squeeze(-1).to(weight.dtype)
-
-
-def _scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As it is stored; 1 for blocks of zeros."""
-    stored = scale.to(dtype).float()
-    return torch.where(stored.isfinite() & (stored != 0), stored, 1.0)
-
-
-def _levels(blocks: torch.Tensor, scale: torch.Tensor, half: int) -> torch.Tensor:
-    return (blocks / scale).round().clamp(-half, half - 1)
-
-
-def _restored(levels: torch.Tensor, scales: torch.Tensor, bits: int, zeros: torch.Tensor | None = None) -> torch.Tensor:
-    """[N, blocks * size], of the scales' dtype."""
-    numbers = (_apart(levels) if bits == 4 else levels).to(scales.dtype)
-    middle = 1 << (bits - 1) if zeros is None else _apart(zeros)[:, : levels.shape[1], None].to(scales.dtype)
-    return ((numbers - middle) * scales[..., None]).flatten(1)
-
-
-def together(numbers: torch.Tensor) -> torch.Tensor:
-    """Two neighbours of the last axis in a byte."""
-    return numbers[..., 0::2] | (numbers[..., 1::2] << 4)
-
-
-def _apart(packed: torch.Tensor) -> torch.Tensor:
-    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-
-
-def _in_steps(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Blocks of rows in 127 steps of their largest number."""
-    blocks = nn.functional.pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
-    steps = blocks.abs().amax(-1, keepdim=True) / 127
-    return ((blocks / steps.where(steps != 0, 1.0)).round() * steps).flatten(-2)[..., : x.shape[-1]]
 
 
 @dataclass(frozen=True)
@@ -379,7 +324,13 @@ def check_settings(size: int, accuracy_level: int) -> None:
 
 
 def round_weights(
-    model: Any, size: int, keep: Sequence[str] = (), accuracy_level: int = 4, wide: Sequence[str] = ()
+    model: Any,
+    size: int,
+    keep: Sequence[str] = (),
+    accuracy_level: int = 4,
+    wide: Sequence[str] = (),
+    *,
+    zero_points: bool = False,
 ) -> Rounding:
     """Rounds a language model's linear layers and the embedding of its tokens, in place.
 
@@ -390,7 +341,8 @@ def round_weights(
         size: Numbers in a block.
         keep: Names of modules that stay as they are, with ``*`` for anything.
         accuracy_level: That of the products, for what is said of the perplexity.
-        wide: Names of linear layers that get 8 bits, with ``*`` for anything.
+        wide: Names of linear layers that get 8 bits, with ``*`` for anything; :data:`MIXED` for those whose errors count most.
+        zero_points: Whether blocks of 4 bits have a zero point of their own.
 
     Returns:
         What it has changed.
@@ -399,10 +351,11 @@ def round_weights(
         UsageError: A name is that of no linear layer or embedding of tokens, or no layer is left to round.
     """
     check_settings(size, accuracy_level)
-    modules = dict(model.named_modules())
+    modules, mixed = dict(model.named_modules()), MIXED in wide
     embeddings = [n for n, m in modules.items() if m is model.get_input_embeddings() and _takes_few_bits(m, size)]
     layers = [n for n, m in modules.items() if type(m) is nn.Linear]
-    kept, eight = _matching([*layers, *embeddings], keep), _matching(layers, wide, "--int8-layers")
+    kept, wide = _matching([*layers, *embeddings], keep), [name for name in wide if name != MIXED]
+    eight = _matching(layers, wide, "--int8-layers") | (_sensitive(model, layers) if mixed else set())
     rounded = [name for name in layers if name not in kept]
     if not rounded:
         raise UsageError("--int4: no linear layer is left to round")
@@ -411,7 +364,8 @@ def round_weights(
         before, bytes_before = _scores(model, text), _bytes(model)
     made: dict[str, FourBitLinear] = {}
     for names in _joint(rounded, inputs, eight):
-        joint = FourBitLinear.rounded([modules[name] for name in names], size, 8 if names[0] in eight else 4)
+        bits = 8 if names[0] in eight else 4
+        joint = FourBitLinear.rounded([modules[name] for name in names], size, bits, zero_points)
         joint.step = accuracy_level == 4
         made |= dict.fromkeys(names, joint)
         place(model, names, joint)
@@ -473,6 +427,28 @@ def _matching(names: Sequence[str], patterns: Sequence[str], option: str = "--in
             )
         matching.update(matches)
     return matching
+
+
+def _sensitive(model: Any, names: Sequence[str]) -> set[str]:
+    """The layers whose errors count most, by the rule of llama.cpp.
+
+    They are that of the logits and, in the first and last eighth of the model and in every third layer between, the
+    projections of queries, keys and values and the last layer of the MLP.
+
+    Raises:
+        UsageError: The names are none of those known here.
+    """
+    places = {name: int(place[1]) for name in names if (place := re.search(r"\.(\d+)\.", name))}
+    count = max(places.values(), default=-1) + 1
+    head = model.get_output_embeddings()
+    found = {name for name in names if model.get_submodule(name) is head} | {
+        name
+        for name, i in places.items()
+        if _SENSITIVE.search(name) and (i < count / 8 or i >= 7 * count / 8 or (i - round(count / 8)) % 3 == 2)
+    }
+    if not found:
+        raise UsageError(f"--int8-layers {MIXED}: {type(model).__name__} has no layers of the names known here")
+    return found
 
 
 @contextmanager

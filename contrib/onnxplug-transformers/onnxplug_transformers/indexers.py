@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from onnxplug_transformers.recurrences import scanned
+from onnxplug.patches.scans import scanned
 
 
 def selected_tokens(

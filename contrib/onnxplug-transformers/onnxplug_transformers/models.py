@@ -88,9 +88,14 @@ def load_config(folder: Path, *, random: bool = False) -> Any:
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a configuration is that of a checkpoint of GPTQ or AWQ."""
+    """Whether a configuration is that of a checkpoint of GPTQ, AWQ or torchao."""
+    return method_of(config) in ("gptq", "awq", "torchao")
+
+
+def method_of(config: Any) -> str | None:
+    """How the weights of a checkpoint are quantised, by the name that transformers has for it."""
     about = getattr(config, "quantization_config", None)
-    return isinstance(about, dict) and about.get("quant_method") in ("gptq", "awq")
+    return about.get("quant_method") if isinstance(about, dict) else None
 
 
 def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False) -> nn.Module:
@@ -109,7 +114,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
     """
     import transformers
 
-    from onnxplug_transformers.packed import store_halves, take_packed
+    from onnxplug_transformers.packed import store_halves, take_packed, take_torchao
 
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype!r} is unknown", hint=f"The dtypes are {', '.join(DTYPES)}.")
@@ -122,7 +127,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
         with _transformers(f"{folder}: the model can't be made"):
             made: nn.Module = loader.from_config(config, dtype=DTYPES[dtype])
         return made.eval()
-    packed = take_packed(config, folder)
+    packed, of_torchao = take_packed(config, folder), method_of(config) == "torchao"
     with _transformers(f"{folder}: the weights can't be loaded"):
         loaded, about = loader.from_pretrained(
             folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
@@ -136,7 +141,9 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
             f"{folder} has no weights for {shown}, which {type(loaded).__name__} needs; they would be random",
             hint="--task names the head that the model was trained with.",
         )
-    if packed:
+    if of_torchao:
+        take_torchao(loaded)
+    if packed or of_torchao:
         store_halves(loaded)
     return loaded.eval()
 

@@ -1,6 +1,6 @@
-"""Checkpoints of GPTQ and AWQ: linear layers whose weights are stored in 4 bits, and stay so.
+"""Checkpoints of GPTQ, AWQ and torchao: linear layers whose weights are stored in few bits, and stay so.
 
-A weight is ``(level - zero) * scale``, with a scale and a zero point for each group of inputs. Both formats have levels and zero
+A weight is ``(level - zero) * scale``, with a scale and a zero point for each group of inputs. GPTQ and AWQ have levels and zero
 points in int32, eight in each: GPTQ ``qweight`` [in / 8, out] and ``qzeros`` [groups, out / 8], AWQ ``qweight`` [in, out / 8] and
 the same ``qzeros``, the columns of an int32 in another order. ``scales`` are [groups, out].
 """
@@ -19,12 +19,19 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from onnxplug import OnnxplugError, UsageError
 from onnxplug_transformers.folders import read_json
-from onnxplug_transformers.four_bits import BLOCK_SIZES, PROJECTIONS, FourBitLinear, place, together
-from onnxplug_transformers.models import is_packed
+from onnxplug_transformers.four_bits import BLOCK_SIZES, PROJECTIONS, FourBitLinear, place
+from onnxplug_transformers.models import method_of
+from onnxplug_transformers.rounding import together, zero_bytes
 
 _METHOD = "onnxplug_packed"
 #: Which column each of the eight numbers of an AWQ int32 belongs to, the low half byte first.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+
+#: torchao's tensors of integers, and what they have where activations are changed too.
+_OF_TORCHAO = {
+    "IntxUnpackedToInt8Tensor": ("activation_quantization",),
+    "Int8Tensor": ("act_quant_kwargs", "act_pre_scale"),
+}
 
 
 def take_packed(config: Any, folder: Path) -> bool:
@@ -40,7 +47,7 @@ def take_packed(config: Any, folder: Path) -> bool:
     Raises:
         UsageError: It is one of another number of bits, or of other groups.
     """
-    if not is_packed(config):
+    if method_of(config) not in ("gptq", "awq"):
         return False
     about = config.quantization_config
     method, bits, size = about["quant_method"], about.get("bits", 4), about.get("group_size", 128)
@@ -92,10 +99,7 @@ class _Quantizer(HfQuantizer):
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        layers = {name: model.get_submodule(name).unpacked(name) for name in self.quantization_config.layers}
-        for names in _joint(layers):
-            parts = [layers[name] for name in names]
-            place(model, names, parts[0] if len(parts) == 1 else FourBitLinear.joined(parts))
+        _place(model, {name: model.get_submodule(name).unpacked(name) for name in self.quantization_config.layers})
         return model
 
     def is_serializable(self) -> bool:
@@ -146,20 +150,85 @@ class _Packed(nn.Module):
         zeros = zeros.t() + self.about.first_zero
         if zeros.max() > 15:
             raise OnnxplugError(f"{name} has the zero point 16, which 4 bits don't hold")
-        size = next((s for s in reversed(BLOCK_SIZES) if self.size % s == 0), None)
-        if size is None or levels.shape[1] % size:
-            raise OnnxplugError(
-                f"{name} has groups of {self.size} inputs, of {levels.shape[1]}, which are no blocks of {BLOCK_SIZES}"
-            )
-        times = self.size // size
-        scales, zeros = (x.repeat_interleave(times, 1) for x in (self.scales.t(), zeros))
-        return FourBitLinear(
-            together(levels.unflatten(1, (-1, size))),
-            scales.contiguous(),
-            self.bias,
-            zeros=None if (zeros == 8).all() else together(nn.functional.pad(zeros, (0, zeros.shape[1] % 2))),
-            order=order,
+        return _in_blocks(name, levels, self.scales.t(), zeros, self.size, self.bias, order=order)
+
+
+def take_torchao(model: Any) -> None:
+    """Puts layers of few bits in the place of those whose weights torchao has in integers.
+
+    Raises:
+        UsageError: A weight is of another kind of torchao's, or its activations are to be rounded as well.
+        OnnxplugError: A zero point is beyond 4 bits, or groups are no blocks of the kernel's.
+    """
+    layers = {}
+    for name, module in model.named_modules():
+        for key, weight in module.named_parameters(recurse=False):
+            kind = type(weight).__name__
+            if not type(weight).__module__.startswith("torchao."):
+                continue
+            if type(module) is not nn.Linear or key != "weight" or kind not in _OF_TORCHAO:
+                raise UsageError(
+                    f"{name}.{key} is a {kind} of torchao in a {type(module).__name__}, which is not taken",
+                    hint="Linear layers of IntxWeightOnlyConfig and Int8WeightOnlyConfig are.",
+                )
+            if any(getattr(weight, attribute) is not None for attribute in _OF_TORCHAO[kind]):
+                raise UsageError(
+                    f"{name} changes its activations too ({', '.join(_OF_TORCHAO[kind])}), which is not taken"
+                )
+            layers[name] = _of_integers(name, weight, module.bias)
+    _place(model, layers)
+
+
+def _of_integers(name: str, weight: Any, bias: torch.Tensor | None) -> FourBitLinear:
+    """A linear layer of torchao's integers, [N, K] bytes with scales and zero points [N, groups]."""
+    numbers = weight.qdata.to(torch.int16)
+    given = weight.zero_point if weight.zero_point is not None else torch.zeros_like(weight.scale, dtype=torch.int8)
+    zeros = given.to(torch.int16)
+    bits = 4 if all(x.min() >= -8 and x.max() < 8 for x in (numbers, zeros)) else 8
+    if not torch.equal(zeros.to(given.dtype), given) or (bits == 8 and bool(zeros.any())):
+        raise OnnxplugError(f"{name} has zero points that are no integers of 4 bits")
+    numbers, zeros = ((x + (1 << (bits - 1))).to(torch.uint8) for x in (numbers, zeros))
+    return _in_blocks(name, numbers, weight.scale.float(), zeros, weight.block_size[1], bias, bits=bits)
+
+
+def _in_blocks(
+    name: str,
+    levels: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    size: int,
+    bias: torch.Tensor | None,
+    *,
+    order: torch.Tensor | None = None,
+    bits: int = 4,
+) -> FourBitLinear:
+    """A layer of levels [N, K], scales and zero points [N, groups], in the largest blocks that the kernel has for groups of a size.
+
+    Raises:
+        OnnxplugError: It has none.
+    """
+    block = next((s for s in reversed(BLOCK_SIZES) if size % s == 0), None)
+    if block is None or levels.shape[1] % block:
+        raise OnnxplugError(
+            f"{name} has groups of {size} inputs, of {levels.shape[1]}, which are no blocks of {BLOCK_SIZES}"
         )
+    scales, zeros = (x.repeat_interleave(size // block, 1) for x in (scales, zeros))
+    blocks = levels.unflatten(1, (-1, block))
+    return FourBitLinear(
+        together(blocks) if bits == 4 else blocks,
+        scales.contiguous(),
+        bias,
+        zeros=zero_bytes(zeros) if bits == 4 else None,
+        order=order,
+        bits=bits,
+    )
+
+
+def _place(model: Any, layers: dict[str, FourBitLinear]) -> None:
+    """Puts layers into a model, projections of one attention as one."""
+    for names in _joint(layers):
+        parts = [layers[name] for name in names]
+        place(model, names, parts[0] if len(parts) == 1 else FourBitLinear.joined(parts))
 
 
 def _joint(layers: dict[str, FourBitLinear]) -> list[list[str]]:
@@ -168,7 +237,7 @@ def _joint(layers: dict[str, FourBitLinear]) -> list[list[str]]:
     for name, layer in layers.items():
         owner, _, last = name.rpartition(".")
         together = last in PROJECTIONS and layer.order is None
-        key = (owner, layer.levels.shape[1:], layer.scales.dtype, layer.bias is None) if together else name
+        key = (owner, layer.bits, layer.levels.shape[1:], layer.scales.dtype, layer.bias is None) if together else name
         groups.setdefault(key, []).append(name)
     return [sorted(names, key=_place_of) for names in groups.values()]
 

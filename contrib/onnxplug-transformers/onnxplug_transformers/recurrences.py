@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
-from onnxplug.torch_private import scan
+from onnxplug.patches.scans import laid_out, scanned
 from onnxplug_transformers.exchanged import exchanged, parameters
 
 
@@ -59,16 +59,6 @@ def _mixer(self: Any, hidden_states: Tensor, cache_params: Any = None, attention
             "state from zeros",
             hint="Export the steps with one token, a static size, and the prompt without a past as another model.",
         )
-
-
-def scanned(step: Callable[..., Any], state: Any, sequences: tuple[Tensor, ...]) -> Any:
-    """``scan`` over the first axis. torch takes strides that are equal in the example for equal, if they aren't those of sizes."""
-    return scan(step, state, tuple(_laid_out(x) for x in sequences))
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    """A tensor with the strides of its sizes. ``contiguous()`` asks whether it has them, which for some lengths it may."""
-    return x.clone(memory_format=torch.contiguous_format)
 
 
 # -- delta rules -------------------------------------------------------------------------------------------------------
@@ -173,7 +163,7 @@ def _delta_rule(
         state = initial.to(value)
     state, results = scanned(step, state, tuple(chunks(x) for x in (query * width**-0.5, key, value, decay, beta)))
     result, _ = results.permute(1, 0, 3, 2, 4).flatten(1, 2).split([length, count * chunk - length], dim=1)
-    return _laid_out(result.to(dtype)), state if final else None
+    return laid_out(result.to(dtype)), state if final else None
 
 
 def _within(left: Tensor, query: Tensor, key: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:
@@ -421,7 +411,7 @@ def matrix_memory(
     sequences = (chunks(scaled), chunks(key), chunks(value), chunks(igate, float("-inf")), chunks(keeps))
     last, results = scanned(step, first, sequences)
     result, _ = results.movedim(0, 2).flatten(2, 3).split([length, count * chunk - length], dim=2)
-    return _laid_out(result.to(dtype)), tuple(last)
+    return laid_out(result.to(dtype)), tuple(last)
 
 
 def lightning_attention(
@@ -455,7 +445,7 @@ def lightning_attention(
     state = projected.new_zeros(hidden_states.shape[0], self.num_attention_heads, size, size)
     state, results = scanned(step, state, blocks.split(size, dim=-1))
     _, result = results.permute(1, 0, 3, 2, 4).flatten(1, 2).split([padding, length], dim=1)
-    result = self.norm(_laid_out(result).flatten(2))
+    result = self.norm(laid_out(result).flatten(2))
     if past_key_values is not None:
         past_key_values.set_linear_cache(self.layer_idx, state)
     return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * result), state

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from onnxplug.patches.scans import laid_out
 from onnxplug_transformers.exchanged import exchanged
 
 
@@ -47,7 +48,7 @@ def window_partition(input_feature: Tensor, window_size: int) -> Tensor:
     batch, height, width, channels = input_feature.shape
     rows, columns = height // window_size, width // window_size
     windows = input_feature.view(batch, rows, window_size, columns, window_size, channels)
-    return _laid_out(windows.transpose(2, 3)).view(batch * rows * columns, window_size, window_size, channels)
+    return laid_out(windows.transpose(2, 3)).view(batch * rows * columns, window_size, window_size, channels)
 
 
 def window_reverse(windows: Tensor, window_size: int, height: Any, width: Any) -> Tensor:
@@ -55,12 +56,7 @@ def window_reverse(windows: Tensor, window_size: int, height: Any, width: Any) -
     rows, columns, channels = height // window_size, width // window_size, windows.shape[-1]
     batch = windows.shape[0] // (rows * columns)
     windows = windows.view(batch, rows, columns, window_size, window_size, channels)
-    return _laid_out(windows.transpose(2, 3)).view(batch, height, width, channels)
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    """The same in memory of its own, in order; contiguous() asks for sizes of 1, and view() of what is not in order does."""
-    return x.clone(memory_format=torch.contiguous_format)
+    return laid_out(windows.transpose(2, 3)).view(batch, height, width, channels)
 
 
 def shift_of(self: Any, input_resolution: tuple[Any, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,83 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return export
+
+
+@pytest.fixture
+def save_adapter() -> Callable[..., Path]:
+    """Writes the folder of an adapter as PEFT does: random factors of the layers whose names end so."""
+    return write_adapter
+
+
+@pytest.fixture
+def with_adapter() -> Callable[[Any, Path], Any]:
+    """Adds an adapter's products to the weights of a model, as LoRA's paper has it: alpha / r * B A."""
+    return add_adapter
+
+
+def write_adapter(model: Any, folder: Path, layers: tuple[str, ...], rank: int = 4, **settings: Any) -> Path:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    tensors, ranks = {}, settings.get("rank_pattern", {})
+    for name, module in model.named_modules():
+        if name.endswith(layers):
+            width, result = module.weight.shape[:: 1 if type(module).__name__ == "Conv1D" else -1]
+            r = next((value for key, value in ranks.items() if name.endswith(key)), rank)
+            tensors[f"base_model.model.{name}.lora_A.weight"] = 0.25 * torch.randn(r, width)
+            tensors[f"base_model.model.{name}.lora_B.weight"] = 0.25 * torch.randn(result, r)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    about = {"peft_type": "LORA", "r": rank, "lora_alpha": 6, "bias": "none", "target_modules": list(layers)}
+    (folder / "adapter_config.json").write_text(json.dumps({**about, **settings}))
+    return folder
+
+
+def add_adapter(model: Any, folder: Path) -> Any:
+    from safetensors.torch import load_file
+
+    about = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for key, a in tensors.items():
+        layer, found, _ = key.removeprefix("base_model.model.").partition(".lora_A.weight")
+        if found:
+            b = tensors[f"base_model.model.{layer}.lora_B.weight"]
+            alphas = about.get("alpha_pattern", {}).items()
+            alpha = next((value for name, value in alphas if layer.endswith(name)), about["lora_alpha"])
+            scale = alpha / (len(a) ** 0.5 if about.get("use_rslora") else len(a))
+            module = model.get_submodule(layer)
+            with torch.no_grad():
+                module.weight.add_(scale * ((b @ a).T if type(module).__name__ == "Conv1D" else b @ a))
+    return model
+
+
+@pytest.fixture
+def restore() -> Callable[[Any, Path], None]:
+    """Gives a model of transformers the weights of few bits that a file has."""
+    return restore_weights
+
+
+def restore_weights(model: Any, path: Path) -> None:
+    import numpy as np
+    import onnx_ir as ir
+
+    stored = {str(name): value.const_value.numpy() for name, value in ir.load(path).graph.initializers.items()}
+    modules = dict(model.named_modules())
+    for name in [name.removesuffix(".levels") for name in stored if name.endswith(".levels")]:
+        owner, _, last = name.rpartition(".")
+        parts = ["q_proj", "k_proj", "v_proj"] if last == "q_proj_k_proj_v_proj" else [last]
+        layers = [modules[f"{owner}.{part}".strip(".")] for part in parts]
+        levels, scales = stored[f"{name}.levels"], stored[f"{name}.scales"].astype("f4")
+        if levels.shape[1] * levels.shape[2] >= layers[0].weight.shape[1]:  # a byte each
+            steps = levels.astype("f4") - 128
+        else:
+            zeros = stored.get(f"{name}.zeros", np.full((len(scales), (scales.shape[1] + 1) // 2), 0x88, "u1"))
+            middles = np.stack([zeros & 15, zeros >> 4], -1).reshape(len(scales), -1)[:, : scales.shape[1]]
+            numbers = np.stack([levels & 15, levels >> 4], -1).reshape(*levels.shape[:2], -1)
+            steps = numbers.astype("f4") - middles[..., None].astype("f4")
+        weight = torch.from_numpy((steps * scales[..., None]).reshape(len(scales), -1))
+        with torch.no_grad():
+            for layer, part in zip(layers, weight.split([len(layer.weight) for layer in layers]), strict=True):
+                layer.weight.copy_(part[:, : layer.weight.shape[1]])
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,22 @@ def checkpoint(decoder: Any, tmp_path: Path, save_tokenizer: Any) -> Callable[..
     return make
 
 
+def check_logits(output: Path, model: nn.Module, options: Any = None) -> None:
+    """Compares a folder's logits with a model's."""
+    tokens = torch.randint(3, 100, (2, 9))
+    feeds: dict[str, Any] = {"input_ids": tokens.numpy(), "attention_mask": torch.ones_like(tokens).numpy()}
+    session = inference_session(output / "model.onnx")
+    for value in session.get_inputs():
+        if value.name == "position_ids":
+            feeds[value.name] = torch.arange(9).expand(2, -1).numpy()
+        elif value.name not in feeds:
+            feeds[value.name] = torch.zeros(2, 2, 0, 16).numpy()
+    with torch.no_grad():
+        exact = model(tokens).logits
+    logits = torch.from_numpy(session.run(["logits"], feeds, options)[0])
+    torch.testing.assert_close(logits, exact, **LOOSER["decoder"][0])
+
+
 CASES = [
     ("gptq", {}, ("--fused",)),
     pytest.param("gptq", {"symmetric": True, "sym": True}, (), marks=pytest.mark.long),
@@ -96,18 +113,121 @@ def test_weights_stay_packed(method: str, about: dict[str, Any], flags: tuple[st
     tables = () if not flags else ("inv_freq.cos", "inv_freq.sin")
     stored = sum(v.const_value.nbytes for n, v in graph.initializers.items() if not n.endswith(tables or ("-",)))
     assert stored < 1.1 * (folder / "model.safetensors").stat().st_size
-    tokens = torch.randint(3, 100, (2, 9))
-    feeds: dict[str, Any] = {"input_ids": tokens.numpy(), "attention_mask": torch.ones_like(tokens).numpy()}
-    session = inference_session(output / "model.onnx")
-    for value in session.get_inputs():
-        if value.name == "position_ids":
-            feeds[value.name] = torch.arange(9).expand(2, -1).numpy()
-        elif value.name not in feeds:
-            feeds[value.name] = torch.zeros(2, 2, 0, 16).numpy()
-    with torch.no_grad():
-        exact = model(tokens).logits
-    logits = torch.from_numpy(session.run(["logits"], feeds)[0])
-    torch.testing.assert_close(logits, exact, **LOOSER["decoder"][0])
+    check_logits(output, model)
+
+
+@pytest.fixture
+def by_torchao(saved: Callable[[str], Path], save_tokenizer: Any) -> Callable[..., Path]:
+    """The folder of a model that torchao has quantised as transformers does it."""
+
+    def make(settings: Any, **about: Any) -> Path:
+        import transformers
+
+        base = saved("llama")
+        given = {"quantization_config": transformers.TorchAoConfig(settings, **about), "dtype": torch.float32}
+        transformers.AutoModelForCausalLM.from_pretrained(base, **given).save_pretrained(base.parent / "torchao")
+        save_tokenizer(base.parent / "torchao")
+        return base.parent / "torchao"
+
+    return make
+
+
+def torchao_settings(kind: str) -> Any:
+    from torchao import quantization as ao
+
+    row, asymmetric = ao.PerAxis(0), ao.quant_primitives.MappingType.ASYMMETRIC
+    return {
+        "4 bits": lambda: ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(32), asymmetric),
+        "3 bits": lambda: ao.IntxWeightOnlyConfig(torch.int3, ao.PerGroup(16), scale_dtype=torch.float16),
+        "rows": lambda: ao.IntxWeightOnlyConfig(torch.int4, row),
+        "8 bits": lambda: ao.IntxWeightOnlyConfig(torch.int8, ao.PerGroup(32)),
+        "8 bits by row": lambda: ao.Int8WeightOnlyConfig(version=2),
+        "activations": lambda: ao.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4),
+        "small groups": lambda: ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(8)),
+        "wide zero points": lambda: ao.IntxWeightOnlyConfig(torch.int8, ao.PerGroup(32), asymmetric),
+        "floats": lambda: ao.Float8WeightOnlyConfig(),
+        "embedding": lambda: ao.FqnToConfig(
+            {"model.embed_tokens": ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(32))}
+        ),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("4 bits", ("--fused",)),
+        ("8 bits by row", ()),
+        *[pytest.param(kind, (), marks=pytest.mark.long) for kind in ("3 bits", "rows", "8 bits")],
+    ],
+)
+def test_integers_of_torchao(kind: str, flags: tuple[str, ...], by_torchao: Any, tmp_path: Path) -> None:
+    """Levels, scales and zero points are torchao's: logits are those of the weights that it restores."""
+    from transformers import AutoModelForCausalLM
+
+    folder, output = by_torchao(torchao_settings(kind)), tmp_path / "onnx"
+    arguments = ["-o", str(output), "--verify", "--accuracy-level", "1", *flags]
+    assert run(["export", f"transformers:{folder}", *arguments]) == 0
+    model, rounded = AutoModelForCausalLM.from_pretrained(folder).eval(), 0
+    for module in model.modules():
+        if type(module) is nn.Linear and type(module.weight) is not nn.Parameter:
+            module.weight = nn.Parameter(module.weight.dequantize().float(), requires_grad=False)
+            rounded += 1
+    assert rounded == 14
+    check_logits(output, model)
+    graph = ir.load(output / "model.onnx").graph
+    products = [node for node in graph if node.op_type == "MatMulNBits"]
+    assert len(products) == 10  # q, k and v are one product
+    assert {node.attributes["bits"].as_int() for node in products} == {8 if "8" in kind else 4}
+    tables = ("inv_freq.cos", "inv_freq.sin")
+    stored = sum(v.const_value.nbytes for n, v in graph.initializers.items() if not n.endswith(tables))
+    assert stored < (1.1 if "8" in kind else 0.9) * (folder / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "message"),
+    [
+        ("activations", {}, "changes its activations too"),
+        ("small groups", {}, "has groups of 8 inputs"),
+        ("wide zero points", {}, "zero points that are no integers of 4 bits"),
+        ("floats", {}, "is a Float8Tensor of torchao in a Linear, which is not taken"),
+        ("embedding", {"include_input_output_embeddings": True}, "of torchao in a Embedding"),
+    ],
+)
+def test_what_is_not_taken_of_torchao(kind: str, about: Any, message: str, by_torchao: Any, capsys: Any) -> None:
+    folder = by_torchao(torchao_settings(kind), **about)
+    assert run(["export", f"transformers:{folder}", "-o", str(folder.parent / "onnx")]) in (1, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert message in said
+    assert "Traceback" not in said
+    assert not (folder.parent / "onnx").exists()
+
+
+@pytest.mark.parametrize("method", ["gptq", pytest.param("awq", marks=pytest.mark.long)])
+def test_adapters_beside_packed_weights(method: str, checkpoint: Any, save_adapter: Any, with_adapter: Any) -> None:
+    """The weights stay as they are, and the adapter's products are added."""
+    model, folder = checkpoint(method)
+    adapter = save_adapter(model, folder.parent / "adapter", ("q_proj", "down_proj"))
+    output = folder.parent / "onnx"
+    arguments = ["-o", str(output), "--verify", "--accuracy-level", "1", "--adapter", f"one={adapter}"]
+    assert run(["export", f"transformers:{folder}", *arguments]) == 0
+    stored = ir.load(output / "model.onnx").graph.initializers.values()
+    assert sum(value.const_value.nbytes for value in stored) < 1.1 * (folder / "model.safetensors").stat().st_size
+    options, file = onnxruntime.RunOptions(), onnxruntime.LoraAdapter()
+    file.Load(str(output / "one.onnx_adapter"))
+    for active in (False, True):
+        if active:
+            options.add_active_adapter(file)
+            with_adapter(model, adapter)
+        check_logits(output, model, options)
+
+
+def test_nothing_is_merged_into_packed_weights(checkpoint: Any, save_adapter: Any, capsys: Any) -> None:
+    model, folder = checkpoint("gptq")
+    adapter = save_adapter(model, folder.parent / "adapter", ("o_proj",))
+    output = folder.parent / "onnx"
+    assert run(["export", f"transformers:{folder}", "-o", str(output), "--adapter", str(adapter)]) == 2
+    assert "o_proj is a FourBitLinear, into which nothing can be merged" in " ".join(capsys.readouterr().err.split())
+    assert not output.exists()
 
 
 BAD = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import OpSample, PluginInfo, hookimpl
+from onnxplug import LibraryPatch, OpSample, PluginInfo, hookimpl
 
 __all__ = ["stand_in"]
 
@@ -24,21 +24,9 @@ def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[Callable[[], Any]]:
+def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of xformers."""
-    return [_patches]
-
-
-def _patches() -> Any:
-    """Nothing to patch, and nothing to import, where xformers isn't in use."""
-    import sys
-    from contextlib import nullcontext
-
-    if "xformers.ops.fmha" not in sys.modules:
-        return nullcontext()
-    from onnxplug_xformers.library import exchanged
-
-    return exchanged()
+    return [LibraryPatch(("xformers.ops.fmha",), "onnxplug_xformers.library:exchanged")]
 
 
 @hookimpl

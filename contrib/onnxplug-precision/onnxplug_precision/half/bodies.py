@@ -73,12 +73,12 @@ def _merge(
 ) -> bool:
     known = [_range_of(value, ranges, constants) for value in group]
     whole = Range()
-    for found in known:
-        if found is not None:
-            whole.merge(found)
+    for range_ in known:
+        if range_ is not None:
+            whole.merge(range_)
     changed = False
-    for value, found in zip(group, known, strict=True):
-        if value in formals and any(known) and found != whole:
+    for value, range_ in zip(group, known, strict=True):
+        if value in formals and any(known) and range_ != whole:
             ranges[value] = replace(whole)
             changed = True
     return changed

@@ -81,9 +81,9 @@ class Conversion:
             return FLOAT
         if producer.op_type in ANY and not producer.domain:
             return self.half
-        found = self.facts.signature(producer)
+        signature = self.facts.signature(producer)
         index = next(i for i, out in enumerate(producer.outputs) if out is value)
-        return self.half if found is not None and self.half in found.output(index).allowed else FLOAT
+        return self.half if signature is not None and self.half in signature.output(index).allowed else FLOAT
 
     def result_type(self, function: ir.Function, index: int) -> ir.DataType:
         """The type of a function's result."""
@@ -102,8 +102,8 @@ class Conversion:
             return FLOAT if is_kept else None
         if node in self.facts.wide or index in KEPT.get((node.domain, node.op_type), ()):
             return FLOAT
-        found = self.facts.signature(node)
-        return self.half if found is not None and self.half in found.input(index).allowed else FLOAT
+        signature = self.facts.signature(node)
+        return self.half if signature is not None and self.half in signature.input(index).allowed else FLOAT
 
     def _taken_by_body(self, node: ir.Node, index: int) -> ir.DataType:
         formals = subgraphs_of(node)[0].inputs
@@ -111,9 +111,9 @@ class Conversion:
 
     def _demands(self, value: ir.Value) -> set[ir.DataType]:
         """The types that a value is taken in."""
-        found = {self.taken(node, index) for node, index in value.uses()}
-        found |= {self._given_type(value, place) for place in self._places(value)}
-        return {dtype for dtype in found if dtype is not None}
+        dtypes = {self.taken(node, index) for node, index in value.uses()}
+        dtypes |= {self._given_type(value, place) for place in self._places(value)}
+        return {dtype for dtype in dtypes if dtype is not None}
 
     def _places(self, value: ir.Value) -> list[tuple[Any, int]]:
         """The graphs that give a value out, with its places there."""

@@ -44,8 +44,8 @@ def _is_masked(value: ir.Value, constant: ir.Value, ranges: Ranges) -> bool:
 
     Such a row is one of equal shares in float32, where a fill is so large that the logits vanish in the sum.
     """
-    found = ranges.get(value)
-    return value is constant or (found is not None and found.ordinary <= _LOGITS and not found.has_filled_rows)
+    range_ = ranges.get(value)
+    return value is constant or (range_ is not None and range_.ordinary <= _LOGITS and not range_.has_filled_rows)
 
 
 def _ends(value: ir.Value, path: set[ir.Value], ranges: Ranges) -> bool:

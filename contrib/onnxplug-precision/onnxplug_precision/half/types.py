@@ -156,13 +156,13 @@ def all_nodes(model: ir.Model) -> list[ir.Node]:
 
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """The graphs that a node has as attributes."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
+            graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
-            found += attribute.as_graphs()
-    return found
+            graphs += attribute.as_graphs()
+    return graphs
 
 
 def _results_of(node: ir.Node, body: ir.Graph) -> list[ir.Value]:
@@ -204,13 +204,13 @@ def _result_dtype(node: ir.Node, found: Signature, index: int) -> ir.DataType | 
 
 def all_graphs(model: ir.Model) -> list[tuple[Any, Mapping[str, int]]]:
     """The graph of a model, its functions and all subgraphs, each with the versions that it imports; functions first."""
-    found: list[tuple[Any, Mapping[str, int]]] = []
+    graphs: list[tuple[Any, Mapping[str, int]]] = []
     tops: list[ir.Graph | ir.Function] = [*model.functions.values(), model.graph]
     for top in tops:
         imports = {**model.opset_imports, **top.opset_imports}
-        found.append((top, imports))
-        found += [(graph, imports) for graph in top.subgraphs()]
-    return found
+        graphs.append((top, imports))
+        graphs += [(graph, imports) for graph in top.subgraphs()]
+    return graphs
 
 
 def constant_of(node: ir.Node) -> ir.TensorProtocol | None:

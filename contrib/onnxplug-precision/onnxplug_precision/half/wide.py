@@ -99,17 +99,17 @@ class Facts:
             return None
         if value in self.constants:
             return None if value in self.masked else _problem_of_constant(self.constants[value])
-        found = self.ranges.get(value)
-        if found is None:
+        range_ = self.ranges.get(value)
+        if range_ is None:
             return "it is not computed on the samples"
         if value in self.masked:
             return None
-        if found.largest > _SAFE:
-            return f"it reaches {found.largest:.4g}, float16 ends at {LARGEST:g}"
-        if 0 < found.largest < _SMALLEST:
-            return f"it is {found.largest:.2g} at most, where float16 has few digits"
-        if found.holds_integers():
-            return f"it holds integers up to {found.largest:g}, float16 has all up to 2048"
+        if range_.largest > _SAFE:
+            return f"it reaches {range_.largest:.4g}, float16 ends at {LARGEST:g}"
+        if 0 < range_.largest < _SMALLEST:
+            return f"it is {range_.largest:.2g} at most, where float16 has few digits"
+        if range_.holds_integers():
+            return f"it holds integers up to {range_.largest:g}, float16 has all up to 2048"
         return None
 
 
@@ -217,8 +217,8 @@ def _keep_digits(node: ir.Node, facts: Facts) -> None:
             facts.wide.setdefault(node, "integers are made of it")
         _keep_arithmetic(value, "integers are made of it", facts)
     elif node.op_type in _ANGLES:
-        found = facts.ranges.get(value)
-        if found is None or found.largest > _LARGEST_ANGLE:
+        range_ = facts.ranges.get(value)
+        if range_ is None or range_.largest > _LARGEST_ANGLE:
             facts.wide.setdefault(node, "it is of an angle of many turns")
             _keep_arithmetic(value, "an angle of many turns is made of it", facts)
 

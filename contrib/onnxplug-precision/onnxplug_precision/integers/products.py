@@ -100,7 +100,7 @@ def _stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
 
 def left_alone(model: ir.Model, kind: str) -> list[tuple[ir.Node, str]]:
     """The products of a model in float32, each with the reason."""
-    found = []
+    nodes = []
     for node in nodes_of(model.graph):
         if (
             node.domain
@@ -112,22 +112,22 @@ def left_alone(model: ir.Model, kind: str) -> list[tuple[ir.Node, str]]:
         if weight is None or ((maker := weight.producer()) is not None and maker.op_type == "DequantizeLinear"):
             continue
         if not weight.is_initializer():
-            found.append((node, "both operands are computed"))
+            nodes.append((node, "both operands are computed"))
         elif "Conv" in node.op_type and kind == "dynamic":
-            found.append(
+            nodes.append(
                 (node, "a convolution, which is slower in integers of dynamic scales: dynamic:convolutions=yes")
             )
         elif "Conv" in node.op_type:
-            found.append((node, "a convolution, for which there is no kernel of 4 bits"))
+            nodes.append((node, "a convolution, for which there is no kernel of 4 bits"))
         else:
-            found.append((node, f"its weight has the shape {list(weight.shape or [])}"))
-    return found
+            nodes.append((node, f"its weight has the shape {list(weight.shape or [])}"))
+    return nodes
 
 
 def why_none(model: ir.Model, kind: str) -> str:
     """Why nothing of a model was quantised."""
-    found = Counter(f"{node.op_type}: {reason}" for node, reason in left_alone(model, kind))
+    reasons = Counter(f"{node.op_type}: {reason}" for node, reason in left_alone(model, kind))
     return (
-        ", ".join(f"{count} {what}" for what, count in found.most_common())
+        ", ".join(f"{count} {what}" for what, count in reasons.most_common())
         or "it has no MatMul, Gemm or Conv in float32"
     )

@@ -81,15 +81,15 @@ def settings_of(text: Any) -> Settings:
             hint = did_you_mean(name, list(fields), otherwise=f"They are {', '.join(fields)}.")
             raise UsageError(f"quantize={text!r}: {kind} has no setting {name!r}", hint=hint)
         values[name] = _value(word, fields[name].default, f"quantize={text!r}: {name}")
-    found = KINDS[kind](**values)
-    if isinstance(found, FourBits):
-        _check_choice("block_size", found.block_size, BLOCK_SIZES)
-        _check_choice("accuracy_level", found.accuracy_level, (0, 1, 2, 3, 4))
-    elif isinstance(found, Static):
-        _check_choice("method", found.method, ("minmax", "percentile", "entropy"))
-        if not 50 < found.percentile <= 100:
-            raise UsageError(f"quantize=: percentile is more than 50 and at most 100, got {found.percentile:g}")
-    return found
+    settings = KINDS[kind](**values)
+    if isinstance(settings, FourBits):
+        _check_choice("block_size", settings.block_size, BLOCK_SIZES)
+        _check_choice("accuracy_level", settings.accuracy_level, (0, 1, 2, 3, 4))
+    elif isinstance(settings, Static):
+        _check_choice("method", settings.method, ("minmax", "percentile", "entropy"))
+        if not 50 < settings.percentile <= 100:
+            raise UsageError(f"quantize=: percentile is more than 50 and at most 100, got {settings.percentile:g}")
+    return settings
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

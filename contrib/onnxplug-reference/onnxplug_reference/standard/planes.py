@@ -79,12 +79,12 @@ def conv_transpose(
     The whole of it is cut at both ends: by ``pads``, or so that ``output_shape`` (or strides times the input's size, for
     SAME_UPPER and SAME_LOWER) is left.
     """
-    found = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
+    window_ = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
     step, spread, starts, sizes, kernel, rank = (
-        found.steps,
-        found.spread,
-        found.starts,
-        found.sizes,
+        window_.steps,
+        window_.spread,
+        window_.starts,
+        window_.sizes,
         w.shape[2:],
         x.ndim - 2,
     )

@@ -95,14 +95,14 @@ def max_pool(
     strides: Sequence[int] | None = None,
 ) -> tuple[np.ndarray, ...]:
     """The largest element of each window, padding never among them, and its place in the flattened tensor."""
-    found = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window_ = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    windows = found.of(x, lowest)
+    windows = window_.of(x, lowest)
     if outputs < 2:
         return (windows.max(-1),)
     numbers = np.arange(math.prod(x.shape[2:])).reshape(x.shape[2:], order="F" if storage_order else "C")
     offsets = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * (x.ndim - 2)) * numbers.size
-    places = found.of(offsets + numbers, -1)
+    places = window_.of(offsets + numbers, -1)
     best = np.where(places < 0, False, windows == windows.max(-1, keepdims=True)).argmax(-1)[..., None]
     return windows.max(-1), np.take_along_axis(places, best, -1)[..., 0].astype(np.int64)
 
@@ -119,8 +119,8 @@ def average_pool(
     strides: Sequence[int] | None = None,
 ) -> np.ndarray:
     """The mean of each window."""
-    found = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return typed(found.of(x, 0).sum(-1) / found.counted(x, padding=bool(count_include_pad)), x)
+    window_ = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return typed(window_.of(x, 0).sum(-1) / window_.counted(x, padding=bool(count_include_pad)), x)
 
 
 def pad(

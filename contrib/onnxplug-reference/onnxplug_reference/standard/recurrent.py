@@ -58,7 +58,7 @@ def _layer(
         raise EvaluationError(f"unknown direction {direction!r}")
     count = 2 if direction == "bidirectional" else 1
     left, right = list(alphas or ()), list(betas or ())
-    found: list[Activation] = []
+    activations_: list[Activation] = []
     for name in names:
         entry = _ACTIVATIONS.get(name.lower())
         if entry is None:
@@ -67,11 +67,11 @@ def _layer(
         alpha = left.pop(0) if alpha and left else alpha
         takes_beta = name.lower() in ("affine", "scaledtanh", "hardsigmoid")
         beta = right.pop(0) if takes_beta and right else beta
-        found.append(partial(_applied, function, alpha, beta))
-    each = len(found) // count
-    if not each or len(found) != each * count:
-        raise EvaluationError(f"{len(found)} activations for {count} directions")
-    return Layer(direction, layout, clip, [found[i * each : (i + 1) * each] for i in range(count)])
+        activations_.append(partial(_applied, function, alpha, beta))
+    each = len(activations_) // count
+    if not each or len(activations_) != each * count:
+        raise EvaluationError(f"{len(activations_)} activations for {count} directions")
+    return Layer(direction, layout, clip, [activations_[i * each : (i + 1) * each] for i in range(count)])
 
 
 def _applied(

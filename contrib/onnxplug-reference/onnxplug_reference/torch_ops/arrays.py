@@ -21,10 +21,10 @@ def torch_dtype(element_type: int) -> torch.dtype:
     Raises:
         NotImplementedError: torch has none; NumPy computes the operator then.
     """
-    found = ONNX_TO_TORCH.get(ir.DataType(element_type))
-    if found is None or found is STRING:
+    known = ONNX_TO_TORCH.get(ir.DataType(element_type))
+    if known is None or known is STRING:
         raise NotImplementedError(f"torch has no dtype for the element type {ir.DataType(element_type).name}")
-    return found
+    return known
 
 
 def to_array(value: Any) -> Any:

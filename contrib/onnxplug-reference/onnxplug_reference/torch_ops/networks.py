@@ -65,8 +65,8 @@ def conv(
     """A convolution of 1, 2 or 3 spatial axes."""
     if x.dim() - 2 not in _CONV:
         raise NotImplementedError("torch convolves 1, 2 or 3 axes")
-    found = window(x, w.shape[2:], strides, dilations, pads, auto_pad)
-    return _CONV[x.dim() - 2](_padded(x, found.pads, 0), w, b, found.strides, 0, found.dilations, group)
+    window_ = window(x, w.shape[2:], strides, dilations, pads, auto_pad)
+    return _CONV[x.dim() - 2](_padded(x, window_.pads, 0), w, b, window_.strides, 0, window_.dilations, group)
 
 
 def conv_transpose(
@@ -87,19 +87,19 @@ def conv_transpose(
     rank = x.dim() - 2
     if rank not in _CONV_TRANSPOSE:
         raise NotImplementedError("torch convolves 1, 2 or 3 axes")
-    found = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
-    whole = _CONV_TRANSPOSE[rank](x, w, None, found.steps, 0, 0, group, found.spread)
-    rows = zip(found.starts, found.sizes, whole.shape[2:], strict=True)
+    window_ = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
+    whole = _CONV_TRANSPOSE[rank](x, w, None, window_.steps, 0, 0, group, window_.spread)
+    rows = zip(window_.starts, window_.sizes, whole.shape[2:], strict=True)
     whole = _padded(whole, [(-start, start + size - full) for start, size, full in rows], 0)
     return whole if b is None else whole + b.reshape(-1, *[1] * rank)
 
 
-def _windows(x: Tensor, found: Window, value: float) -> Tensor:
+def _windows(x: Tensor, window_: Window, value: float) -> Tensor:
     """The windows of the spatial axes of x, padded with a value: [N, C, counts..., elements]."""
-    x = _padded(x, found.ends, value)
-    for i, (k, s, d) in enumerate(zip(found.kernel, found.strides, found.dilations, strict=True)):
+    x = _padded(x, window_.ends, value)
+    for i, (k, s, d) in enumerate(zip(window_.kernel, window_.strides, window_.dilations, strict=True)):
         x = x.unfold(2 + i, d * (k - 1) + 1, s)[..., ::d]
-    return x.flatten(2 + len(found.kernel))
+    return x.flatten(2 + len(window_.kernel))
 
 
 def max_pool(
@@ -133,8 +133,8 @@ def average_pool(
     strides: Sequence[int] | None = None,
 ) -> Tensor:
     """The mean of each window."""
-    found = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return _windows(x, found, 0).sum(-1) / torch.from_numpy(found.counted(x, padding=bool(count_include_pad))).to(x)
+    window_ = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return _windows(x, window_, 0).sum(-1) / torch.from_numpy(window_.counted(x, padding=bool(count_include_pad))).to(x)
 
 
 def batch_normalization(

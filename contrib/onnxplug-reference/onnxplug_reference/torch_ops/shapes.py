@@ -108,8 +108,8 @@ def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     """Slices at indices of an axis."""
     axis %= x.dim()
     flat = indices.reshape(-1).long()
-    found = x.index_select(axis, torch.where(flat < 0, flat + x.shape[axis], flat))
-    return found.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+    rows_ = x.index_select(axis, torch.where(flat < 0, flat + x.shape[axis], flat))
+    return rows_.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:

@@ -68,7 +68,7 @@ def bench(
         check_to_run(path)
     if html is not None:
         check_writable(html, "page")
-    given = parse_feed(inputs or [])
+    feed = parse_feed(inputs or [])
     told = parse_sizes(sizes)
     with progress() as shown:
         shown("loading")
@@ -82,10 +82,10 @@ def bench(
                     "--sizes: with --target the sizes are those of its inputs", hint="Give other ones by --input."
                 )
             names = [str(value.name) for value in load_model(models[0]).graph.inputs]
-            eager, given = _eager(target, given, names, pretrained=pretrained)
-        found = measure(
+            eager, feed = _eager(target, feed, names, pretrained=pretrained)
+        measured = measure(
             models,
-            given=given,
+            given=feed,
             sizes=told,
             threads=threads,
             providers=provider or (),
@@ -100,17 +100,17 @@ def bench(
         from onnxplug_tools.inspection.benches import to_html
         from onnxplug_tools.inspection.pages import save_text
 
-        save_text(html, to_html(found, ", ".join(path.name for path in models)), "page")
+        save_text(html, to_html(measured, ", ".join(path.name for path in models)), "page")
     if as_json:
         from onnxplug_tools.inspection.summary import to_json
 
-        sys.stdout.write(f"{to_json(found)}\n")
+        sys.stdout.write(f"{to_json(measured)}\n")
         return
-    _show(found, depth)
+    _show(measured, depth)
 
 
 def _eager(
-    target: str, given: Sequence[tuple[str | None, Any]], names: Sequence[str], *, pretrained: bool
+    target: str, feed: Sequence[tuple[str | None, Any]], names: Sequence[str], *, pretrained: bool
 ) -> tuple[Callable[[], Any], list[tuple[str | None, Any]]]:
     """What runs the PyTorch model, and its inputs by the names of the ONNX model's.
 
@@ -127,7 +127,7 @@ def _eager(
     from onnxplug.torch_private import pytree
     from onnxplug_tools.verification import input_order
 
-    loaded = load_target(target, [InputSpec(name, value) for name, value in given], pretrained=pretrained)
+    loaded = load_target(target, [InputSpec(name, value) for name, value in feed], pretrained=pretrained)
     if loaded.note:
         note(loaded.note)
     model = loaded.model
@@ -158,15 +158,15 @@ def _eager(
     return run, [(name, leaves[position]) for name, position in order.items()]
 
 
-def _show(found: Bench, depth: int) -> None:
+def _show(measured: Bench, depth: int) -> None:
     from onnxplug.cli.report import note, out
     from onnxplug_tools.inspection.benches import module_times, notes, operator_changes, setting, spent_row, timing_rows
     from onnxplug_tools.inspection.words import time_text, visible
 
-    out.print(visible(setting(found)), markup=False)
+    out.print(visible(setting(measured)), markup=False)
     heads = ("median", "10 %", "90 %", "ratio", "runs", "loading")
-    _table("Latency", ("", *heads), timing_rows(found))
-    for model in found.models:
+    _table("Latency", ("", *heads), timing_rows(measured))
+    for model in measured.models:
         if model.profile is None:
             continue
         name, total = model.timing.name, time_text(model.profile.seconds)
@@ -183,7 +183,7 @@ def _show(found: Bench, depth: int) -> None:
         if changes:
             rows = [(operator, str(before), str(after)) for operator, before, after in changes]
             _table(f"{name}: operators", ("operator", "in the file", "as ONNX Runtime runs it"), rows)
-    for text in notes(found):
+    for text in notes(measured):
         note(visible(text))
 
 

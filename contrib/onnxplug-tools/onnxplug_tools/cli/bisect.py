@@ -39,7 +39,7 @@ def bisect(
     with progress() as shown:
         from onnxplug_tools.diagnosis.bisect import bisect as reduce_model
 
-        model, args, asked = export_of(target, inputs, dynamic, pretrained, options, shown)
+        model, args, arguments = export_of(target, inputs, dynamic, pretrained, options, shown)
         found = reduce_model(
             model,
             args,
@@ -47,7 +47,7 @@ def bisect(
             seeds=(0, 1, 2) if seed is None else (seed,),
             imports=_module_of(target),
             prefer=preferences(),
-            **asked,
+            **arguments,
         )
     out.print(str(found), markup=False)
     for path in found.files:

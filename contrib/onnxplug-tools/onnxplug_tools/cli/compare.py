@@ -45,7 +45,7 @@ def compare(
 ) -> None:
     """Run two models on the same inputs and compare what they compute, value by value; exit status 1 if outputs differ."""
     with trouble_is_two():
-        given, told = parse_feed(inputs or []), parse_sizes(sizes)
+        feed, told = parse_feed(inputs or []), parse_sizes(sizes)
         models = loaded(model), loaded(other)
         from onnxplug_tools.inspection.load import check_to_run
 
@@ -57,7 +57,7 @@ def compare(
         with progress() as shown:
             found = compare_runs(
                 *models,
-                given=given,
+                given=feed,
                 sizes=told,
                 seed=seed,
                 rtol=rtol,
@@ -76,28 +76,30 @@ def compare(
         raise typer.Exit(1)
 
 
-def _show(found: Runtimes, *, show_all: bool) -> None:
+def _show(runtimes: Runtimes, *, show_all: bool) -> None:
     from onnxplug.cli.report import note, out
     from onnxplug.text import counted
     from onnxplug_tools.inspection.words import visible
 
-    inputs = ", ".join(f"{name} {text}" for name, text in found.inputs.items())
-    assumed = f"; taken as 1, for want of --sizes: {', '.join(found.assumed)}" if found.assumed else ""
+    inputs = ", ".join(f"{name} {text}" for name, text in runtimes.inputs.items())
+    assumed = f"; taken as 1, for want of --sizes: {', '.join(runtimes.assumed)}" if runtimes.assumed else ""
     out.print(visible(f"inputs: {inputs or 'none'}{assumed}"), markup=False)
-    _table("Outputs", list(found.outputs))
-    for name in found.unmatched:
+    _table("Outputs", list(runtimes.outputs))
+    for name in runtimes.unmatched:
         out.print(visible(f"output of one model alone: {name}"), markup=False)
-    if found.problem is not None:
-        note(visible(f"values within the models could not be compared: {found.problem}"))
-    if not found.values:
+    if runtimes.problem is not None:
+        note(visible(f"values within the models could not be compared: {runtimes.problem}"))
+    if not runtimes.values:
         return
-    differing = [value for value in found.values if not value.equal]
-    agree = f"{len(found.values) - len(differing)} of {counted(len(found.values), 'value')} within the models agree"
-    out.print(f"{agree}; {found.alone} of the first model correspond to none in the second")
-    if found.first is not None:
-        out.print(visible(f"the first that differs: {_name(found.first)} ({_place(found.first)})"), markup=False)
+    differing = [value for value in runtimes.values if not value.equal]
+    agree = (
+        f"{len(runtimes.values) - len(differing)} of {counted(len(runtimes.values), 'value')} within the models agree"
+    )
+    out.print(f"{agree}; {runtimes.alone} of the first model correspond to none in the second")
+    if runtimes.first is not None:
+        out.print(visible(f"the first that differs: {_name(runtimes.first)} ({_place(runtimes.first)})"), markup=False)
     if differing or show_all:
-        _table("Values within", list(found.values) if show_all else differing)
+        _table("Values within", list(runtimes.values) if show_all else differing)
 
 
 def _table(title: str, values: list[Compared]) -> None:

@@ -27,8 +27,8 @@ def diagnose(
     with progress() as shown:
         from onnxplug_tools.diagnosis.diagnose import diagnose as findings_of
 
-        model, args, asked = export_of(target, inputs, dynamic, pretrained, options, shown)
-        found = findings_of(model, args, **asked)
-    out.print(json.dumps(found.to_dict(), indent=2) if as_json else str(found), markup=False)
-    if not found.exports:
+        model, args, arguments = export_of(target, inputs, dynamic, pretrained, options, shown)
+        diagnosis = findings_of(model, args, **arguments)
+    out.print(json.dumps(diagnosis.to_dict(), indent=2) if as_json else str(diagnosis), markup=False)
+    if not diagnosis.exports:
         raise typer.Exit(1)

@@ -40,25 +40,25 @@ def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bo
     models = loaded(before), loaded(after)
     with progress() as shown:
         shown("comparing")
-        found = diff(*models)
+        difference = diff(*models)
     if html is not None:
-        save_text(html, to_html(found, str(before), str(after)), "page")
+        save_text(html, to_html(difference, str(before), str(after)), "page")
     if as_json:
-        sys.stdout.write(f"{to_json(found)}\n")
-        return found.equal
+        sys.stdout.write(f"{to_json(difference)}\n")
+        return difference.equal
     from onnxplug.cli.report import out
     from onnxplug_tools.inspection.words import visible
 
-    out.print(f"{visible(str(before))} → {visible(str(after))}: {_verdict(found)}", markup=False)
-    _table("", (("", "before", "after")), summary_rows(found))
-    _table("Nodes", ("module", "", "node", "what"), node_rows(found))
-    _table("Weights", ("before", "after", "what"), weight_rows(found))
-    return found.equal
+    out.print(f"{visible(str(before))} → {visible(str(after))}: {_verdict(difference)}", markup=False)
+    _table("", (("", "before", "after")), summary_rows(difference))
+    _table("Nodes", ("module", "", "node", "what"), node_rows(difference))
+    _table("Weights", ("before", "after", "what"), weight_rows(difference))
+    return difference.equal
 
 
-def _verdict(found: ModelDiff) -> str:
-    kept = f"{counted(found.same_nodes, 'node')} and {counted(found.same_weights, 'weight')} without a difference"
-    return kept if not found.equal else f"the same; {kept}"
+def _verdict(difference: ModelDiff) -> str:
+    kept = f"{counted(difference.same_nodes, 'node')} and {counted(difference.same_weights, 'weight')} without a difference"
+    return kept if not difference.equal else f"the same; {kept}"
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -86,17 +86,17 @@ def parse_feed(texts: Sequence[str]) -> list[tuple[str | None, Any]]:
     """
     from onnxplug.cli.inputs import parse_input
 
-    found: list[tuple[str | None, Any]] = []
+    feed: list[tuple[str | None, Any]] = []
     for text in texts:
         name, separator, file = text.partition("=")
         if not separator:
             name, file = "", text
         if file.lower().endswith((".npy", ".npz")):
-            found += _read(Path(file), name or None, text)
+            feed += _read(Path(file), name or None, text)
         else:
             spec = parse_input(text)
-            found.append((spec.name, spec.value))
-    return found
+            feed.append((spec.name, spec.value))
+    return feed
 
 
 def _check_size(path: Path) -> None:

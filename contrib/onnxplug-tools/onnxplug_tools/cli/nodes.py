@@ -24,10 +24,10 @@ def find_dtype(name: str) -> torch.dtype:
     """
     import torch
 
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise UsageError(f"--dtype {name!r}: torch has no such dtype", hint="float32, float16, int64, bool …")
-    return found
+    return dtype
 
 
 def make_node(op: str, dtype: torch.dtype, samples: Iterable[Any] = ()) -> tuple[FxNode | None, str]:

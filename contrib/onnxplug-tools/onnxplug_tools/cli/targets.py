@@ -31,5 +31,11 @@ def export_of(
     specs = [parse_input(text) for text in inputs or []]
     shown("loading")
     loaded = load_for_export(target, specs, pretrained=pretrained)
-    found = {"kwargs": loaded.kwargs, "dynamic_shapes": shapes, "progress": shown, "registry": registry(), **options}
-    return loaded.model, loaded.args, found
+    arguments = {
+        "kwargs": loaded.kwargs,
+        "dynamic_shapes": shapes,
+        "progress": shown,
+        "registry": registry(),
+        **options,
+    }
+    return loaded.model, loaded.args, arguments

@@ -142,31 +142,31 @@ def bisect(
         _check_folder(Path(os.fsdecode(output)))
     if options.get("registry") is None:
         options["prefer"] = prefer
-    with showing(progress) as told:
-        stage = told if told is not None else lambda _: None
+    with showing(progress) as show:
+        stage = show if show is not None else lambda _: None
         stage("looking for the fault")
         case = _case(model, args, kwargs, dynamic_shapes, seeds, options)
         if case is None:
             return Bisection()
         stage("reducing the graph")
-        found, piece, recipe = _reduced(case, model, options)
+        bisection, piece, recipe = _reduced(case, model, options)
         if piece is None:
-            return found
+            return bisection
         onnx_model = trouble_of(piece, recipe, case.host)[1]
         if onnx_model is not None:
             stage("finding out who is wrong")
-            found.verdict = judge(onnx_model, _part(recipe, piece), case.host, piece.leaves, failed=True)
+            bisection.verdict = judge(onnx_model, _part(recipe, piece), case.host, piece.leaves, failed=True)
         if output is not None:
             stage("writing")
             _write(
-                found,
+                bisection,
                 piece,
                 onnx_model,
                 Path(output),
                 {**_shown(options), **({"prefer": prefer} if prefer else {})},
                 imports,
             )
-        return found
+        return bisection
 
 
 def _case(
@@ -208,18 +208,18 @@ def _leaves(captured: Captured) -> list[Any]:
 
 def _reduced(case: _Case, model: Any, options: Mapping[str, Any]) -> tuple[Bisection, Piece | None, Recipe]:
     """The smallest piece that fails like the model, and how it is converted."""
-    found = Bisection(case.trouble)
+    bisection = Bisection(case.trouble)
     recording, recipe, trouble = _start(case, model, options)
-    found.before = len(recording.operators)
+    bisection.before = len(recording.operators)
     if trouble is None:
         if case.program is not None:
-            found.verdict = judge_program(case.program, case.leaves, failed=True)
-        found.note = "the fault does not show in the captured graph by itself, so there is nothing to reduce"
-        return found, None, recipe
+            bisection.verdict = judge_program(case.program, case.leaves, failed=True)
+        bisection.note = "the fault does not show in the captured graph by itself, so there is nothing to reduce"
+        return bisection, None, recipe
 
     def fails(piece: Piece | None) -> bool:
-        found.examined += 1
-        step(f"{counted(found.examined, 'graph')} tried")
+        bisection.examined += 1
+        step(f"{counted(bisection.examined, 'graph')} tried")
         return piece is not None and trouble.is_like(trouble_of(piece, recipe, case.host)[0])
 
     kept = minimised(recording.operators, lambda some: fails(recording.piece(some)))
@@ -228,10 +228,12 @@ def _reduced(case: _Case, model: Any, options: Mapping[str, Any]) -> tuple[Bisec
     names = [slot.value.name for slot in piece.functional.outputs]
     left = minimised(names, lambda some: fails(recording.piece(kept, some)))
     piece = recording.piece(kept, left) or piece
-    found.trouble = trouble_of(piece, recipe, case.host)[0] or trouble
-    found.operators = [qualified_name(node.target) for node in piece.operators]
-    found.nodes = [f"{node.format_node()}  # {source_location(node) or 'unknown source'}" for node in piece.operators]
-    return found, piece, recipe
+    bisection.trouble = trouble_of(piece, recipe, case.host)[0] or trouble
+    bisection.operators = [qualified_name(node.target) for node in piece.operators]
+    bisection.nodes = [
+        f"{node.format_node()}  # {source_location(node) or 'unknown source'}" for node in piece.operators
+    ]
+    return bisection, piece, recipe
 
 
 def _start(case: _Case, model: Any, options: Mapping[str, Any]) -> tuple[Recording, Recipe, Trouble | None]:
@@ -297,7 +299,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _write(
-    found: Bisection,
+    bisection: Bisection,
     piece: Piece,
     model: ir.Model | None,
     folder: Path,
@@ -305,7 +307,7 @@ def _write(
     imports: Sequence[str],
 ) -> None:
     """Writes script, data and model, all of them or none."""
-    trouble = found.trouble
+    trouble = bisection.trouble
     assert trouble is not None
     try:
         made = Path(tempfile.mkdtemp(prefix=".bisect-", dir=folder.absolute().parent))
@@ -315,16 +317,17 @@ def _write(
         made.chmod(0o755)
         if model is not None:
             save_model(model, made / f"{NAME}.onnx")
-        title = f"{trouble.kind.value}: {', '.join(found.operators)} (onnxplug {onnxplug.__version__}, torch {torch.__version__})"
+        operators = ", ".join(bisection.operators)
+        title = f"{trouble.kind.value}: {operators} (onnxplug {onnxplug.__version__}, torch {torch.__version__})"
         notes: list[str] = []
         for script in _scripts(piece, title, model, options, imports, notes):
             _put(script, made)
-            found.reproduces = _shows(made, trouble)
-            if found.reproduces:
+            bisection.reproduces = _shows(made, trouble)
+            if bisection.reproduces:
                 break
         else:
-            found.reproduces = False
-            found.note = f"no script shows the fault by itself{f' ({notes[-1]})' if notes else ''}"
+            bisection.reproduces = False
+            bisection.note = f"no script shows the fault by itself{f' ({notes[-1]})' if notes else ''}"
         if folder.exists():
             folder.rmdir()
         made.rename(folder)
@@ -334,7 +337,7 @@ def _write(
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    found.files = sorted(path for path in folder.iterdir() if path.is_file())
+    bisection.files = sorted(path for path in folder.iterdir() if path.is_file())
 
 
 def _scripts(

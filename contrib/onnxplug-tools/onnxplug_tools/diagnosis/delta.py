@@ -23,9 +23,9 @@ def minimised(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) ->
     while len(left) > 1:
         size = -(-len(left) // pieces)
         chunks = [left[start : start + size] for start in range(0, len(left), size)]
-        found = next((chunk for chunk in chunks if holds(chunk)), None) if len(chunks) > 1 else None
-        if found is not None:
-            left, pieces = found, 2
+        failing = next((chunk for chunk in chunks if holds(chunk)), None) if len(chunks) > 1 else None
+        if failing is not None:
+            left, pieces = failing, 2
             continue
         rest = _without_one(chunks, holds) if len(chunks) > 2 else None
         if rest is not None:

@@ -16,13 +16,13 @@ from onnxplug.capture.capture import as_module, is_script
 from onnxplug.capture.dynamic import parse_dynamic_shapes
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.failure import first_lines, place_in_user_code
-from onnxplug.capture.submodules import LIMIT, Call, capture_pieces
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.exporter import to_onnx
 from onnxplug.fake import is_fake
 from onnxplug.kinds import check_kind, check_lists, check_mappings
 from onnxplug.observers import step
 from onnxplug.opsets import resolve_opsets
+from onnxplug.plugins.submodules import LIMIT, Call, capture_pieces
 from onnxplug.progress import showing
 from onnxplug.text import type_with_article
 from onnxplug_tools.diagnosis.draft import DraftFinding, draft_findings
@@ -178,44 +178,44 @@ def diagnose(
     check_mappings(kwargs=kwargs)
     if not callable(model) and not isinstance(model, torch.export.ExportedProgram):
         raise UsageError(f"{type_with_article(model)} is not a model")
-    with showing(progress) as told:
-        stage = told if told is not None else lambda _: None
+    with showing(progress) as show:
+        stage = show if show is not None else lambda _: None
         args, kwargs = arguments.positional_and_named(model, args, kwargs)
         check_lists(args=args)
         positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
         keywords = dict(kwargs or {})
-        found = Diagnosis()
+        diagnosis = Diagnosis()
         if not isinstance(model, torch.export.ExportedProgram):
             stage("running the model")
             error = _error_of_run(model, positional, keywords)
             if error is not None:
-                found.runs, found.error, found.place = False, _one_line(error), place_in_user_code(error)
+                diagnosis.runs, diagnosis.error, diagnosis.place = False, _one_line(error), place_in_user_code(error)
                 weights = chain(model.parameters(), model.buffers()) if isinstance(model, torch.nn.Module) else ()
-                found.hints.append(
+                diagnosis.hints.append(
                     "Load the model's weights: diagnose runs it, and they have no numbers."
                     if any(map(is_fake, weights))
                     else "Give inputs on which the model runs: args= holds the positional ones, kwargs= the named ones."
                 )
-                return found
+                return diagnosis
         stage("exporting the model")
-        failure = _export(found, model, positional, keywords, dynamic_shapes, options)
+        failure = _export(diagnosis, model, positional, keywords, dynamic_shapes, options)
         if not isinstance(failure, CaptureError):
-            return found
+            return diagnosis
         if dynamic_shapes is not None:
             stage("capturing the model with static sizes")
-            found.captured_static = not isinstance(_failure(model, positional, keywords, options), CaptureError)
-            if found.captured_static:
-                found.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
+            diagnosis.captured_static = not isinstance(_failure(model, positional, keywords, options), CaptureError)
+            if diagnosis.captured_static:
+                diagnosis.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
         if is_script(model):  # its submodules have no Python code, and draft_export does not take it
-            return found
+            return diagnosis
         module = as_module(model)
-        if not found.captured_static:
+        if not diagnosis.captured_static:
             stage("exporting submodules")
-            _look_at_submodules(found, module, positional, keywords, options, limit)
+            _look_at_submodules(diagnosis, module, positional, keywords, options, limit)
         stage("torch.export.draft_export")
         shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords).reading(tied=True)
-        found.draft, found.draft_error = draft_findings(module, positional, keywords, shapes)
-        return found
+        diagnosis.draft, diagnosis.draft_error = draft_findings(module, positional, keywords, shapes)
+        return diagnosis
 
 
 def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
@@ -233,7 +233,7 @@ def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def _export(
-    found: Diagnosis,
+    diagnosis: Diagnosis,
     model: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -244,15 +244,15 @@ def _export(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         failure = _failure(model, args, kwargs, options, dynamic_shapes)
-    found.warnings = list(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning))
-    found.captured, found.converted = not isinstance(failure, CaptureError), failure is None
+    diagnosis.warnings = list(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning))
+    diagnosis.captured, diagnosis.converted = not isinstance(failure, CaptureError), failure is None
     if failure is not None:
-        found.error = failure.message.partition("\nTried:")[0]
-        found.hints += [failure.hint] if failure.hint else []
+        diagnosis.error = failure.message.partition("\nTried:")[0]
+        diagnosis.hints += [failure.hint] if failure.hint else []
     if isinstance(failure, CaptureError):
-        found.submodule, found.place, found.tries = failure.submodule, failure.place, list(failure.tries)
+        diagnosis.submodule, diagnosis.place, diagnosis.tries = failure.submodule, failure.place, list(failure.tries)
     if isinstance(failure, MissingRuleError):
-        found.missing = failure.missing
+        diagnosis.missing = failure.missing
     return failure
 
 
@@ -270,7 +270,7 @@ def _failure(
 
 
 def _look_at_submodules(
-    found: Diagnosis,
+    diagnosis: Diagnosis,
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -297,13 +297,13 @@ def _look_at_submodules(
         of_conversion[id(call.module)] = failure
         if isinstance(failure, MissingRuleError):
             for name, places in failure.missing.items():
-                found.missing.setdefault(name, places)
+                diagnosis.missing.setdefault(name, places)
         return None
 
     for piece in capture_pieces(model, args, kwargs, fails, limit):
         submodule = model.get_submodule(piece.like or piece.path)
         failure = piece.error or of_conversion.get(id(submodule))
-        found.pieces.append(
+        diagnosis.pieces.append(
             PieceFinding(
                 piece.path,
                 piece.class_name,
@@ -315,15 +315,15 @@ def _look_at_submodules(
                 is_cause=piece.is_cause,
             )
         )
-    causes = [piece.path for piece in found.pieces if piece.is_cause]
+    causes = [piece.path for piece in diagnosis.pieces if piece.is_cause]
     if causes:
-        others = [piece.path for piece in found.pieces if piece.captured and not piece.converted]
+        others = [piece.path for piece in diagnosis.pieces if piece.captured and not piece.converted]
         rest = (
             f"Of the others {', '.join(others)} can't be converted: the list says why."
             if others
             else "All others can be exported, also by themselves (pieces=[…])."
         )
-        found.hints.append(f"Change {', '.join(causes)}, which torch.export can't capture. {rest}")
+        diagnosis.hints.append(f"Change {', '.join(causes)}, which torch.export can't capture. {rest}")
 
 
 def _one_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import torch
 from onnxplug.capture.eager import copied
 from onnxplug.capture.locations import is_torch_file
 from onnxplug.capture.quiet import quiet
-from onnxplug.capture.state import unchanged
+from onnxplug.patches.state import unchanged
 from onnxplug.torch_private import interned_files
 
 _KINDS = {
@@ -66,8 +66,8 @@ def draft_findings(
     report = getattr(program, "_report", None)
     # The report itself names only the files that torch met for the first time in the process.
     files = {number: file for file, number in interned_files.items()} | getattr(report, "str_to_filename", {})
-    found = [_finding(failure, files) for failure in getattr(report, "failures", ())]
-    return list(dict.fromkeys(found)), None
+    findings = [_finding(failure, files) for failure in getattr(report, "failures", ())]
+    return list(dict.fromkeys(findings)), None
 
 
 def _finding(failure: Any, files: Mapping[int, str]) -> DraftFinding:

@@ -122,17 +122,17 @@ def script_of_model(title: str, feed: Mapping[str, torch.Tensor], expected: Sequ
 
 def dynamic_shapes_of(piece: Piece) -> tuple[Any, ...] | None:
     """The dynamic dimensions of a piece's inputs, as ``to_onnx`` takes them; ``None`` where all are static."""
-    found: list[Any] = []
+    axes: list[Any] = []
     for slot in piece.functional.inputs:
         if slot.position is None:
             continue
         val = slot.node.meta["val"]
         if isinstance(val, torch.Tensor):
             sizes: list[Any] = list(val.shape)
-            found.append({i: str(d.node.expr) for i, d in enumerate(sizes) if isinstance(d, torch.SymInt)} or None)
+            axes.append({i: str(d.node.expr) for i, d in enumerate(sizes) if isinstance(d, torch.SymInt)} or None)
         else:
-            found.append(torch.export.Dim.DYNAMIC)
-    return tuple(found) if any(entry is not None for entry in found) else None
+            axes.append(torch.export.Dim.DYNAMIC)
+    return tuple(axes) if any(entry is not None for entry in axes) else None
 
 
 def _module(piece: Piece) -> tuple[torch.fx.GraphModule, dict[str, torch.Tensor]]:
@@ -201,7 +201,7 @@ def _own(value: Any) -> Any:
 
 
 def _arguments(options: Mapping[str, Any], rules: str) -> list[str]:
-    found = []
+    arguments = []
     for name, value in options.items():
         if name == "rules" or (value is None and name != "target"):
             continue
@@ -212,8 +212,8 @@ def _arguments(options: Mapping[str, Any], rules: str) -> list[str]:
             text = _shapes_text(value)
         elif "<" in text or (isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value)):
             raise NotExpressed(f"{name}= is {text}")
-        found.append(f"{name}={text}")
-    return [*found, *([f"rules={rules}"] if rules else [])]
+        arguments.append(f"{name}={text}")
+    return [*arguments, *([f"rules={rules}"] if rules else [])]
 
 
 def _shapes_text(shapes: Sequence[Any]) -> str:

@@ -83,12 +83,12 @@ def trouble_of(piece: Piece, recipe: Recipe, host: RuntimeHost | None) -> tuple[
         return Trouble(Kind.RUN, _text(error), error), model
     slack: list[torch.Tensor | None] | None = None
     for index, (actual, expected) in enumerate(zip(results, piece.expected, strict=True)):
-        found = compare(actual, expected)
-        if found.count and actual.is_floating_point():
+        comparison = compare(actual, expected)
+        if comparison.count and actual.is_floating_point():
             slack = _slack(piece) if slack is None else slack
-            found = compare(actual, expected, slack=slack[index] if slack else None)
-        if not found.equal:
-            return Trouble(Kind.DIFFERENCE, f"output {runner.output_names[index]!r} {found}"), model
+            comparison = compare(actual, expected, slack=slack[index] if slack else None)
+        if not comparison.equal:
+            return Trouble(Kind.DIFFERENCE, f"output {runner.output_names[index]!r} {comparison}"), model
     return None, model
 
 

@@ -68,7 +68,7 @@ class Verdict:
         lines = [f"at fault: {_WORDS[self.culprit]}{f' {self.name}' if self.name else ''}"]
         if self.first is not None:
             lines.append(f"first operator that differs: {self.first}")
-        lines += [f"  {how}: {found}" for how, found in self.walks.items()]
+        lines += [f"  {how}: {walk}" for how, walk in self.walks.items()]
         return "\n".join(lines)
 
 
@@ -140,9 +140,9 @@ class _Judge:
 
     def verdict(self, failed: bool) -> Verdict:
         """Looks for the fault from the first stage on: rules, rewrites, ONNX Runtime."""
-        found = self._of_rules() or self._of_rewrites() or self._of_onnxruntime()
-        if found is not None:
-            return found
+        verdict = self._of_rules() or self._of_rewrites() or self._of_onnxruntime()
+        if verdict is not None:
+            return verdict
         if failed:
             return self._found(Culprit.CAPTURE if self._gives_what_was_captured() else Culprit.UNKNOWN)
         return self._result if self._is_compared(EVALUATOR) else self._found(Culprit.UNKNOWN)
@@ -233,11 +233,11 @@ class _Judge:
         """Runs a model in one way and compares; the first operator that differs."""
         names = {name for names in alignment.names.values() for name in names}
         try:
-            found = values(names)
+            actual = values(names)
         except Exception as error:
             self._result.walks[how] = _reason(error)
             return None
-        done = self._result.walks[how] = walk(self._functional, self._values, alignment, found)
+        done = self._result.walks[how] = walk(self._functional, self._values, alignment, actual)
         return done.differences[0] if done.differences else None
 
     def _is_right(self, without: Collection[str]) -> bool:
@@ -257,15 +257,15 @@ class _Judge:
 
     def _eager(self, wanted: set[torch.fx.Node]) -> dict[torch.fx.Node, Any]:
         """What PyTorch computes for some nodes."""
-        found: dict[torch.fx.Node, Any] = {}
+        values: dict[torch.fx.Node, Any] = {}
 
         def keep(node: torch.fx.Node, _: Any, result: Any) -> Any:
             if node in wanted:
-                found[node] = result
+                values[node] = result
             return result
 
         run_graph(self._functional, self._values, keep)
-        return found
+        return values
 
     def _same_outputs(
         self, level: str, without: Sequence[str], expected: Mapping[str, Any], reference: Mapping[str, torch.Tensor]
@@ -294,11 +294,11 @@ class _Judge:
         low, high, last = 0, len(nodes), None
         while low < high:
             middle = (low + high) // 2
-            found = self._alone(nodes[middle], level)
-            if found is None:
+            difference = self._alone(nodes[middle], level)
+            if difference is None:
                 low = middle + 1
             else:
-                high, last = middle, found
+                high, last = middle, difference
         return last
 
     def _alone(self, node: torch.fx.Node, level: str) -> Difference | None:
@@ -311,10 +311,10 @@ class _Judge:
             actual = self._runs.computed([name], level, alone=True)[name]
         except Exception as error:
             return difference_at(node, self._alignment, Comparison(problem=_reason(error)), None, expected)
-        found = compare(actual, expected)
-        if found.equal or compare(actual, self._runs.computed([name], "disable", alone=True)[name]).equal:
+        comparison = compare(actual, expected)
+        if comparison.equal or compare(actual, self._runs.computed([name], "disable", alone=True)[name]).equal:
             return None
-        return difference_at(node, self._alignment, found, actual, expected)
+        return difference_at(node, self._alignment, comparison, actual, expected)
 
     def _found(self, culprit: Culprit, name: str = "", first: Difference | None = None) -> Verdict:
         self._result.culprit, self._result.name, self._result.first = culprit, name, first

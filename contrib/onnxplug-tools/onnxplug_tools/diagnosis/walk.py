@@ -130,11 +130,11 @@ class _Walker:
         self._read: dict[torch.fx.Node, Sequence[Any]] = {}
         self.result = Walk()
 
-    def visit(self, node: torch.fx.Node, given: Sequence[Any], result: Any) -> Any:
+    def visit(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
         """Compares one result; returns what the nodes after it read."""
         random = not self._random.isdisjoint(node.all_input_nodes) or _draws(node)
         if not isinstance(result, torch.Tensor | int | float):
-            self._read[node] = given
+            self._read[node] = operands
             if random:
                 self._random.add(node)
             return result
@@ -148,11 +148,11 @@ class _Walker:
             self._skip("of another dtype than torch's graph states")
         elif actual is None:
             self._skip("rewritten away" if node in self._alignment.names else "folded or not in the ONNX graph")
-        elif self._agrees(node, given, actual, result):
+        elif self._agrees(node, operands, actual, result):
             return result
         if fits and isinstance(result, torch.Tensor):
             return _laid_out(actual, result)
-        self._read[node] = given
+        self._read[node] = operands
         return result
 
     def _skip(self, reason: str) -> None:
@@ -161,45 +161,47 @@ class _Walker:
     def _actual(self, node: torch.fx.Node, result: Any) -> torch.Tensor | None:
         """The result in ONNX; ``None`` where it has none."""
         parts = [self._values.get(name) for name in self._alignment.names.get(node, ())]
-        found = [part for part in parts if isinstance(part, torch.Tensor)]
-        if not found or len(found) < len(parts):
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        if not tensors or len(tensors) < len(parts):
             return None
-        if len(found) == 2:
-            return torch.view_as_complex(torch.stack(found, -1).contiguous())
-        return found[0].reshape(()) if not isinstance(result, torch.Tensor) and found[0].numel() == 1 else found[0]
+        if len(tensors) == 2:
+            return torch.view_as_complex(torch.stack(tensors, -1).contiguous())
+        return (
+            tensors[0].reshape(()) if not isinstance(result, torch.Tensor) and tensors[0].numel() == 1 else tensors[0]
+        )
 
-    def _agrees(self, node: torch.fx.Node, given: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
+    def _agrees(self, node: torch.fx.Node, operands: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
         """Compares, and notes a difference; whether both are the same to the last bit."""
         self.result.compared += 1
-        found = compare(actual, expected)
-        if found.count and actual.is_floating_point() and isinstance(expected, torch.Tensor):
-            found = compare(actual, expected, slack=self._slack(node, given))
-            self.result.unstable += found.equal
-        if found.count and self._is_chosen(node, given, actual, expected):
+        comparison = compare(actual, expected)
+        if comparison.count and actual.is_floating_point() and isinstance(expected, torch.Tensor):
+            comparison = compare(actual, expected, slack=self._slack(node, operands))
+            self.result.unstable += comparison.equal
+        if comparison.count and self._is_chosen(node, operands, actual, expected):
             return False
-        if not found.equal:
-            self.result.differences.append(self._difference(node, actual, expected, found))
-        return found.equal and not found.max_abs_difference
+        if not comparison.equal:
+            self.result.differences.append(self._difference(node, actual, expected, comparison))
+        return comparison.equal and not comparison.max_abs_difference
 
-    def _is_chosen(self, node: torch.fx.Node, given: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
+    def _is_chosen(self, node: torch.fx.Node, operands: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
         """Whether a result is that of another right choice among equal elements."""
         choosing = producer_of(node)
         if not chooses(choosing):
             return False
-        whole = given[0] if choosing is not node else expected
-        read = self._read[choosing] if choosing is not node else given
+        whole = operands[0] if choosing is not node else expected
+        read = self._read[choosing] if choosing is not node else operands
         count = len(whole) if choosing is not node else 1
         choice = chosen(choosing, read, whole, results_of(choosing, self._alignment, self._values, count))
         if choice is None:
             return False
         return compare(actual, choice[node.args[1]] if choosing is not node else choice).equal
 
-    def _slack(self, node: torch.fx.Node, given: Sequence[Any]) -> torch.Tensor | None:
+    def _slack(self, node: torch.fx.Node, operands: Sequence[Any]) -> torch.Tensor | None:
         """How far rounding of what an operator reads moves its result; ``None`` if nothing can be said.
 
         Operators before it whose results ONNX doesn't have count as a part of it.
         """
-        read = {**self._read, node: given}
+        read = {**self._read, node: operands}
         start: dict[torch.fx.Node, Any] = {}
         pending = [node]
         while pending:
@@ -223,7 +225,7 @@ class _Walker:
         slack = rounding_slack(again, None, list(start.values()))
         return slack[0] if slack else None
 
-    def _difference(self, node: torch.fx.Node, actual: Any, expected: Any, found: Comparison) -> Difference:
+    def _difference(self, node: torch.fx.Node, actual: Any, expected: Any, comparison: Comparison) -> Difference:
         """The difference, at the operator that computes the elements where those that differ were only moved about since."""
         value, blamed = self._alignment.names[node][0], node
         while _moves(producer_of(blamed)):
@@ -231,7 +233,7 @@ class _Walker:
             if not unknown:  # ONNX has what it reads
                 break
             blamed = unknown[0]
-        return replace(difference_at(blamed, self._alignment, found, actual, expected), value=value)
+        return replace(difference_at(blamed, self._alignment, comparison, actual, expected), value=value)
 
 
 def _moves(node: torch.fx.Node) -> bool:
@@ -244,7 +246,7 @@ def _moves(node: torch.fx.Node) -> bool:
 
 
 def difference_at(
-    node: torch.fx.Node, alignment: Alignment, found: Comparison, actual: Any = None, expected: Any = None
+    node: torch.fx.Node, alignment: Alignment, comparison: Comparison, actual: Any = None, expected: Any = None
 ) -> Difference:
     """A difference, with all that is known of its operator."""
     return Difference(
@@ -254,7 +256,7 @@ def difference_at(
         module=_module_path(node),
         rule=rule_text(alignment.rules.get(producer_of(node))),
         value=alignment.names.get(node, ("",))[0],
-        comparison=found,
+        comparison=comparison,
         actual=actual,
         expected=expected,
     )
@@ -267,8 +269,8 @@ def _draws(node: torch.fx.Node) -> bool:
         return False
     for position, argument in enumerate(target._schema.arguments):
         if argument.name in ("train", "training", "p", "dropout_p", "dropout"):
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            if not (argument.default_value if given is None else given):
+            argument_ = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            if not (argument.default_value if argument_ is None else argument_):
                 return False
     return True
 

@@ -184,7 +184,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
-def _providers(asked: Sequence[str]) -> list[str]:
+def _providers(requested: Sequence[str]) -> list[str]:
     """ONNX Runtime's names of providers: ``CUDAExecutionProvider`` of ``cuda``.
 
     Raises:
@@ -192,15 +192,15 @@ def _providers(asked: Sequence[str]) -> list[str]:
     """
     available = onnxruntime_module().get_available_providers()
     short = {name.removesuffix("ExecutionProvider").lower(): name for name in available}
-    found = []
-    for name in asked:
+    providers = []
+    for name in requested:
         known = name if name in available else short.get(name.lower())
         if known is None:
             raise UsageError(
                 f"the installed ONNX Runtime has no provider {name!r}", hint=f"It has {', '.join(sorted(short))}."
             )
-        found.append(known)
-    return list(dict.fromkeys((*found, CPU)))
+        providers.append(known)
+    return list(dict.fromkeys((*providers, CPU)))
 
 
 def _feed_of(path: Path, model: ir.Model, feed: Feed) -> dict[str, torch.Tensor]:
@@ -257,12 +257,12 @@ def _in_turns(runs: Sequence[Callable[[], Any]], limits: Limits) -> list[list[fl
 
 
 def _timings(names: Sequence[str], seconds: Sequence[Sequence[float]]) -> list[Timing]:
-    found: list[Timing] = []
+    timings: list[Timing] = []
     for name, times in zip(names, seconds, strict=True):
         p10, median, p90 = (float(q) for q in np.percentile(times, [10, 50, 90]))
-        first = found[0].median if found else median
-        found.append(Timing(name, len(times), median, p10, p90, median / first if first else 1.0))
-    return found
+        first = timings[0].median if timings else median
+        timings.append(Timing(name, len(times), median, p10, p90, median / first if first else 1.0))
+    return timings
 
 
 class _Subject:
@@ -352,10 +352,10 @@ class _Subject:
             finally:
                 file = Path(session.end_profiling())
             graph = load_model(folder / name) if (folder / name).is_file() else None
-            found = read_profile(file, view_with_model(self.model), graph, _WARMUP)
+            profile = read_profile(file, view_with_model(self.model), graph, _WARMUP)
             if optimized is not None:
                 _take(folder / name, optimized, beside)
-        return found
+        return profile
 
 
 @contextlib.contextmanager

@@ -14,20 +14,20 @@ from onnxplug_tools.inspection.words import time_text
 _COLOURS = ("#3b82c4", "#c4563b", "#3b9c5f", "#b98a2f", "#8a5fb4", "#3fa3a3", "#c45c93", "#7c8794")
 
 
-def setting(found: Bench) -> str:
+def setting(bench: Bench) -> str:
     """What it was measured on and with, in a line."""
-    inputs = ", ".join(f"{name} {text}" for name, text in found.inputs.items())
-    providers = ", ".join(name.removesuffix("ExecutionProvider") for name in found.providers)
-    threads = "threads as the runtimes choose" if found.threads is None else f"threads: {found.threads}"
-    assumed = f"; taken as 1, for want of --sizes: {', '.join(found.assumed)}" if found.assumed else ""
+    inputs = ", ".join(f"{name} {text}" for name, text in bench.inputs.items())
+    providers = ", ".join(name.removesuffix("ExecutionProvider") for name in bench.providers)
+    threads = "threads as the runtimes choose" if bench.threads is None else f"threads: {bench.threads}"
+    assumed = f"; taken as 1, for want of --sizes: {', '.join(bench.assumed)}" if bench.assumed else ""
     return f"inputs: {inputs or 'none'}; {threads}; {providers}{assumed}"
 
 
-def timing_rows(found: Bench) -> list[tuple[str, ...]]:
+def timing_rows(bench: Bench) -> list[tuple[str, ...]]:
     """For each model: median, 10th and 90th percentile, ratio to the first, runs, seconds of loading."""
-    rows = [(*_times(model.timing), time_text(model.loading)) for model in found.models]
-    if found.eager is not None:
-        rows.append((*_times(found.eager), ""))
+    rows = [(*_times(model.timing), time_text(model.loading)) for model in bench.models]
+    if bench.eager is not None:
+        rows.append((*_times(bench.eager), ""))
     return rows
 
 
@@ -36,10 +36,10 @@ def _times(timing: Timing) -> tuple[str, ...]:
     return (timing.name, *times, f"{timing.ratio:.2f}", str(timing.runs))
 
 
-def notes(found: Bench) -> list[str]:
+def notes(bench: Bench) -> list[str]:
     """What should be known beside the tables."""
     texts = []
-    for model in found.models:
+    for model in bench.models:
         if model.profile is not None and model.profile.unmapped:
             names = ", ".join(spent.name for spent in model.profile.unmapped[:5])
             share = sum(spent.share for spent in model.profile.unmapped)
@@ -79,7 +79,7 @@ def operator_changes(model: Measured) -> list[tuple[str, int, int]]:
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
-def to_html(found: Bench, title: str) -> str:
+def to_html(bench: Bench, title: str) -> str:
     """A page with what was measured, and bars of the time by operator.
 
     Args:
@@ -88,19 +88,19 @@ def to_html(found: Bench, title: str) -> str:
     """
     import onnxplug
 
-    profiled = [model for model in found.models if model.profile is not None]
+    profiled = [model for model in bench.models if model.profile is not None]
     operators = dict.fromkeys(spent.name for model in profiled if model.profile for spent in model.profile.operators)
     colours = {name: _COLOURS[position % len(_COLOURS)] for position, name in enumerate(operators)}
-    timings = [*(model.timing for model in found.models), *([found.eager] if found.eager is not None else [])]
+    timings = [*(model.timing for model in bench.models), *([bench.eager] if bench.eager is not None else [])]
     return page(
         "bench.html.jinja",
         {
             "title": title,
             "version": onnxplug.__version__,
-            "bench": found,
-            "setting": setting(found),
-            "notes": notes(found),
-            "rows": timing_rows(found),
+            "bench": bench,
+            "setting": setting(bench),
+            "notes": notes(bench),
+            "rows": timing_rows(bench),
             "boxes": _boxes(timings),
             "colours": colours,
             "profiled": profiled,

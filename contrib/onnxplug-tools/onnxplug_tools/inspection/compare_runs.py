@@ -224,27 +224,27 @@ def _compared(
     """``None`` where there is no tensor to compare: a sequence, or what a model has as a constant."""
     if expected is None or actual is None:
         return None
-    found = compare(actual, expected, rtol=rtol, atol=atol)
+    comparison = compare(actual, expected, rtol=rtol, atol=atol)
     return Compared(
         before,
         after,
         module,
         operator,
-        found.equal,
-        _text(found, expected, actual),
-        found.max_abs_difference,
-        found.count,
-        found.total,
+        comparison.equal,
+        _text(comparison, expected, actual),
+        comparison.max_abs_difference,
+        comparison.count,
+        comparison.total,
     )
 
 
-def _text(found: Comparison, expected: torch.Tensor, actual: torch.Tensor) -> str:
-    if found.problem:
+def _text(comparison: Comparison, expected: torch.Tensor, actual: torch.Tensor) -> str:
+    if comparison.problem:
         kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (expected, actual)]
         return f"{kinds[0]}, then {kinds[1]}"
-    if found.equal:
+    if comparison.equal:
         return "agrees"
     return (
-        f"at {list(found.index or ())}: {found.expected!r}, then {found.actual!r}, tolerance {found.allowed:.3g}; "
-        f"{found.count:,} of {found.total:,} elements differ"
+        f"at {list(comparison.index or ())}: {comparison.expected!r}, then {comparison.actual!r}, "
+        f"tolerance {comparison.allowed:.3g}; {comparison.count:,} of {comparison.total:,} elements differ"
     )

@@ -58,11 +58,11 @@ class Costs:
         bodies = graphs_of(node)
         identifier = node.op_identifier()
         if depth > _DEEPEST:
-            found = _UNKNOWN
+            cost = _UNKNOWN
         elif bodies:
-            found = self._with_bodies(node, bodies, bound, depth)
+            cost = self._with_bodies(node, bodies, bound, depth)
         elif identifier in self._functions:
-            found = self._called(identifier, tuple([self._shape(v, bound) for v in node.inputs]), depth)
+            cost = self._called(identifier, tuple([self._shape(v, bound) for v in node.inputs]), depth)
         else:
             domain = "" if node.domain == "ai.onnx" else node.domain
             call = Call(
@@ -72,10 +72,10 @@ class Costs:
                 node.attributes,
             )
             flops = estimated(call, domain)
-            found = _UNKNOWN if flops is None else Cost(flops, 0)
+            cost = _UNKNOWN if flops is None else Cost(flops, 0)
         if not bound:
-            self._nodes[node] = found
-        return found
+            self._nodes[node] = cost
+        return cost
 
     def _shape(self, value: ir.Value | None, bound: Bound) -> Shape | None:
         if value is None:
@@ -127,12 +127,12 @@ class Costs:
 
     def _called(self, identifier: ir.OperatorIdentifier, shapes: tuple[Shape | None, ...], depth: int) -> Cost:
         key = (identifier, shapes)
-        found = self._calls.get(key)
-        if found is None:
+        known = self._calls.get(key)
+        if known is None:
             self._calls[key] = _UNKNOWN  # for a function that calls itself
             function = self._functions[identifier]
-            given = (*shapes, *[None] * (len(function.inputs) - len(shapes)))
-            bound = dict(zip(function.inputs, given, strict=False))
+            operands = (*shapes, *[None] * (len(function.inputs) - len(shapes)))
+            bound = dict(zip(function.inputs, operands, strict=False))
             # The shapes of values within a function, where the file has them, are those of every call.
-            found = self._calls[key] = self._sum(function, bound, depth + 1)
-        return found
+            known = self._calls[key] = self._sum(function, bound, depth + 1)
+        return known

@@ -194,7 +194,7 @@ class _Differ:
         before, after = self._models
         functions = self.align_all()
         self._compare_nodes()
-        modules = [found.finished(*key) for key, found in self._sorted.items()]
+        modules = [sorted_nodes.finished(*key) for key, sorted_nodes in self._sorted.items()]
         weights, same_weights = self._compare_weights()
         seen, other = self._before.view, self._after.view
         return ModelDiff(
@@ -226,7 +226,7 @@ class _Differ:
         self,
         ours: ir.Node,
         theirs: ir.Node | None,
-        found: Mapping[ir.Value, ir.Value],
+        pairs: Mapping[ir.Value, ir.Value],
         taken: Collection[ir.Value],
     ) -> bool:
         """Whether two nodes read values that correspond, or of which neither corresponds to any, and equal constants."""
@@ -236,7 +236,7 @@ class _Differ:
         if ours.op_type in _COMMUTATIVE:
             orders.append(theirs.inputs[::-1])
         return any(
-            all(self._read_alike(value, other, found, taken) for value, other in zip(ours.inputs, inputs, strict=True))
+            all(self._read_alike(value, other, pairs, taken) for value, other in zip(ours.inputs, inputs, strict=True))
             for inputs in orders
         )
 
@@ -244,7 +244,7 @@ class _Differ:
         self,
         value: ir.Value | None,
         other: ir.Value | None,
-        found: Mapping[ir.Value, ir.Value],
+        pairs: Mapping[ir.Value, ir.Value],
         taken: Collection[ir.Value],
     ) -> bool:
         if value is None or other is None:
@@ -259,7 +259,7 @@ class _Differ:
             return False
         if value.producer() is None or other.producer() is None:
             return self.pairs.get(value) is other
-        return found[value] is other if value in found else other not in taken
+        return pairs[value] is other if value in pairs else other not in taken
 
     # -- what corresponds ----------------------------------------------------------------------------------------------
 
@@ -312,8 +312,8 @@ class _Differ:
 
     def _pair_weights_by_use(self) -> None:
         """Weights that are called otherwise in each model: those that nodes which correspond read at the same place."""
-        for found in self._sorted.values():
-            for ours, theirs in found.aligned:
+        for sorted_nodes in self._sorted.values():
+            for ours, theirs in sorted_nodes.aligned:
                 for value, other in zip(ours.inputs, theirs.inputs, strict=False):
                     if value in self._before.weights and other in self._after.weights:
                         shapes = [
@@ -333,8 +333,8 @@ class _Differ:
             return
         for value, (weight, tensor) in self._before.weights.items():
             if value not in self.pairs and weight.elements >= _FEWEST_TOLD:
-                found = next((known[digest] for digest in digests_of(tensor) if digest in known), None)
-                self._pair(value, found)
+                match = next((known[digest] for digest in digests_of(tensor) if digest in known), None)
+                self._pair(value, match)
 
     def _align(self, label: str, ours: ir.Graph, theirs: ir.Graph) -> None:
         """Aligns the nodes of two graphs, and of the bodies of nodes that correspond."""
@@ -350,18 +350,18 @@ class _Differ:
                     module = seen.nodes[node].module if self._by_module else ""
                     groups.setdefault(module, ([], []))[side].append(node)
             for module, (before, after) in groups.items():
-                found = self._sorted.setdefault((module, label), _Sorted())
+                sorted_nodes = self._sorted.setdefault((module, label), _Sorted())
                 keys = [self._before.nodes[node].operator for node in before]
                 others = [self._after.nodes[node].operator for node in after]
                 kept: set[ir.Node] = set()
                 for i, j in aligned(keys, others):
                     kept |= {before[i], after[j]}
-                    found.aligned.append((before[i], after[j]))
+                    sorted_nodes.aligned.append((before[i], after[j]))
                     for value, other in zip(before[i].outputs, after[j].outputs, strict=False):
                         self._pair(value, other)
                     pending += self._bodies(label, before[i], after[j])
-                found.removed += [self._before.nodes[node] for node in before if node not in kept]
-                found.added += [self._after.nodes[node] for node in after if node not in kept]
+                sorted_nodes.removed += [self._before.nodes[node] for node in before if node not in kept]
+                sorted_nodes.added += [self._after.nodes[node] for node in after if node not in kept]
 
     def _bodies(self, label: str, ours: ir.Node, theirs: ir.Node) -> Iterator[tuple[str, ir.Graph, ir.Graph]]:
         if not graphs_of(ours):
@@ -384,14 +384,14 @@ class _Differ:
     # -- what differs --------------------------------------------------------------------------------------------------
 
     def _compare_nodes(self) -> None:
-        for found in self._sorted.values():
-            for ours, theirs in found.aligned:
+        for sorted_nodes in self._sorted.values():
+            for ours, theirs in sorted_nodes.aligned:
                 before, after = self._before.nodes[ours], self._after.nodes[theirs]
                 what = (*self._attributes(ours, theirs), *self._inputs(ours, theirs), *_types(before, after))
                 if what:
-                    found.changed.append(NodeChange(before, after, what))
+                    sorted_nodes.changed.append(NodeChange(before, after, what))
                 else:
-                    found.same += 1
+                    sorted_nodes.same += 1
 
     def _attributes(self, ours: ir.Node, theirs: ir.Node) -> Iterator[str]:
         before = said(ours, self._models[0].opset_imports)
@@ -444,11 +444,11 @@ class _Differ:
         changes: list[WeightChange] = []
         same = 0
         for value, (before, tensor) in self._before.weights.items():
-            found = self._after.weights.get(self.pairs[value]) if value in self.pairs else None
-            if found is None:
+            weight = self._after.weights.get(self.pairs[value]) if value in self.pairs else None
+            if weight is None:
                 changes.append(WeightChange(before, None))
                 continue
-            after, other = found
+            after, other = weight
             difference, transposed = difference_of(tensor, other)
             if difference is not None and difference.equal and not transposed and before.dtype == after.dtype:
                 same += 1

@@ -12,9 +12,9 @@ from onnxplug_tools.inspection.words import bytes_text, count_text
 Row = tuple[str, ...]
 
 
-def summary_rows(found: ModelDiff) -> Iterator[Row]:
+def summary_rows(difference: ModelDiff) -> Iterator[Row]:
     """What differs of the whole models: a name, and what each has."""
-    before, after = found.before, found.after
+    before, after = difference.before, difference.after
     for name, one, other in (
         ("producer", before.producer, after.producer),
         ("nodes", count_text(before.root.total_nodes), count_text(after.root.total_nodes)),
@@ -23,22 +23,22 @@ def summary_rows(found: ModelDiff) -> Iterator[Row]:
     ):
         if one != other:
             yield name, one, other
-    for domain, versions in found.opsets.items():
+    for domain, versions in difference.opsets.items():
         yield f"opset of {domain or 'ai.onnx'}", *["none" if version is None else str(version) for version in versions]
-    for kind, changes in (("input", found.inputs), ("output", found.outputs)):
+    for kind, changes in (("input", difference.inputs), ("output", difference.outputs)):
         for change in changes:
             yield kind, _value(change.before), _value(change.after)
-    for text in found.connections:
+    for text in difference.connections:
         yield "connection", *text.split(", then ", 1)
-    for name, is_after in found.functions.items():
+    for name, is_after in difference.functions.items():
         yield "function", *(("none", name) if is_after else (name, "none"))
-    for operator, (one_count, other_count) in found.operators.items():
+    for operator, (one_count, other_count) in difference.operators.items():
         yield operator, str(one_count), str(other_count)
 
 
-def node_rows(found: ModelDiff) -> Iterator[Row]:
+def node_rows(difference: ModelDiff) -> Iterator[Row]:
     """Nodes that differ: module, ``-``, ``+`` or ``~``, the node, and what differs of it."""
-    for module in found.modules:
+    for module in difference.modules:
         place = module.path or "(the model)"
         if module.graph:
             place += f" in {module.graph}"
@@ -53,9 +53,9 @@ def node_rows(found: ModelDiff) -> Iterator[Row]:
             yield place, "~", f"{change.before.operator} {name}", "; ".join(change.what)
 
 
-def weight_rows(found: ModelDiff) -> Iterator[Row]:
+def weight_rows(difference: ModelDiff) -> Iterator[Row]:
     """Weights that differ: what each model has, and how much they differ."""
-    for change in found.weights:
+    for change in difference.weights:
         yield _weight(change.before), _weight(change.after), _what(change)
 
 
@@ -87,7 +87,7 @@ def _weight(weight: WeightView | None) -> str:
     return "" if weight is None else f"{weight.name} {weight.type}"
 
 
-def to_html(found: ModelDiff, before: str, after: str) -> str:
+def to_html(difference: ModelDiff, before: str, after: str) -> str:
     """A page with everything that differs.
 
     Args:
@@ -101,9 +101,9 @@ def to_html(found: ModelDiff, before: str, after: str) -> str:
         {
             "title": f"{before} → {after}",
             "version": onnxplug.__version__,
-            "diff": found,
-            "summary": list(summary_rows(found)),
-            "nodes": list(node_rows(found)),
-            "weights": list(weight_rows(found)),
+            "diff": difference,
+            "summary": list(summary_rows(difference)),
+            "nodes": list(node_rows(difference)),
+            "weights": list(weight_rows(difference)),
         },
     )

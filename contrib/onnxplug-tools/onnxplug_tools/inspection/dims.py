@@ -52,23 +52,23 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int | None:
     if tree is None:
         return None
     try:
-        found = _computed(tree, sizes)
+        size = _computed(tree, sizes)
     except (_Unknown, ZeroDivisionError, TypeError, ValueError, RecursionError):
         return None
-    return found if 0 <= found <= _LARGEST else None
+    return size if 0 <= size <= _LARGEST else None
 
 
 def shape_of(shape: Sequence[Dim] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     """A shape in numbers; ``None`` where a dimension is not known."""
     if shape is None:
         return None
-    found = []
+    sizes_ = []
     for dim in shape:
         size = dim if isinstance(dim, int) else size_of(dim, sizes)
         if size is None:
             return None
-        found.append(size)
-    return tuple(found)
+        sizes_.append(size)
+    return tuple(sizes_)
 
 
 class _Unknown(Exception):

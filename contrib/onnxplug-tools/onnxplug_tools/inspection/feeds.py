@@ -44,7 +44,7 @@ class Feed:
 
 def make_feed(
     model: ir.Model,
-    given: Sequence[tuple[str | None, Any]] = (),
+    feed: Sequence[tuple[str | None, Any]] = (),
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Feed:
@@ -62,7 +62,7 @@ def make_feed(
             there is no such dimension.
     """
     inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
-    named = _by_name(list(inputs), given)
+    named = _by_name(list(inputs), feed)
     told = dict(sizes or {})
     dims = {dim for value in inputs.values() for dim in _dims(value) or () if isinstance(dim, str)}
     unknown = [name for name in told if name not in dims and not any(name in dim for dim in dims)]
@@ -98,11 +98,11 @@ def make_feed(
     )
 
 
-def _by_name(names: Sequence[str], given: Sequence[tuple[str | None, Any]]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    said = {name for name, _ in given if name is not None}
+def _by_name(names: Sequence[str], feed: Sequence[tuple[str | None, Any]]) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    said = {name for name, _ in feed if name is not None}
     free = [name for name in names if name not in said]
-    for name, value in given:
+    for name, value in feed:
         if name is None:
             if not free:
                 raise UsageError(f"more inputs are given than the model has: {', '.join(names) or 'none'}")
@@ -110,10 +110,10 @@ def _by_name(names: Sequence[str], given: Sequence[tuple[str | None, Any]]) -> d
         if name not in names:
             hint = did_you_mean(name, names, otherwise=f"Its inputs are {', '.join(names)}.")
             raise UsageError(f"the model has no input {name!r}", hint=hint)
-        if name in found:
+        if name in tensors:
             raise UsageError(f"the input {name!r} is given twice")
-        found[name] = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-    return found
+        tensors[name] = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    return tensors
 
 
 def _dims(value: ir.Value, name: str | None = None) -> list[Any] | None:

@@ -47,8 +47,8 @@ class Call:
         Raises:
             UnknownShape: It is not known.
         """
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return _known(found, rank)
+        shape = self.inputs[index] if index < len(self.inputs) else None
+        return _known(shape, rank)
 
     def result(self, index: int = 0, rank: int = 0) -> Shape:
         """The shape of an output, of at least so many axes.
@@ -56,8 +56,8 @@ class Call:
         Raises:
             UnknownShape: It is not known.
         """
-        found = self.outputs[index] if index < len(self.outputs) else None
-        return _known(found, rank)
+        shape = self.outputs[index] if index < len(self.outputs) else None
+        return _known(shape, rank)
 
     def number(self, name: str, default: int) -> int:
         """An attribute that is an integer."""

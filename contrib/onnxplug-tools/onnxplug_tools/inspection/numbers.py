@@ -65,10 +65,10 @@ def difference_of(before: ir.TensorProtocol, after: ir.TensorProtocol) -> tuple[
 def _compared(a: Any, b: Any) -> tuple[Difference | None, bool]:
     shape, other = a.shape, b.shape
     if shape == other:
-        found = _difference(a, b)
-        if found.count and len(shape) == 2 and shape[0] == shape[1] and _difference(a, b.T).equal:
+        difference = _difference(a, b)
+        if difference.count and len(shape) == 2 and shape[0] == shape[1] and _difference(a, b.T).equal:
             return _difference(a, b.T), True
-        return found, False
+        return difference, False
     if len(shape) == 2 and shape == other[::-1]:
         return _difference(a, b.T), True
     return None, False
@@ -82,19 +82,19 @@ def digests_of(tensor: ir.TensorProtocol) -> list[bytes]:
     """
     try:
         numbers = _numbers(tensor)
-        found = [_digest(tensor, numbers)]
-        return [*found, _digest(tensor, numbers.T)] if numbers.ndim == 2 else found
+        digests = [_digest(tensor, numbers)]
+        return [*digests, _digest(tensor, numbers.T)] if numbers.ndim == 2 else digests
     finally:
         _release(tensor)
 
 
 def _digest(tensor: ir.TensorProtocol, numbers: Any) -> bytes:
-    found = hashlib.blake2b(f"{tensor.dtype} {numbers.shape}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{tensor.dtype} {numbers.shape}".encode(), digest_size=16)
     if numbers.dtype == object:
-        found.update(repr(numbers.tolist()).encode())
+        digest.update(repr(numbers.tolist()).encode())
     else:
-        found.update(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
-    return found.digest()
+        digest.update(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 def _release(tensor: ir.TensorProtocol) -> None:

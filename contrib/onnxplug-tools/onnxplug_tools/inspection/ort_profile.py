@@ -172,12 +172,12 @@ class _Modules:
         made = {value.name: node for node in seen.nodes for value in node.outputs if value.name}
         kept = {value.name for node in optimized.graph.all_nodes() for value in node.outputs}
         for node in optimized.graph.all_nodes():
-            found = [made[value.name] for value in node.outputs if value.name in made]
-            if not found:  # what it computes is read by the next node: a reordered copy, for example
+            values = [made[value.name] for value in node.outputs if value.name in made]
+            if not values:  # what it computes is read by the next node: a reordered copy, for example
                 readers = [use.node for value in node.outputs for use in value.uses()]
-                found = [made[value.name] for reader in readers for value in reader.outputs if value.name in made]
-            if node.name and found:
-                module = seen.nodes[_replaced(node.op_type, found[0], kept)].module
+                values = [made[value.name] for reader in readers for value in reader.outputs if value.name in made]
+            if node.name and values:
+                module = seen.nodes[_replaced(node.op_type, values[0], kept)].module
                 known = self._by_result.get(node.name, module)
                 self._by_result[node.name] = module if known == module else None
 

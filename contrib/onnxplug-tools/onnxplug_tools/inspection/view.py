@@ -338,7 +338,7 @@ class _Viewer:
         place = place_of(text_of(node.name), node.metadata_props)
         cost = self._costs.of(node)
         domain = "" if node.domain == "ai.onnx" else node.domain
-        found = NodeView(
+        view = NodeView(
             index=len(self._nodes),
             name=text_of(node.name),
             op_type=text_of(node.op_type),
@@ -356,8 +356,8 @@ class _Viewer:
             rewritten=place.rewritten,
             flops=cost.flops,
         )
-        self._nodes.append(found)
-        self.by_node[node] = found
+        self._nodes.append(view)
+        self.by_node[node] = view
         self._calls[node.op_identifier()] += 1
         for value in node.inputs:
             if value is not None and value.const_value is not None:
@@ -368,7 +368,7 @@ class _Viewer:
                 self._constants.append((node.outputs[0], tensor, place.module if counted else ""))
         if not counted:
             return
-        self._operators[found.operator] += 1
+        self._operators[view.operator] += 1
         sums = self._module(place)
         sums.nodes += 1
         if costed:
@@ -387,12 +387,12 @@ class _Viewer:
         return self._sums[place.module]
 
     def _value(self, value: ir.Value) -> ValueView:
-        found = self._values.get(value)
-        if found is None:
+        view = self._values.get(value)
+        if view is None:
             shape = value.shape
             dims = None if shape is None else tuple([_dim(d) for d in shape])
-            found = self._values[value] = ValueView(text_of(value.name), type_text(value.type), dims)
-        return found
+            view = self._values[value] = ValueView(text_of(value.name), type_text(value.type), dims)
+        return view
 
     def _weigh(self, stored: Iterable[ir.Value]) -> None:
         for value in stored:
@@ -404,7 +404,7 @@ class _Viewer:
     def _weight(self, value: ir.Value, tensor: ir.TensorProtocol, module: str) -> None:
         dims = tuple([d if isinstance(d, int) else getattr(d, "value", None) for d in tensor.shape])
         location = tensor.location if isinstance(tensor, ir.ExternalTensor) else None
-        found = WeightView(
+        view = WeightView(
             text_of(value.name),
             tensor.dtype.name.lower(),
             dims,
@@ -412,11 +412,11 @@ class _Viewer:
             None if location is None else str(location),
             module,
         )
-        self._weights.append(found)
-        self.by_weight[value] = found, tensor
+        self._weights.append(view)
+        self.by_weight[value] = view, tensor
         sums = self._sums.setdefault(module, _Sums())
-        sums.parameters += found.elements
-        sums.bytes += found.bytes
+        sums.parameters += view.elements
+        sums.bytes += view.bytes
 
     def _owner(self, value: ir.Value) -> str:
         """The module of a weight: the one that its name is the parameter of, or the one whose node reads it first."""

@@ -18,11 +18,11 @@ def shortened(text: str, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def text_of(found: str | bytes | None) -> str:
+def text_of(text: str | bytes | None) -> str:
     """A text of a file; protocol buffers give bytes for what is no UTF-8."""
-    if isinstance(found, bytes):
-        return found.decode("utf-8", "backslashreplace")
-    return found or ""
+    if isinstance(text, bytes):
+        return text.decode("utf-8", "backslashreplace")
+    return text or ""
 
 
 def visible(text: str) -> str:
@@ -86,8 +86,8 @@ def type_text(kind: ir.TypeProtocol | None) -> str | None:
 def tensor_bytes(tensor: ir.TensorProtocol) -> int:
     """Bytes of a tensor's elements; of text, of its characters."""
     if tensor.dtype == ir.DataType.STRING:
-        found = getattr(tensor, "string_data", None)
-        return sum(len(part) for part in found()) if found is not None else 0
+        strings = getattr(tensor, "string_data", None)
+        return sum(len(part) for part in strings()) if strings is not None else 0
     return int(tensor.nbytes)
 
 

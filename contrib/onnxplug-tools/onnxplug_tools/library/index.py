@@ -78,8 +78,8 @@ class Package:
 
 def packages_in(folder: Path) -> list[Package]:
     """The plugins in a folder that translate operators or serve a library, in the order of their names."""
-    found = (read_package(project.parent) for project in sorted(folder.glob("*/pyproject.toml")))
-    return [p for p in found if p is not None and (p.files or p.foreign())]
+    packages = (read_package(project.parent) for project in sorted(folder.glob("*/pyproject.toml")))
+    return [p for p in packages if p is not None and (p.files or p.foreign())]
 
 
 def read_package(folder: Path) -> Package | None:
@@ -117,16 +117,16 @@ def _of_others(requirements: Iterable[str]) -> list[str]:
 
 def _files(values: Iterable[Mapping[str, Any]], replaced: Iterable[str]) -> dict[str, list[str]]:
     """The files of rules and decompositions, each to the operators that it has."""
-    found: dict[str, set[str]] = {}
+    files: dict[str, set[str]] = {}
     for hooks in values:
         for rule in hooks.get("onnxplug_rules", ()):
-            found.setdefault(_file(rule.name.partition(":")[0]), set()).add(packet_of(without_prefix(rule.op)))
+            files.setdefault(_file(rule.name.partition(":")[0]), set()).add(packet_of(without_prefix(rule.op)))
         for op, function in hooks.get("onnxplug_decompositions", {}).items():
             if function is not None:
-                found.setdefault(_file(function.__module__), set()).add(packet_of(op))
+                files.setdefault(_file(function.__module__), set()).add(packet_of(op))
     if names := {packet_of(op) for op in replaced}:
-        found["replaced during capture"] = names
-    return {file: sorted(ops) for file, ops in sorted(found.items())}
+        files["replaced during capture"] = names
+    return {file: sorted(ops) for file, ops in sorted(files.items())}
 
 
 def _file(module: str) -> str:
@@ -196,11 +196,11 @@ def _of_library(package: Package) -> tuple[str | None, str | None]:
     if not libraries or not namespaces:
         return None, None
     try:
-        found = [op for op in read_library(*libraries) if namespace_of(op.name) in namespaces]
+        operators = [op for op in read_library(*libraries) if namespace_of(op.name) in namespaces]
     except UsageError:  # one that is broken here says nothing
         return None, None
-    translated = {op.packet for op in found} & package.operators
-    names = {op.packet for op in found if op.needs_rule} | translated
+    translated = {op.packet for op in operators} & package.operators
+    names = {op.packet for op in operators if op.needs_rule} | translated
     if not names:
         return None, None
     version = next(filter(None, map(distribution_and_version, libraries)), None)

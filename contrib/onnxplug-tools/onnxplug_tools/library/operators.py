@@ -92,8 +92,8 @@ def namespace_of(name: str) -> str:
 
 def operators(names: Sequence[str]) -> list[LibraryOperator]:
     """What torch knows of operators, in the order of their names."""
-    found = ((name, find_overload(name)) for name in sorted(names))
-    return [_operator(name, overload) for name, overload in found if overload is not None]
+    overloads = ((name, find_overload(name)) for name in sorted(names))
+    return [_operator(name, overload) for name, overload in overloads if overload is not None]
 
 
 def operators_of(namespaces: Sequence[str]) -> list[LibraryOperator]:
@@ -215,10 +215,10 @@ def read_library(*libraries: str) -> list[LibraryOperator]:
 def _answer(path: str, *libraries: str) -> None:
     """Writes what :func:`read_library` reads."""
     try:
-        found: Any = [asdict(op) for op in new_operators(*libraries)]
+        rows: Any = [asdict(op) for op in new_operators(*libraries)]
     except UsageError as error:
-        found = {"message": error.message, "hint": error.hint}
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+        rows = {"message": error.message, "hint": error.hint}
+    Path(path).write_text(json.dumps(rows), encoding="utf-8")
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def _definitions_of_torch() -> Iterator[set[str]]:
     import torch
 
     define = torch.library.Library.define
-    found: set[str] = set()
+    names: set[str] = set()
 
     def noted(library: Any, schema: str, *args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)
@@ -235,25 +235,25 @@ def _definitions_of_torch() -> Iterator[set[str]]:
             frame = frame.f_back
         name = define(library, schema, *args, **kwargs)
         if frame.f_globals.get("__name__", "").startswith("importlib."):
-            found.add(f"{library.ns}::{schema.partition('(')[0].partition('.')[0].strip()}")
+            names.add(f"{library.ns}::{schema.partition('(')[0].partition('.')[0].strip()}")
         return name
 
     torch.library.Library.define = noted  # type: ignore[method-assign, assignment]
     try:
-        yield found
+        yield names
     finally:
         torch.library.Library.define = define  # type: ignore[method-assign]
 
 
-def summary(found: Sequence[LibraryOperator]) -> str:
+def summary(operators: Sequence[LibraryOperator]) -> str:
     """How many operators there are, and of which kinds, in words."""
     kinds = {
-        "for gradients": sum(op.is_for_gradients for op in found),
-        "computed by others": sum(op.is_composite and not op.is_for_gradients for op in found),
-        "that write to an output that they are given": sum(op.is_out_variant for op in found),
+        "for gradients": sum(op.is_for_gradients for op in operators),
+        "computed by others": sum(op.is_composite and not op.is_for_gradients for op in operators),
+        "that write to an output that they are given": sum(op.is_out_variant for op in operators),
     }
     rest = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-    return counted(len(found), "operator") + (f" ({rest})" if rest else "")
+    return counted(len(operators), "operator") + (f" ({rest})" if rest else "")
 
 
 if __name__ == "__main__":

@@ -56,16 +56,16 @@ class Body:
 
     def read(self, value: ir.Value) -> ir.Value:
         """What a value of the model is here; a small constant is one of the body's own."""
-        found = self.values.get(value)
-        if found is None:
+        known = self.values.get(value)
+        if known is None:
             assert is_constant(value), value
-            found = self._made(value, "constant")
+            known = self._made(value, "constant")
             attr = ir.Attr("value", ir.AttributeType.TENSOR, _unnamed(value))
-            node = ir.Node("", "Constant", (), (attr,), outputs=(found,), name=self._node_names.unique("Constant"))
+            node = ir.Node("", "Constant", (), (attr,), outputs=(known,), name=self._node_names.unique("Constant"))
             if self._full is not None:
                 node.metadata_props.update(_CONSTANT.metadata(self._full))
             self.nodes.append(node)
-        return found
+        return known
 
     def _made(self, value: ir.Value, name: str | None = None) -> ir.Value:
         copy = ir.Value(name=self._unnumbered(value) if name is None else self.names.unique(name))

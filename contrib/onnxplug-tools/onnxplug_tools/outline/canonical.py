@@ -81,22 +81,22 @@ def canonical(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> Canonica
 def _from_outputs(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:
     """The nodes in an order that the outputs alone decide: each after those that it reads, in the order of its inputs."""
     inside = set(nodes)
-    found: dict[ir.Node, None] = {}
+    order: dict[ir.Node, None] = {}
     producers = (value.producer() for value in outputs)
     # What leads to no output comes last, as it stands in the graph.
     for start in (*producers, *nodes):
         pending: list[tuple[ir.Node, bool]] = [(start, False)] if start is not None else []
         while pending:
             node, ready = pending.pop()
-            if node in found:
+            if node in order:
                 continue
             if ready:
-                found[node] = None
+                order[node] = None
                 continue
             pending.append((node, True))
             before = [value.producer() for value in read_by(node)]
-            pending += ((n, False) for n in reversed(before) if n is not None and n in inside and n not in found)
-    return list(found)
+            pending += ((n, False) for n in reversed(before) if n is not None and n in inside and n not in order)
+    return list(order)
 
 
 class _Form:

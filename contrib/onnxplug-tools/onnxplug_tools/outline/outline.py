@@ -63,12 +63,12 @@ def outline(
 
 def _keep_classes(regions: Regions, wanted: Functions) -> None:
     """Leaves the calls of modules that may become functions by their class."""
-    found = list(dict.fromkeys(call for chain in regions.chains.values() for call in chain))
+    calls = list(dict.fromkeys(call for chain in regions.chains.values() for call in chain))
     if wanted.classes is not None:
-        regions.keep(call for call in found if wanted.names(call.class_name))
+        regions.keep(call for call in calls if wanted.names(call.class_name))
         return
-    counts = Counter(call.class_name for call in found)
-    regions.keep(call for call in found if counts[call.class_name] > 1)
+    counts = Counter(call.class_name for call in calls)
+    regions.keep(call for call in calls if counts[call.class_name] > 1)
 
 
 def _key(call: ModuleCall, form: Canonical) -> Hashable:

@@ -58,11 +58,11 @@ class Regions:
 
     def by_call(self) -> dict[ModuleCall, list[ir.Node]]:
         """The nodes of each call."""
-        found: dict[ModuleCall, list[ir.Node]] = {}
+        nodes_of: dict[ModuleCall, list[ir.Node]] = {}
         for node in self.nodes:
             for call in self.chains[node]:
-                found.setdefault(call, []).append(node)
-        return found
+                nodes_of.setdefault(call, []).append(node)
+        return nodes_of
 
     def outputs_of(self, nodes: Sequence[ir.Node]) -> list[ir.Value]:
         """What others read of some nodes' results."""

@@ -52,19 +52,19 @@ class Functions:
             )
         if self.classes is None:
             return
-        given = [self.classes] if isinstance(self.classes, str | type) else self.classes
-        if not isinstance(given, Collection):
+        classes = [self.classes] if isinstance(self.classes, str | type) else self.classes
+        if not isinstance(classes, Collection):
             raise UsageError(
-                f"functions= takes classes of modules, got {type_with_article(given)}", hint="functions=[Block]"
+                f"functions= takes classes of modules, got {type_with_article(classes)}", hint="functions=[Block]"
             )
-        for item in given:
+        for item in classes:
             if not isinstance(item, str) and not _is_module_class(item):
                 said = "a module, not its class" if _is_module_class(type(item)) else f"{item!r}"
                 raise UsageError(
                     f"functions= takes classes of modules or their names, got {said}",
                     hint=f"functions=[{type(item).__name__}]" if _is_module_class(type(item)) else None,
                 )
-        object.__setattr__(self, "classes", tuple(given))
+        object.__setattr__(self, "classes", tuple(classes))
 
     @classmethod
     def of_call(cls, functions: Any, model: Any) -> Functions:
@@ -105,11 +105,11 @@ class Functions:
 
     def missing(self, class_names: Collection[str]) -> list[str]:
         """The classes asked for that are not among some."""
-        found = {self._position(name) for name in class_names}
+        present = {self._position(name) for name in class_names}
         return [
             item if isinstance(item, str) else item.__qualname__
             for position, item in enumerate(self.classes or ())
-            if position not in found
+            if position not in present
         ]
 
     def check(self, class_names: Collection[str]) -> None:

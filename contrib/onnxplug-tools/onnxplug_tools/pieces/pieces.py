@@ -150,14 +150,14 @@ class OnnxPieces:
             for position, (actual, expected) in enumerate(zip(got, run.outputs, strict=True)):
                 if not isinstance(expected, torch.Tensor):
                     continue
-                found = compare(actual, expected)
-                if not found.equal:
+                comparison = compare(actual, expected)
+                if not comparison.equal:
                     sizes = ", ".join(f"{name}={size}" for name, size in run.sizes.items())
                     raise VerificationError(
-                        f"output {position} of the chain {found}{f'; sizes {sizes}' if sizes else ''}",
+                        f"output {position} of the chain {comparison}{f'; sizes {sizes}' if sizes else ''}",
                         hint="The pieces' own verify() tells which of them differs.",
                     )
-                worst = max(worst, found.max_abs_difference)
+                worst = max(worst, comparison.max_abs_difference)
         return PiecesReport([run.sizes for run in runs], worst)
 
     def save(self, folder: str | os.PathLike[str], *, external_data: bool | None = None) -> list[Path]:
@@ -307,13 +307,13 @@ def export_pieces(
     user_names = {name for _, _, wanted in shapes.requested_axes() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
     programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
-    found = OnnxPieces(model, programs, example.calls, _gaps(model, runs), example, spec, shapes.paths, axes)
+    pieces = OnnxPieces(model, programs, example.calls, _gaps(model, runs), example, spec, shapes.paths, axes)
     if options.verify:
         with stage("verification", "verify", what="the chain"):
-            found.verify()
+            pieces.verify()
     if folder is not None:
-        found.save(folder, external_data=options.external_data)
-    return found
+        pieces.save(folder, external_data=options.external_data)
+    return pieces
 
 
 def _check_numbers(model: torch.nn.Module) -> None:
@@ -356,7 +356,7 @@ def _submodules(model: torch.nn.Module, pieces: Sequence[str]) -> dict[str, torc
     if isinstance(pieces, str) or not isinstance(pieces, Sequence) or not pieces:
         raise UsageError(f"pieces must be a list of names of submodules, got {pieces!r}")
     known = dict(model.named_modules(remove_duplicate=False))
-    found: dict[str, torch.nn.Module] = {}
+    submodules: dict[str, torch.nn.Module] = {}
     for path in pieces:
         if not isinstance(path, str) or not path or path not in known:
             near = get_close_matches(str(path), known, 1)
@@ -365,15 +365,15 @@ def _submodules(model: torch.nn.Module, pieces: Sequence[str]) -> dict[str, torc
                 f"the model has no submodule {path!r}; it has {some or 'none'}",
                 hint=f"Did you mean {near[0]!r}?" if near and near[0] else None,
             )
-        if path in found:
+        if path in submodules:
             raise UsageError(f"pieces names {path!r} twice")
-        for other, module in found.items():
+        for other, module in submodules.items():
             if path.startswith(f"{other}.") or other.startswith(f"{path}."):
                 raise UsageError(f"of the pieces {other!r} and {path!r} one lies within the other")
             if module is known[path]:
                 raise UsageError(f"the pieces {other!r} and {path!r} are one module")
-        found[path] = known[path]
-    return found
+        submodules[path] = known[path]
+    return submodules
 
 
 def _example(
@@ -450,14 +450,14 @@ def _dynamic_axes(leaf: Any, seen: Sequence[tuple[Run, Any]], names: set[str]) -
     """The axes of an input whose sizes differ between calls, by the user's name for one that is always of that size."""
     if not isinstance(leaf, torch.Tensor):
         return None
-    found: dict[int, Any] = {}
+    axes: dict[int, Any] = {}
     for axis in range(leaf.dim()):
         sizes = [(run.sizes, tensor.shape[axis]) for run, tensor in seen if tensor.dim() == leaf.dim()]
         if len({size for _, size in sizes}) < 2:
             continue
         same = [n for n in sorted(names) if all(known.get(n) == size for known, size in sizes)]
-        found[axis] = same[0] if same and same[0].isidentifier() else torch.export.Dim.DYNAMIC
-    return found or None
+        axes[axis] = same[0] if same and same[0].isidentifier() else torch.export.Dim.DYNAMIC
+    return axes or None
 
 
 def _gaps(model: torch.nn.Module, runs: Sequence[Run]) -> list[str]:
@@ -465,9 +465,9 @@ def _gaps(model: torch.nn.Module, runs: Sequence[Run]) -> list[str]:
     example = runs[0]
     gaps = []
     for call in example.calls:
-        given = pytree.tree_leaves((call.args, call.kwargs))
+        leaves = pytree.tree_leaves((call.args, call.kwargs))
         paths = parse_dynamic_shapes(None, model.get_submodule(call.path), call.args, call.kwargs).paths
-        for position, (leaf, source) in enumerate(zip(given, call.sources, strict=True)):
+        for position, (leaf, source) in enumerate(zip(leaves, call.sources, strict=True)):
             if isinstance(leaf, torch.Tensor) and source is None:
                 gaps.append(f"the input {paths[position]!r} of {call.path!r} is computed between the pieces")
     for position, (leaf, source) in enumerate(zip(example.outputs, example.sources, strict=True)):

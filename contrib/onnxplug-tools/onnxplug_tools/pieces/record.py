@@ -88,8 +88,8 @@ class _Known:
         """The origin of a tensor that nothing has written since."""
         if not isinstance(tensor, torch.Tensor):
             return None
-        found = self._sources.get(_key(tensor))
-        return found[0] if found is not None and found[1]._version == found[2] else None
+        source = self._sources.get(_key(tensor))
+        return source[0] if source is not None and source[1]._version == source[2] else None
 
 
 def _key(tensor: torch.Tensor) -> Any:

@@ -166,100 +166,100 @@ class Sums:
             while outer is not None and id(outer) not in made:
                 outer = outer.parent
             siblings = made[id(outer)].parts if outer is not None else top
-            found = next((stage for stage in siblings if stage.name == span.name), None)
-            if found is None:
-                found = StageTime(span.name)
-                siblings.append(found)
-            found.calls += 1
-            found.seconds += span.seconds
-            found.about = dict(span.about)
-            made[id(span)] = found
+            same = next((stage for stage in siblings if stage.name == span.name), None)
+            if same is None:
+                same = StageTime(span.name)
+                siblings.append(same)
+            same.calls += 1
+            same.seconds += span.seconds
+            same.about = dict(span.about)
+            made[id(span)] = same
         _set_own_seconds(top)
         return top
 
     def rules(self) -> list[RuleTime]:
         """The rules that were called, and torch's decompositions; that with the most own time first."""
-        found: dict[tuple[str, str, str], RuleTime] = {}
+        times: dict[tuple[str, str, str], RuleTime] = {}
         for span in self.spans:
             if span.kind not in ("rule", "decomposition"):
                 continue
             key = span.name, span.about.get("rule", ""), span.about.get("package", "")
-            row = found.setdefault(key, RuleTime(*key))
+            row = times.setdefault(key, RuleTime(*key))
             row.calls += 1
             row.declined += "declined" in span.about
             row.own_seconds += span.own_seconds
             if not _is_in_like(span, key):
                 row.seconds += span.seconds
-        return sorted(found.values(), key=lambda row: -row.own_seconds)
+        return sorted(times.values(), key=lambda row: -row.own_seconds)
 
     def packages(self) -> list[RuleTime]:
         """The rules of each package together."""
-        found: dict[str, RuleTime] = {}
+        times: dict[str, RuleTime] = {}
         for rule in self.rules():
-            row = found.setdefault(rule.package, RuleTime("", "", rule.package))
+            row = times.setdefault(rule.package, RuleTime("", "", rule.package))
             row.calls += rule.calls
             row.declined += rule.declined
             row.own_seconds += rule.own_seconds
             row.seconds = row.own_seconds
-        return sorted(found.values(), key=lambda row: -row.own_seconds)
+        return sorted(times.values(), key=lambda row: -row.own_seconds)
 
     def rewrites(self) -> list[RewriteTime]:
         """The rewrites that were tried, that with the most time first."""
-        found = [
+        times = [
             RewriteTime(name, total.calls, total.hits, total.nanoseconds / 1e9)
             for name, total in self._totals("rewrite").items()
         ]
-        return sorted(found, key=lambda row: -row.seconds)
+        return sorted(times, key=lambda row: -row.seconds)
 
     def nodes(self) -> list[NodeTime]:
         """The FX nodes that were converted, that which took longest first."""
         inner = self._seconds_of_inner_nodes()
-        found = []
+        times = []
         for span in self.spans:
             if span.kind == "node":
                 op, location = span.about.get("op", ""), span.about.get("location", "")
                 own = span.seconds - inner.get(id(span), 0.0)
-                found.append(NodeTime(span.name, op, location, span.seconds, own))
-        return sorted(found, key=lambda row: -row.seconds)
+                times.append(NodeTime(span.name, op, location, span.seconds, own))
+        return sorted(times, key=lambda row: -row.seconds)
 
     def _seconds_of_inner_nodes(self) -> dict[int, float]:
         """How long the nodes directly within each node took."""
-        found: dict[int, float] = {}
+        seconds: dict[int, float] = {}
         for span in self.spans:
             outer = span.parent if span.kind == "node" else None
             while outer is not None and outer.kind != "node":
                 outer = outer.parent
             if outer is not None:
-                found[id(outer)] = found.get(id(outer), 0.0) + span.seconds
-        return found
+                seconds[id(outer)] = seconds.get(id(outer), 0.0) + span.seconds
+        return seconds
 
     def modules(self) -> list[ModuleTime]:
         """The classes of the modules that torch.export traced, that with the most own time first."""
-        found: dict[str, ModuleTime] = {}
+        times: dict[str, ModuleTime] = {}
         longest: dict[str, float] = {}
         for span in self.spans:
             if span.kind != "module":
                 continue
-            row = found.setdefault(span.name, ModuleTime(span.name))
+            row = times.setdefault(span.name, ModuleTime(span.name))
             row.calls += 1
             row.own_seconds += span.own_seconds
             if not _is_in_like(span, (span.name,)):
                 row.seconds += span.seconds
             if span.seconds > longest.get(span.name, -1.0):
                 longest[span.name], row.longest = span.seconds, span.about.get("path", "")
-        return sorted(found.values(), key=lambda row: -row.own_seconds)
+        return sorted(times.values(), key=lambda row: -row.own_seconds)
 
     def parts(self) -> list[PartTime]:
         """What rules do through the builder: shape inference, simplification."""
         return [PartTime(name, total.calls, total.nanoseconds / 1e9) for name, total in self._totals("part").items()]
 
     def _totals(self, kind: str) -> dict[str, Total]:
-        found: dict[str, Total] = {}
+        totals: dict[str, Total] = {}
         for span in self.spans:
             for (of, name), total in span.totals.items():
                 if of == kind:
-                    found.setdefault(name, Total()).add(total)
-        return found
+                    totals.setdefault(name, Total()).add(total)
+        return totals
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as what JSON can hold; times in seconds."""

@@ -33,13 +33,13 @@ def summarised(arguments: Mapping[str, Any], defaults: Any = None) -> dict[str, 
         defaults: The function that was called; what is as its default says is left out.
     """
     parameters = inspect.signature(defaults).parameters if callable(defaults) else {}
-    found = {}
+    summaries = {}
     for name, value in arguments.items():
         default = parameters[name].default if name in parameters else inspect.Parameter.empty
         is_default = value is default or (isinstance(value, str | int | float | tuple) and _equal(value, default))
         if name not in _LEFT_OUT and not is_default and not (value is None or value == {} or value == ()):
-            found[name] = in_words(value)
-    return found
+            summaries[name] = in_words(value)
+    return summaries
 
 
 def _equal(value: Any, default: Any) -> bool:

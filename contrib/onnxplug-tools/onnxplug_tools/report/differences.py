@@ -102,16 +102,18 @@ class CaseDifference:
         """The differences of an output, as :meth:`Histogram.of` takes them."""
         return Histogram.of(difference, allowed, same)
 
-    def add(self, name: str, actual: Any, found: Comparison) -> None:
+    def add(self, name: str, actual: Any, comparison: Comparison) -> None:
         """Takes an output that was compared."""
-        problem = "" if found.equal else str(found)
+        problem = "" if comparison.equal else str(comparison)
         if not isinstance(actual, torch.Tensor):
-            self.outputs.append(OutputDifference(name, "string", actual.size, 0.0, int(not found.equal), None, problem))
+            self.outputs.append(
+                OutputDifference(name, "string", actual.size, 0.0, int(not comparison.equal), None, problem)
+            )
             return
-        dtype = str(found.dtype if found.dtype is not None else actual.dtype).removeprefix("torch.")
-        largest = found.max_abs_difference
+        dtype = str(comparison.dtype if comparison.dtype is not None else actual.dtype).removeprefix("torch.")
+        largest = comparison.max_abs_difference
         self.outputs.append(
-            OutputDifference(name, dtype, actual.numel(), largest, found.count, found.histogram, problem)
+            OutputDifference(name, dtype, actual.numel(), largest, comparison.count, comparison.histogram, problem)
         )
 
     @property

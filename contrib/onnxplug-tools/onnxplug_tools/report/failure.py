@@ -42,7 +42,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _missing(error: MissingRuleError) -> tuple[MissingRule, ...]:
-    found = []
+    rows = []
     for op, said in error.missing.items():
         places: dict[str, None] = {}
         reasons: dict[str, None] = {}
@@ -54,8 +54,8 @@ def _missing(error: MissingRuleError) -> tuple[MissingRule, ...]:
             places[relative_line(match["line"])] = None
             if match["why"]:
                 reasons[match["why"]] = None
-        found.append(MissingRule(op, tuple(places), tuple(reasons)))
-    return tuple(found)
+        rows.append(MissingRule(op, tuple(places), tuple(reasons)))
+    return tuple(rows)
 
 
 def _traceback(error: BaseException) -> str:

@@ -71,7 +71,7 @@ def boxes_of(view: ModelView, most: int) -> tuple[list[Box], Counter[tuple[int, 
 
 
 def _text(text: str) -> str:
-    return _MARKUP.sub(lambda found: f"#{ord(found[0])};", printable(text))
+    return _MARKUP.sub(lambda match: f"#{ord(match[0])};", printable(text))
 
 
 class _Sketch:
@@ -165,11 +165,11 @@ class _Sketch:
         if len(names) > _MOST_ENDS:
             self.boxes.append(Box(f"{len(names)} {kind}s", kind=kind))
             return [(name, len(self.boxes) - 1) for name, _ in names]
-        found = []
+        ends = []
         for name, type_ in names:
-            found.append((name, len(self.boxes)))
+            ends.append((name, len(self.boxes)))
             self.boxes.append(Box(name, type_, kind))
-        return found
+        return ends
 
 
 def _is_size(value: ValueView) -> bool:

@@ -23,7 +23,7 @@ _MARKUP = re.compile(r"[\\`*<>|~]|!(?=\[)|\[(?=[^\]]*\][(\[:])|(?<![^\W_])_|_(?!
 
 def plain(text: object) -> str:
     """A text that is no markup, in one line."""
-    return _MARKUP.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), printable(str(text)).replace("\n", " "))
+    return _MARKUP.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(str(text)).replace("\n", " "))
 
 
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}

@@ -192,11 +192,11 @@ class ReportObserver(Observer):
         assert self._measured is not None
         self._measured.__exit__(None, None, None)
         self._measured = None
-        found = span.subject.report.verification
+        verification = span.subject.report.verification
         if span.error is not None:
-            found.error = getattr(span.error, "message", "") or first_line(span.error)
+            verification.error = getattr(span.error, "message", "") or first_line(span.error)
         else:
-            found.skipped = list(span.result.skipped)
+            verification.skipped = list(span.result.skipped)
 
     @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:
@@ -233,9 +233,9 @@ class ReportObserver(Observer):
         """
         if self.report.model:
             return
-        given = dict(arguments)
-        self.report.model = model_name(given.pop("model", None))
-        self.report.arguments |= summarised(given, defaults)
+        values = dict(arguments)
+        self.report.model = model_name(values.pop("model", None))
+        self.report.arguments |= summarised(values, defaults)
 
     def _selected(self, host: PluginHost) -> None:
         """Takes the plugins."""
@@ -253,9 +253,9 @@ class ReportObserver(Observer):
             names.get(str(symbol), str(symbol)): f"{limits.lower} to {_upper(limits.upper)}"
             for symbol, limits in captured.program.range_constraints.items()
         }
-        found = [(condition, False) for condition in captured.conditions]
-        found += [(condition, True) for condition in captured.assumptions]
-        found += [(bound, False) for bound in captured.bounds]
+        conditions = [(condition, False) for condition in captured.conditions]
+        conditions += [(condition, True) for condition in captured.assumptions]
+        conditions += [(bound, False) for bound in captured.bounds]
         self.report.capture = Capture(
             captured.strategy,
             captured.seconds,
@@ -264,7 +264,7 @@ class ReportObserver(Observer):
             dimensions=ranges,
             conditions=[
                 SizeCondition(c.text(names), None if c.place is None else relative_line(c.place), small)
-                for c, small in found
+                for c, small in conditions
             ],
         )
 
@@ -353,11 +353,11 @@ def _writer(report: Any) -> Write | None:
 def _versions() -> dict[str, str]:
     import onnxplug
 
-    found = {"onnxplug": onnxplug.__version__, "Python": platform.python_version()}
+    versions = {"onnxplug": onnxplug.__version__, "Python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found | {"torch": str(torch.__version__)}  # with its build
+            versions[name] = importlib.metadata.version(name)
+    return versions | {"torch": str(torch.__version__)}  # with its build
 
 
 def _sizes(program: Exported) -> dict[str, int]:
@@ -367,7 +367,7 @@ def _sizes(program: Exported) -> dict[str, int]:
         return {}
     leaves = program.flatten(captured.args, captured.kwargs)
     shapes = {value.name: value.shape for value in program.model.graph.inputs}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for slot in program.inputs:
         shape = shapes.get(slot.name)
         leaf = leaves[slot.position] if slot.position is not None else None
@@ -376,8 +376,8 @@ def _sizes(program: Exported) -> dict[str, int]:
             for dim, size in zip(shape, leaf.shape, strict=False):
                 name = None if isinstance(dim, int) else dim.value
                 if name is not None and name.isidentifier():
-                    found.setdefault(name, int(size))
-    return found
+                    sizes.setdefault(name, int(size))
+    return sizes
 
 
 def _upper(limit: Any) -> str:
@@ -388,19 +388,19 @@ def _upper(limit: Any) -> str:
 def _attempts(times: Times, tries: Sequence[str]) -> list[Attempt]:
     """The attempts at capture; where all failed, the error says of what each did."""
     spans = [span for span in times.spans if span.kind == "stage" and span.name == "attempt"]
-    found = []
+    attempts = []
     for position, span in enumerate(spans):
         error = span.about.get("error")
         if error is not None:
-            said = tries[position].partition(": ")[2] if position < len(tries) else ""
-            error = said or span.about.get("why") or str(error)
-        found.append(Attempt(str(span.about.get("mode", "")), span.seconds, error))
-    return found
+            reason = tries[position].partition(": ")[2] if position < len(tries) else ""
+            error = reason or span.about.get("why") or str(error)
+        attempts.append(Attempt(str(span.about.get("mode", "")), span.seconds, error))
+    return attempts
 
 
 def _decomposed(times: Times) -> list[Decomposed]:
     """The operators that torch decomposed one by one, where the trace of the decomposition succeeded."""
-    found: dict[tuple[str, str], list[str]] = {}
+    operators: dict[tuple[str, str], list[str]] = {}
     for span in times.spans:
         if span.kind != "decomposition" or "error" in span.about:
             continue
@@ -408,10 +408,10 @@ def _decomposed(times: Times) -> list[Decomposed]:
         while outer is not None and outer.kind != "node":
             outer = outer.parent
         place = str(outer.about.get("location") or "") if outer is not None else ""
-        found.setdefault((span.name, str(span.about.get("rule", ""))), []).append(place)
+        operators.setdefault((span.name, str(span.about.get("rule", ""))), []).append(place)
     return [
         Decomposed(op, by, len(places), tuple(dict.fromkeys(relative_line(p) for p in places if p)))
-        for (op, by), places in found.items()
+        for (op, by), places in operators.items()
     ]
 
 

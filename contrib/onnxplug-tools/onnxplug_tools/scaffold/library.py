@@ -78,19 +78,19 @@ def write_library_package(
             hint="Give the name by which Python imports it: --for fbgemm_gpu",
         )
     values = module_names(name or f"onnxplug-{library.partition('.')[0].strip('_').replace('_', '-')}")
-    found = read_library(library)
-    if not found:
+    operators = read_library(library)
+    if not operators:
         raise UsageError(
             f"importing {library} registers no operator with torch",
             hint=f"Name the module that registers them, such as {library}.ops. A library of Python functions needs no package: "
             "torch.export sees the operators that they call.",
         )
-    wanted = [op for op in found if op.needs_rule and (not patterns or any(matches(op.name, p) for p in patterns))]
+    wanted = [op for op in operators if op.needs_rule and (not patterns or any(matches(op.name, p) for p in patterns))]
     if not wanted:
-        asked = f" like {' or '.join(patterns)}" if patterns else ""
-        needed = sorted(op.packet for op in found if op.needs_rule)
+        patterns_text = f" like {' or '.join(patterns)}" if patterns else ""
+        needed = sorted(op.packet for op in operators if op.needs_rule)
         raise UsageError(
-            f"{library} registers no operator{asked} that needs a rule, but {summary(found)}",
+            f"{library} registers no operator{patterns_text} that needs a rule, but {summary(operators)}",
             hint=did_you_mean(patterns[0], needed, 3) if patterns else None,
         )
     described = _described(wanted)
@@ -104,19 +104,19 @@ def write_library_package(
         "namespaces": sorted({namespace_of(op.name) for op in wanted}),
         "operators": described,
         "fakes": list({op["packet"]: op for op in described if not op["has_fake"]}.values()),
-        "others": _others(found),
+        "others": _others(operators),
     }
-    return LibraryPackage(write_files(folder, values["name"], render(values, _TEMPLATES)), wanted, summary(found))
+    return LibraryPackage(write_files(folder, values["name"], render(values, _TEMPLATES)), wanted, summary(operators))
 
 
-def _described(found: Sequence[LibraryOperator]) -> list[dict[str, Any]]:
+def _described(operators: Sequence[LibraryOperator]) -> list[dict[str, Any]]:
     """What the templates need of each operator."""
-    plain = [_function(op) for op in found]
+    plain = [_function(op) for op in operators]
     twice = {name for name, count in Counter(plain).items() if count > 1}
     names = [
-        f"{namespace_of(op.name)}_{name}" if name in twice else name for op, name in zip(found, plain, strict=True)
+        f"{namespace_of(op.name)}_{name}" if name in twice else name for op, name in zip(operators, plain, strict=True)
     ]
-    return [_description(op, name) for op, name in zip(found, names, strict=True)]
+    return [_description(op, name) for op, name in zip(operators, names, strict=True)]
 
 
 def _function(op: LibraryOperator) -> str:
@@ -162,15 +162,15 @@ def _value(name: str, kind: str) -> str:
     return "None" if match[1] == "Optional" else f"[{_value(name, match[2])}]"
 
 
-def _others(found: Sequence[LibraryOperator]) -> list[tuple[str, str]]:
+def _others(operators: Sequence[LibraryOperator]) -> list[tuple[str, str]]:
     """The operators that need no rule, with the reason."""
     kinds = {
         "Torch computes these by other operators, which are translated": [
-            op for op in found if op.is_composite and not op.is_for_gradients
+            op for op in operators if op.is_composite and not op.is_for_gradients
         ],
-        "These compute gradients": [op for op in found if op.is_for_gradients],
+        "These compute gradients": [op for op in operators if op.is_for_gradients],
         "These write to an output that they are given": [
-            op for op in found if op.is_out_variant and not (op.is_composite or op.is_for_gradients)
+            op for op in operators if op.is_out_variant and not (op.is_composite or op.is_for_gradients)
         ],
     }
     return [(title, ", ".join(f"`{op.name}`" for op in ops)) for title, ops in kinds.items() if ops]

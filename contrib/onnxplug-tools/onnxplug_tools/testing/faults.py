@@ -108,14 +108,14 @@ def _check_one(
 ) -> list[Finding]:
     supplied = manager.supplied(record)
     rules: list[Rule] = supplied.get("onnxplug_rules", [])
-    found = [*(("error", "requires", problem) for problem in unmet(record.requires)), *_converters(rules)]
-    found += _dead(rules, record)
-    found += _shadowed(rules, table)
-    found += _conflicts(rules, record, table)
-    found += _samples(supplied.get("onnxplug_samples", []), rules, record, table, manager, opsets)
-    if not any(severity == "error" for severity, _, _ in found):
-        found.append(("ok", "rules", f"{counted(len(rules), 'rule')}: no conflict, none dead, none shadowed"))
-    return [Finding(record.name, *row) for row in found]
+    rows = [*(("error", "requires", problem) for problem in unmet(record.requires)), *_converters(rules)]
+    rows += _dead(rules, record)
+    rows += _shadowed(rules, table)
+    rows += _conflicts(rules, record, table)
+    rows += _samples(supplied.get("onnxplug_samples", []), rules, record, table, manager, opsets)
+    if not any(severity == "error" for severity, _, _ in rows):
+        rows.append(("ok", "rules", f"{counted(len(rules), 'rule')}: no conflict, none dead, none shadowed"))
+    return [Finding(record.name, *row) for row in rows]
 
 
 _Row = tuple[str, str, str]

@@ -3,7 +3,7 @@
 ``try: x.numpy() except RuntimeError: …`` takes another way while a model is captured than it takes in PyTorch, without a word. So
 does ``try: torch.linalg.cholesky(x) except RuntimeError: …`` for the values that the operator refuses: torch.export traces without
 values. So each call of an operator is examined: where code around it may handle an error that the operator may raise
-(:mod:`onnxplug.capture.handlers`, :mod:`onnxplug.capture.refusing`), the export warns, and PyTorch must raise the same errors for
+(:mod:`onnxplug.capture.handlers`, :mod:`onnxplug.patches.refusing`), the export warns, and PyTorch must raise the same errors for
 the example inputs.
 """
 
@@ -21,11 +21,15 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
+from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.capture.handlers import ANY, Errors, handler_over, is_interpreting
 from onnxplug.capture.patching import patched
 from onnxplug.capture.questions import ends_model, place_of
-from onnxplug.capture.refusing import OF_NUMBERS, errors_of, may_refuse, may_refuse_numbers
 from onnxplug.errors import CaptureError
+from onnxplug.fake import is_fake
+from onnxplug.patches.refusing import OF_NUMBERS, errors_of, may_refuse, may_refuse_numbers
+from onnxplug.patches.state import state_of
+from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import FakeTensorMode, NonStrictFunctions, OpOverload, dynamo_utilities, proxies
 
 #: The lines of the model where calls of torch's functions raised, and the errors.
@@ -69,18 +73,18 @@ class Handled:
 
 
 @contextlib.contextmanager
-def handled_errors(*, strict: bool) -> Iterator[Handled]:
-    """Records errors that the model's code handles, during a capture.
+def handled_errors(request: CaptureRequest) -> Iterator[None]:
+    """Records errors that the model's code handles while it holds, and adds the warnings about them to the request's.
 
-    Args:
-        strict: torch.export's mode. In strict mode Dynamo itself refuses to handle most errors.
+    Raises:
+        CaptureError: PyTorch raises other errors for the example inputs.
     """
     handled = Handled()
     places: list[tuple[Any, str, Callable[[Handled, Any], Any]]] = [
         (FakeTensorMode, "dispatch", _look_at_dispatch),
         (symbolic_shapes, "expect_true", _look_at_check),
     ]
-    if strict:
+    if request.strict:  # Dynamo itself refuses to handle most errors
         places.append((dynamo_utilities, "run_node", _look_at_node))
     else:
         places += [
@@ -93,7 +97,9 @@ def handled_errors(*, strict: bool) -> Iterator[Handled]:
             original = getattr(owner, name, None)
             if original is not None:  # else another torch
                 stack.enter_context(patched(owner, name, looking(handled, original)))
-        yield handled
+        yield
+    _check(handled, request)
+    request.warnings.extend(handled.refusing.values())
 
 
 def _keep_errors(handled: Handled, original: Any) -> Any:
@@ -167,21 +173,16 @@ class _Eager(TorchFunctionMode):
             raise
 
 
-def check_handled(handled: Handled, run: Callable[[], Any] | None) -> None:
-    """Refuses a capture in which the model handles other errors than in PyTorch.
-
-    Args:
-        handled: The capture's record.
-        run: Runs the model eagerly on the example inputs; ``None`` where it can't be run.
-
-    Raises:
-        CaptureError: The errors differ.
-    """
-    if run is None or not (handled.raised or handled.under_handler):
+def _check(handled: Handled, request: CaptureRequest) -> None:
+    """Refuses a capture in which the model handles other errors than in PyTorch; a model without numbers can't be run."""
+    module = request.module
+    if not (handled.raised or handled.under_handler) or any(map(is_fake, (*module.parameters(), *module.buffers()))):
         return
     eager = _Eager()
-    with eager:
-        run()
+    state = state_of(request)
+    state.restore()
+    with state.restored(), eager:
+        run_eagerly(module, *copied((request.args, dict(request.kwargs or {}))))
     left = list(eager.errors)
     places = [place for place, _ in left]
     for place, error in handled.raised:

@@ -1,18 +1,64 @@
-"""Finds the submodule that can't be captured: by the error's traceback, or by capturing submodules with their inputs."""
+"""Finds the submodule that can't be captured by capturing submodules with their inputs, and names it in the error."""
 
 from __future__ import annotations
 
+import contextvars
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.capture import capture
 from onnxplug.capture.eager import copied, run_eagerly
+from onnxplug.errors import CaptureError
+from onnxplug.observers import Observer, Span
 from onnxplug.torch_private import pytree
 
 #: How many submodules are captured before the search is given up.
 LIMIT = 40
+#: The beginning of the error of a capture without a place.
+_NO_PLACE = "torch.export can't capture the model:"
+#: How many are captured to find the submodule that an error is about.
+_OF_ERROR = 12
+
+
+class FaultySubmodule(Observer):
+    """Adds to the error of a failed capture that names no place the smallest submodule that fails, and its line."""
+
+    stays = False
+
+    def end(self, span: Span) -> None:
+        """Looks at a capture that failed."""
+        error, plan = span.error, span.subject
+        if span.name != "capture" or span.kind != "stage" or not isinstance(error, CaptureError):
+            return
+        if not error.message.startswith(_NO_PLACE) or not isinstance(plan.model, torch.nn.Module):
+            return
+        patches = plan.host.patches()
+
+        def fails(call: Call) -> Exception | None:
+            try:
+                capture(call.module, call.args, call.kwargs, strict=False, patches=patches)
+            except Exception as failure:
+                return failure
+            return None
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # In a context without observers: they see the user's export alone.
+            search = contextvars.Context().run
+            try:
+                pieces = search(capture_pieces, plan.model, plan.args, plan.kwargs or {}, fails, _OF_ERROR)
+            except Exception:  # the model doesn't run on its inputs; torch's error tells as much
+                return
+        for piece in pieces:
+            if piece.is_cause:
+                error.submodule, error.place = piece.path, getattr(piece.error, "place", None)
+                where = f" in {piece.path} ({piece.class_name})" + (f" at {error.place}" if error.place else "")
+                error.message = error.message.replace(_NO_PLACE, f"{_NO_PLACE[:-1]}{where}:", 1)
+                return
 
 
 class Call(NamedTuple):
@@ -52,30 +98,6 @@ class Piece(NamedTuple):
     error: Exception | None
     like: str | None = None
     is_cause: bool = False
-
-
-def path_of(model: torch.nn.Module, submodule: torch.nn.Module) -> str | None:
-    """The name of a submodule in a model; empty for the model itself, ``None`` for a stranger."""
-    return next((name for name, module in model.named_modules() if module is submodule), None)
-
-
-def module_of_error(model: torch.nn.Module, error: BaseException) -> torch.nn.Module | None:
-    """The innermost submodule in whose code an error was raised; ``None`` where the traceback has none of the model's."""
-    # torch's tracer calls stand-ins of modules, which share their attributes.
-    own = {id(vars(module)): module for module in model.modules()}
-    current: BaseException | None = error
-    while current is not None:
-        innermost = None
-        step = current.__traceback__
-        while step is not None:
-            candidate = step.tb_frame.f_locals.get("self")
-            if isinstance(candidate, torch.nn.Module):
-                innermost = own.get(id(vars(candidate)), innermost)
-            step = step.tb_next
-        if innermost is not None:
-            return innermost
-        current = current.__cause__ or current.__context__
-    return None
 
 
 def first_calls(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from onnxplug.patches.marks import has_own_class, path_to
+from onnxplug.patches.state import state_of
+from onnxplug.plugin_api import CaptureRequest
 from onnxplug.text import shortened
-from onnxplug.torch_private import is_traceable_wrapper_subclass
+from onnxplug.torch_private import pytree
 
 #: Methods that make, copy, store or print a tensor, and what every class has.
 _APART = frozenset(
@@ -18,23 +23,18 @@ _APART = frozenset(
 )
 
 
-def has_own_class(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of a class that neither torch nor torch.export knows."""
-    kind = type(tensor)
-    return kind.__module__.partition(".")[0] != "torch" and not is_traceable_wrapper_subclass(tensor)
-
-
-def class_texts(tensors: Iterable[torch.Tensor], called: Callable[[torch.Tensor], str]) -> list[str]:
-    """A warning for each class of some tensors that defines methods of its own.
-
-    Args:
-        tensors: The tensors of the model and its inputs.
-        called: Gives a tensor's name and class in messages.
-    """
+@contextlib.contextmanager
+def classes_named(request: CaptureRequest) -> Iterator[None]:
+    """Adds a warning to the request's for each class, with methods of its own, of a tensor of the model or among its inputs."""
+    yield
+    arguments = inspect.signature(request.module.forward).bind_partial(*request.args, **request.kwargs).arguments
     first: dict[type, torch.Tensor] = {}
-    for tensor in filter(has_own_class, tensors):
-        first.setdefault(type(tensor), tensor)
-    return [_text(called(tensor), defined) for kind, tensor in first.items() if (defined := _defined(kind))]
+    for tensor in (*state_of(request).of_own_class, *pytree.tree_leaves(arguments)):
+        if isinstance(tensor, torch.Tensor) and has_own_class(tensor):
+            first.setdefault(type(tensor), tensor)
+    roots = {"self": request.module, **arguments}
+    texts = (_text(path_to(tensor, roots), names) for kind, tensor in first.items() if (names := _defined(kind)))
+    request.warnings.extend(texts)
 
 
 def _defined(kind: type) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where nodes come from: the text of FX nodes."""
+"""Full metadata: the text of FX nodes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from onnxplug_torch_onnx.program_metadata import FullMetadata
 
-from onnxplug.interpret.provenance import Describer
-from onnxplug.metadata import Metadata
+from onnxplug.capture.signature import Captured
+from onnxplug.functionalize.prepare import prepare
 
 PROGRAMS: dict[str, Callable[[torch.Tensor], object]] = {
     "lists": lambda x: torch.nn.functional.pad(x, [1, 1, 0, 2]).permute(1, 0),
@@ -41,8 +42,8 @@ class Model(torch.nn.Module):
 def test_a_line_is_what_torch_writes(name: str) -> None:
     rows = torch.export.Dim("rows", min=3)
     captured = torch.export.export(Model(PROGRAMS[name]), (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
-    describer = Describer(Metadata("full"))
     for program in (captured, captured.run_decompositions()):
         lines = [str(fx.format_node()) for fx in program.graph.nodes if fx.op != "output"]
-        assert [describer.line(fx) for fx in program.graph.nodes if fx.op != "output"] == lines
-        assert describer.listing(program.graph) == "\n".join(["graph():", *(f"    {line}" for line in lines)])
+        metadata = FullMetadata(program, prepare(Captured(program)))
+        assert [metadata.line(fx) for fx in program.graph.nodes if fx.op != "output"] == lines
+        assert metadata.listing() == "\n".join(["graph():", *(f"    {line}" for line in lines)])

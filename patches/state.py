@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from onnxplug.capture.locations import raised_at
-from onnxplug.capture.marks import advances, mark_of, path_to
 from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
-from onnxplug.capture.tensor_classes import has_own_class
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
+from onnxplug.patches.marks import advances, has_own_class, mark_of, path_to
+from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import FakeTensor, is_transformed
 from onnxplug.warn import warn
 
@@ -39,23 +39,8 @@ _ABSENT: Any = object()
 _OTHERS = SKIPPED - {"collections", "weakref", "types"}
 #: The largest NumPy array, in bytes, that is copied; larger arrays are read-only while the model is captured.
 _LARGE = 1 << 26
-_PLAIN = frozenset(
-    (
-        str,
-        bytes,
-        int,
-        float,
-        complex,
-        bool,
-        type(None),
-        torch.dtype,
-        torch.device,
-        torch.Size,
-        type,
-        types.ModuleType,
-        range,
-    )
-)
+_PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, range))
+_PLAIN |= {torch.dtype, torch.device, torch.Size}
 
 
 class _Kept(NamedTuple):
@@ -442,11 +427,22 @@ class State:
         for item in advanced:
             if id(item) not in self._reported:
                 self._reported.add(id(item))
-                path = path_to(self._model, item)
+                path = path_to(item, {"self": self._model})
                 warn(
                     f"the model's code advanced {path} during the capture, which can't be put back: the model's next call starts "
                     "from there. Keep the state in a buffer, a list or a number."
                 )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restores everything at the end; wholly after an error."""
+        try:
+            with self.guarded():
+                yield
+        except BaseException:
+            self.restore(wholly=True)
+            raise
+        self.restore()
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -487,6 +483,15 @@ def _count(text: str) -> itertools.count[Any] | None:
     except (ValueError, SyntaxError):
         return None
     return itertools.count(*numbers)
+
+
+def state_of(request: CaptureRequest) -> State:
+    """The state of the captured module, as it was before the first attempt."""
+    state: State | None = request.shared.get("state")
+    if state is None:
+        mentions: Any = request.mentions
+        state = request.shared["state"] = State(request.module, mentions)
+    return state
 
 
 @contextlib.contextmanager

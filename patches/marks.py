@@ -10,12 +10,13 @@ import gc
 import types
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from onnxplug.capture.mentions import attributes_of
+from onnxplug.torch_private import is_traceable_wrapper_subclass
 
 #: How deep iterators of iterators are looked at.
 _DEPTH = 8
@@ -50,9 +51,15 @@ def mark_of(item: Any, depth: int = _DEPTH) -> Any:
         return item.qsize() if hasattr(item, "qsize") else id(item)
 
 
-def path_to(root: Any, wanted: Any) -> str:
-    """How a model's code names an object that is reached from the model, and its type: ``self.queues[0] (SimpleQueue)``."""
-    pending, seen = deque([("self", root)]), set[int]()
+def has_own_class(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a class that neither torch nor torch.export knows."""
+    kind = type(tensor)
+    return kind.__module__.partition(".")[0] != "torch" and not is_traceable_wrapper_subclass(tensor)
+
+
+def path_to(wanted: Any, roots: Mapping[str, Any]) -> str:
+    """How a model's code names an object that is reached from named objects, and its type: ``self.queues[0] (SimpleQueue)``."""
+    pending, seen = deque(roots.items()), set[int]()
     while pending:
         path, item = pending.popleft()
         if item is wanted:

@@ -1,0 +1,95 @@
+"""mmcv's operators in ONNX: the plugin, and ``stand_in``. Importing it imports neither torch nor mmcv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxplug import Domain, LibraryPatch, OpSample, OrtLibrary, PluginInfo, Rule, hookimpl
+
+__all__ = ["stand_in"]
+
+#: The domain of the operators in mmdeploy's library for ONNX Runtime.
+DOMAIN = "mmdeploy"
+
+
+@hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """Operators of mmdeploy's library, where an export asks for its domain."""
+    where = "onnxplug_mmcv.mmdeploy"
+    return [
+        Rule("onnxplug_mmcv::roi_align_rotated", f"{where}:roi_align_rotated", domains={DOMAIN: 1}),
+        Rule("onnxplug_mmcv::nms_rotated", f"{where}:nms_rotated", domains={DOMAIN: 1}),
+    ]
+
+
+@hookimpl
+def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
+    """The package's own operators by those of PyTorch."""
+    return {
+        "onnxplug_mmcv::roi_align_rotated.default": _later("regions", "roi_align_rotated"),
+        "onnxplug_mmcv::nms_rotated.default": _later("boxes", "kept_rotated"),
+    }
+
+
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """The function that computes an operator, imported when it is called."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{module}"), name)(*args, **kwargs)
+
+    decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.{module}"
+    return decomposed
+
+
+@hookimpl
+def onnxplug_domains() -> list[Domain]:
+    """mmdeploy's domain, whose schemas are in its library."""
+    return [Domain(DOMAIN, 1)]
+
+
+@hookimpl
+def onnxplug_runtime() -> list[OrtLibrary]:
+    """mmdeploy's library, where it is installed."""
+    return [OrtLibrary(_library)]
+
+
+def _library() -> str | None:
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    found = find_spec("mmdeploy")
+    for folder in [] if found is None else found.submodule_search_locations or []:
+        path = Path(folder) / "lib" / "libmmdeploy_onnxruntime_ops.so"
+        if path.is_file():
+            return str(path)
+    return None
+
+
+@hookimpl
+def onnxplug_patches() -> list[LibraryPatch]:
+    """What torch.export needs of mmcv."""
+    return [LibraryPatch(("mmcv.ops",), "onnxplug_mmcv.library:exchanged")]
+
+
+@hookimpl
+def onnxplug_samples() -> list[OpSample]:
+    """Inputs to test the operators with."""
+    from onnxplug_mmcv.samples import samples
+
+    return samples()
+
+
+@hookimpl
+def onnxplug_info() -> PluginInfo:
+    """What it translates."""
+    return PluginInfo(api=1, namespaces=("onnxplug_mmcv",), libraries=("mmcv",))
+
+
+def stand_in() -> None:
+    """Makes ``import mmcv.ops`` work where mmcv has no compiled extension (the package mmcv-lite), for exports, from then on."""
+    from onnxplug_mmcv.library import put
+
+    put()

@@ -1,0 +1,162 @@
+"""Overlaps of rotated boxes, and suppression of boxes, by ATen operators."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxplug import Unsupported
+from onnxplug.torch_private import scan
+
+#: How far from an edge a point still is on it, as a part of the boxes' sizes: an edge that two boxes share is counted once.
+_EDGE = 1e-9
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """``nms`` of mmcv's extension: what is kept, by falling score; the threshold is a float there.
+
+    Args:
+        boxes: [N, 4], rows of (x1, y1, x2, y2).
+        scores: [N]
+        iou_threshold: What overlaps more is suppressed.
+        offset: 1 where a box from 0 to 0 is a pixel wide.
+    """
+    import torchvision  # noqa: F401
+
+    if offset:
+        boxes = torch.cat([boxes[:, :2], boxes[:, 2:] + offset], 1)
+    (threshold,) = struct.unpack("f", struct.pack("f", iou_threshold))
+    return torch.ops.torchvision.nms(boxes, scores, threshold)
+
+
+def nms_rotated(
+    dets: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor | None = None, clockwise: bool = True
+) -> tuple[Tensor, Tensor]:
+    """mmcv's function of that name, without a look at the number of boxes: those that are kept with their scores, and which.
+
+    Args:
+        dets: [N, 5], rows of (x, y, width, height, angle): the middle, and radians.
+        scores: [N]
+        iou_threshold: What overlaps as much or more is suppressed.
+        labels: Refused: mmcv's kernel for the CPU suppresses over labels, the one for GPUs within a label.
+        clockwise: Which way angles turn.
+    """
+    if labels is not None:
+        raise Unsupported(
+            "labels of mmcv's nms_rotated, which its kernels for the CPU and for GPUs treat differently",
+            hint="Call mmcv.ops.batched_nms, which moves the boxes of each label to a place of their own.",
+        )
+    boxes = dets if clockwise else dets * dets.new_tensor([1, 1, 1, 1, -1])
+    keep = torch.ops.onnxplug_mmcv.nms_rotated(boxes, scores, float(iou_threshold))
+    return torch.cat([dets[keep], scores[keep].reshape(-1, 1)], 1), keep
+
+
+def batched_nms(
+    boxes: Tensor, scores: Tensor, idxs: Tensor, nms_cfg: dict[str, Any] | None, class_agnostic: bool = False
+) -> tuple[Tensor, Tensor]:
+    """mmcv's function of that name, without a look at the number of boxes: all at once, also above ``split_thr``.
+
+    Args:
+        boxes: [N, 4], or [N, 5] of rotated boxes.
+        scores: [N]
+        idxs: [N], the class of each box; boxes of different classes don't suppress one another.
+        nms_cfg: ``type``, the name of mmcv's function, with its arguments. ``None``: boxes are sorted by score alone.
+        class_agnostic: Whether classes don't matter.
+    """
+    if nms_cfg is None:
+        scores, order = scores.sort(descending=True)
+        return torch.cat([boxes[order], scores[:, None]], -1), order
+    options = dict(nms_cfg)
+    options.pop("split_thr", None)
+    moved = boxes
+    if not options.pop("class_agnostic", class_agnostic):
+        # The largest coordinate is that of no box at all, too.
+        parts = (boxes[..., :2], boxes[..., 2:4]) if boxes.size(-1) == 5 else (boxes,)
+        extent = sum(torch.cat([x.flatten(), x.new_full((1,), float("-inf"))]).max() for x in parts)
+        offsets = (idxs.to(boxes) * (extent + 1))[:, None]
+        moved = torch.cat([boxes[..., :2] + offsets, boxes[..., 2:]], -1) if len(parts) == 2 else boxes + offsets
+    function = options.pop("type", "nms")
+    if isinstance(function, str):
+        function = getattr(sys.modules["mmcv.ops.nms"], function)
+    dets, keep = function(moved, scores, **options)
+    return torch.cat([boxes[keep], dets[:, -1:]], -1), keep
+
+
+def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
+    """``box_iou_rotated`` of mmcv's extension, which writes ``ious``.
+
+    Args:
+        bboxes1: [N, 5], rows of (x, y, width, height, angle): the middle, and radians.
+        bboxes2: [M, 5]
+        ious: [N M], or [N] where the boxes are pairs.
+        mode_flag: 0: divided by the union; 1: by the first box.
+        aligned: Whether the boxes are pairs.
+    """
+    ious.copy_(overlaps(bboxes1 if aligned else bboxes1.unsqueeze(1), bboxes2, mode_flag == 1).flatten())
+
+
+def kept_rotated(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """``onnxplug_mmcv::nms_rotated``: what is kept of rotated boxes, by falling score; box by box, each against all others."""
+    order = scores.sort(descending=True, stable=True).indices
+    # One of no area behind them: ONNX Runtime has no scan of nothing.
+    boxes = torch.cat([dets[order].double(), dets.new_zeros((1, 5), dtype=torch.float64)])
+    places = torch.arange(boxes.shape[0], device=dets.device)
+
+    def step(kept: Tensor, one: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        box, place = one
+        # As mmcv's kernel: a float's threshold, and an overlap that is as large is suppressed.
+        near = overlaps(box, boxes, False).float() >= iou_threshold
+        own = (kept & (places == place)).any()
+        return kept & ~(own & near & (places > place)), own.clone()
+
+    kept, _ = scan(step, torch.ones_like(places, dtype=torch.bool), (boxes, places))
+    return order[kept[:-1]]
+
+
+def overlaps(one: Tensor, other: Tensor, of_one: bool) -> Tensor:
+    """Intersections over unions, or over the first boxes, of boxes [..., 5] that are broadcast; 0 where a box has no area.
+
+    The area of an intersection is the integral over its border: the parts of each box's edges that are in the other box. Computed
+    in double, as the library's own way, which sorts corners by their angles, is not the same for rounded ones.
+    """
+    dtype = one.dtype
+    one, other = one.double(), other.double()
+    middle = (one[..., :2] + other[..., :2]) / 2
+    one, other = (
+        torch.cat([box[..., :2] - middle, box[..., 2:].expand(*middle.shape[:-1], 3)], -1) for box in (one, other)
+    )
+    areas = [box[..., 2] * box[..., 3] for box in (one, other)]
+    near = (one[..., 2:4].sum(-1) + other[..., 2:4].sum(-1)) * _EDGE
+    shared = (_border(one, other, near, 1) + _border(other, one, near, -1)).clamp(min=0.0)
+    total = areas[0] if of_one else areas[0] + areas[1] - shared
+    return torch.where((areas[0] < 1e-14) | (areas[1] < 1e-14), 0.0, shared / total).to(dtype)
+
+
+def _border(one: Tensor, other: Tensor, near: Tensor, once: int) -> Tensor:
+    """Half the integral of ``x dy - y dx`` along the edges of one box where they are in the other with a margin around it.
+
+    Of two edges on one line, one is counted where they run the same way (``once`` is -1 for the box whose isn't), and both, which
+    cancel, where the boxes touch from opposite sides.
+    """
+    x, y, width, height, angle = one.unsqueeze(-1).unbind(-2)
+    sine, cosine = angle.sin(), angle.cos()
+    right, down = (width / 2 * x.new_tensor([-1, 1, 1, -1]), height / 2 * x.new_tensor([-1, -1, 1, 1]))
+    x, y = x + right * cosine - down * sine, y + right * sine + down * cosine
+    dx, dy = (torch.cat([v[..., 1:], v[..., :1]], -1) - v for v in (x, y))
+    x0, y0, width, height, angle = other.unsqueeze(-1).unbind(-2)
+    sine, cosine = angle.sin(), angle.cos()
+    places = ((x - x0) * cosine + (y - y0) * sine, (y - y0) * cosine - (x - x0) * sine)
+    speeds = (dx * cosine + dy * sine, dy * cosine - dx * sine)
+    first, last = torch.zeros_like(x), torch.ones_like(x)
+    # Along the other's sides at ends of its width its border runs as its height does, of its height against its width.
+    for place, speed, along, size in zip(places, speeds, (speeds[1], -speeds[0]), (width, height), strict=True):
+        ends = []
+        for side in (-1, 1):
+            margin = near.unsqueeze(-1) * torch.where(along * side > 0, once, 1)
+            ends.append((side * (size / 2 + margin) - place) / speed)
+        first, last = first.maximum(ends[0].minimum(ends[1])), last.minimum(ends[0].maximum(ends[1]))
+    return ((last - first).clamp(min=0.0) * (x * dy - y * dx)).sum(-1) / 2

@@ -1,0 +1,150 @@
+"""mmcv's functions that its compiled extension computes, exchanged for others: in a capture, or for good (``stand_in``)."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxplug import Unsupported
+from onnxplug.capture.patching import patched
+from onnxplug_mmcv import boxes, convolution, regions
+
+EXTENSION = "mmcv._ext"
+
+
+def _roi_align_rotated(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    pooled_height: int,
+    pooled_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    aligned: bool,
+    clockwise: bool,
+) -> None:
+    """``roi_align_rotated_forward`` of mmcv's extension."""
+    sizes = (pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, clockwise)
+    output.copy_(torch.ops.onnxplug_mmcv.roi_align_rotated(input, rois, *sizes))
+
+
+def _deformable(
+    ctx: Any,
+    value: Tensor,
+    value_spatial_shapes: Tensor,
+    value_level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    im2col_step: int,
+) -> Tensor:
+    """``MultiScaleDeformableAttnFunction.forward``, which mmcv calls on a GPU, as what it calls on a CPU."""
+    theirs = sys.modules["mmcv.ops.multi_scale_deform_attn"].multi_scale_deformable_attn_pytorch
+    return theirs(value, value_spatial_shapes, sampling_locations.type_as(value), attention_weights.type_as(value))
+
+
+#: Functions of mmcv's extension, with those that take their place.
+KERNELS: dict[str, Callable[..., Any]] = {
+    "nms": boxes.nms,
+    "box_iou_rotated": boxes.box_iou_rotated,
+    "roi_align_forward": regions.roi_align,
+    "roi_align_rotated_forward": _roi_align_rotated,
+}
+#: Functions of mmcv's own in Python that ask for sizes, and those of ``autograd.Function``s, by module and name.
+FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("mmcv.ops.nms", "nms_rotated"): boxes.nms_rotated,
+    ("mmcv.ops.nms", "batched_nms"): boxes.batched_nms,
+    ("mmcv.ops.deform_conv", "DeformConv2dFunction.forward"): convolution.deform,
+    ("mmcv.ops.modulated_deform_conv", "ModulatedDeformConv2dFunction.forward"): convolution.modulated,
+    ("mmcv.ops.multi_scale_deform_attn", "MultiScaleDeformableAttnFunction.forward"): _deformable,
+}
+
+
+@contextlib.contextmanager
+def exchanged() -> Iterator[None]:
+    """Holds while a model is captured: the functions are exchanged wherever a module has them."""
+    define()
+    with contextlib.ExitStack() as stack:
+        for owner, name, function in _places():
+            stack.enter_context(patched(owner, name, function))
+        yield
+
+
+def put() -> None:
+    """Makes ``mmcv.ops`` importable where mmcv was installed without its extension, and exchanges the functions for good."""
+    define()
+    if EXTENSION not in sys.modules and find_spec(EXTENSION) is None:
+        sys.modules[EXTENSION] = Extension(EXTENSION, "From onnxplug_mmcv, for exports.")
+        sys.modules[EXTENSION].__spec__ = ModuleSpec(EXTENSION, None)
+    import mmcv.ops  # noqa: F401
+
+    for owner, name, function in _places():
+        setattr(owner, name, function)
+
+
+class Extension(ModuleType):
+    """mmcv's extension, without most of its functions."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def absent(*_: Any, **__: Any) -> Any:
+            raise Unsupported(
+                f"mmcv's {name}, which is compiled with mmcv and has no translation",
+                hint="`pip install mmcv` compiles it where torch's headers and a compiler are.",
+            )
+
+        return absent
+
+
+def _places() -> list[tuple[Any, str, Any]]:
+    """Each class, and each module of anyone, that has a function of the tables; one with other parameters stays."""
+    extension = sys.modules.get(EXTENSION)
+    places: list[tuple[Any, str, Any]] = []
+    if extension is not None:
+        places += [(extension, name, kernel) for name, kernel in KERNELS.items()]
+    for (path, name), function in FUNCTIONS.items():
+        name, _, method = name.partition(".")
+        theirs = getattr(sys.modules.get(path), name, None)
+        found = getattr(theirs, method, None) if method else theirs
+        if found is None or found is function or _parameters(found) != _parameters(function):
+            continue
+        if method:
+            places.append((theirs, method, staticmethod(function)))
+            continue
+        holders = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType) and vars(m).get(name) is theirs]
+        places += [(module, name, function) for module in holders]
+    return places
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def define() -> None:
+    """Gives torch the package's own operators: what mmdeploy's library has whole."""
+    if hasattr(torch.ops.onnxplug_mmcv, "nms_rotated"):
+        return
+    _operator("nms_rotated", boxes.kept_rotated, _some)
+    _operator("roi_align_rotated", regions.roi_align_rotated, _bins)
+
+
+def _operator(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    torch.library.custom_op(f"onnxplug_mmcv::{name}", kernel, mutates_args=()).register_fake(fake)
+
+
+def _some(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    return dets.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
+def _bins(input: Tensor, rois: Tensor, height: int, width: int, *_: Any) -> Tensor:
+    return input.new_empty(rois.shape[0], input.shape[1], height, width)

@@ -1,0 +1,168 @@
+"""Neighbourhood attention by ATen operators: the keys of each query's window are gathered, never all queries times all keys."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxplug import Unsupported
+
+
+def neighborhood_attention_generic(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel_size: Any,
+    stride: Any = 1,
+    dilation: Any = 1,
+    is_causal: Any = False,
+    scale: float | None = None,
+    additional_keys: Tensor | None = None,
+    additional_values: Tensor | None = None,
+    attention_kwargs: dict[str, Any] | None = None,
+    backend: str | None = None,
+    q_tile_shape: Any = None,
+    kv_tile_shape: Any = None,
+    backward_q_tile_shape: Any = None,
+    backward_kv_tile_shape: Any = None,
+    backward_kv_splits: Any = None,
+    backward_use_pt_reduction: bool = False,
+    run_persistent_kernel: bool = True,
+    kernel_schedule: Any = None,
+    torch_compile: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """natten's function of that name, which ``na1d``, ``na2d``, ``na3d`` and its modules call, in float32.
+
+    Args:
+        query: [batch, sizes…, heads, D]
+        key: [batch, sizes…, heads that queries share, D]
+        value: [batch, sizes…, heads that queries share, V]
+        kernel_size, stride, dilation, is_causal: Of each axis, or of all.
+        scale: Of the scores.
+        additional_keys: [batch, keys, heads that queries share, D], seen by every query.
+        additional_values: [batch, keys, heads that queries share, V]
+        attention_kwargs, backend, and those that follow: Ways to the same numbers.
+        return_lse: Whether the logarithms of the sums are asked for.
+
+    Returns:
+        [batch, sizes…, heads, V]; with them the logarithms [batch, sizes…, heads].
+    """
+    checks = sys.modules["natten.utils.checks"]
+    checks.na_tensor_checks(query, key, value)
+    checks.additional_kv_tensor_checks(query, key, value, additional_keys, additional_values)
+    axes = query.dim() - 3
+    given = dict(
+        zip(
+            ("kernel_size", "stride", "dilation", "is_causal"),
+            checks.check_all_args(axes, kernel_size, stride, dilation, is_causal),
+            strict=True,
+        )
+    )
+    checks.check_args_against_input(query, **given)
+    sizes = query.shape[1 : 1 + axes]
+    places, seen = _windows(sizes, query.device, *given.values())
+    keys, values = (x.flatten(1, axes)[:, places] for x in (key, value))  # [batch, queries, window, heads, width]
+    out, total = _attend(query.flatten(1, axes), keys, values, seen, scale, additional_keys, additional_values)
+    out = out.to(value.dtype).unflatten(1, sizes)
+    return (out, total.unflatten(1, sizes)) if return_lse else out
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    seqlens_Q: Tensor | None = None,
+    seqlens_KV: Tensor | None = None,
+    cumulative_seqlen_Q: Tensor | None = None,
+    cumulative_seqlen_KV: Tensor | None = None,
+    max_seqlen_Q: int | None = None,
+    max_seqlen_KV: int | None = None,
+    backend: str | None = None,
+    q_tile_size: int | None = None,
+    kv_tile_size: int | None = None,
+    backward_q_tile_size: int | None = None,
+    backward_kv_tile_size: int | None = None,
+    backward_kv_splits: int | None = None,
+    backward_use_pt_reduction: bool = False,
+    run_persistent_kernel: bool = True,
+    kernel_schedule: Any = None,
+    torch_compile: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """natten's plain attention, of queries [batch, queries, heads, D] to keys [batch, keys, heads that queries share, D]."""
+    if seqlens_Q is not None or cumulative_seqlen_Q is not None:
+        raise Unsupported("natten's attention of sequences packed one after the other")
+    if is_causal:
+        raise Unsupported("natten's causal attention", hint="na1d of a window of all keys is the same.")
+    sys.modules["natten.utils.checks"].fmha_tensor_checks(query, key, value)
+    out, total = _attend(query, key.unsqueeze(1), value.unsqueeze(1), None, scale, None, None)
+    out = out.to(value.dtype)
+    return (out, total) if return_lse else out
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    seen: Tensor | None,
+    scale: float | None,
+    more: Tensor | None,
+    last: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Of queries [batch, queries, heads, D] to windows [batch, queries or 1, window, shared heads, D]; results and logarithms."""
+    shared = keys.shape[3]
+    q = query.float().unflatten(2, (shared, -1)) * (scale or query.shape[-1] ** -0.5)
+    scores = q @ keys.float().permute(0, 1, 3, 4, 2)  # [batch, queries, shared heads, group, window]
+    if seen is not None:
+        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    window = scores.shape[-1]
+    if more is not None:
+        scores = torch.cat([scores, q @ more.float().permute(0, 2, 3, 1).unsqueeze(1)], -1)
+    parts = scores.softmax(-1)
+    out = parts[..., :window] @ values.float().permute(0, 1, 3, 2, 4)
+    if last is not None:
+        out = out + parts[..., window:] @ last.float().transpose(1, 2).unsqueeze(1)
+    return out.flatten(2, 3), scores.logsumexp(-1).flatten(2)
+
+
+def _windows(
+    sizes: Any, device: torch.device, kernels: Any, strides: Any, dilations: Any, causal: Any
+) -> tuple[Tensor, Any]:
+    """Which keys each query's window has, [queries, window], and which of them it sees; ``None`` where it sees all."""
+    places, seen = torch.zeros(1, 1, dtype=torch.int64, device=device), None
+    for size, kernel, stride, dilation, is_causal in zip(sizes, kernels, strides, dilations, causal, strict=True):
+        own, visible = _window(size, device, kernel, stride, dilation, is_causal)
+        places = (places[:, None, :, None] * size + own[None, :, None, :]).flatten(2).flatten(0, 1)
+        if seen is None and is_causal:
+            seen = torch.ones((), dtype=torch.bool, device=device).expand(
+                places.shape[0] // size, places.shape[1] // kernel
+            )
+        if seen is not None:
+            seen = (seen[:, None, :, None] & visible[None, :, None, :]).flatten(2).flatten(0, 1)
+    return places, seen
+
+
+def _window(
+    size: Any, device: torch.device, kernel: int, stride: int, dilation: int, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Of one axis: the places of each query's window [size, kernel], and which of them it sees.
+
+    Places that are ``dilation`` apart are a group; ``stride`` queries of a group share the window of their leader.
+    """
+    place = torch.arange(size, device=device)
+    group, own = place % dilation, place // dilation
+    last = (size - 1 - group) // dilation
+    leader = (own // stride * stride + (stride - 1 if causal else stride // 2)).minimum(last)
+    if causal:
+        first = leader - (kernel - 1)
+    else:
+        first = (leader - kernel // 2).clamp(min=0).minimum(last - (kernel - 1))
+    window = first[:, None] + torch.arange(kernel, device=device)
+    visible = (window >= 0) & (window <= own[:, None]) if causal else torch.ones_like(window, dtype=torch.bool)
+    return window.clamp(min=0) * dilation + group[:, None], visible

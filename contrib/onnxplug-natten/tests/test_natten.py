@@ -1,0 +1,163 @@
+"""natten's functions and modules, against its own backend for the CPU, which computes every score of all queries and keys."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnxplug_natten import attention, library
+from torch import Tensor
+
+import onnxplug
+
+natten = pytest.importorskip("natten")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:return_lse is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
+]
+#: Tolerances looser than torch.testing's own, with their reasons.
+LOOSER = {
+    "halves": (
+        {"rtol": 1e-2, "atol": 1e-2},
+        "natten's backend for the CPU computes in float16, the package in float32",
+    ),
+}
+PLAIN = {"rtol": 1.3e-6, "atol": 2e-6}
+SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: ((13,), (12,), (20,)),
+    2: ((9, 7), (6, 11), (12, 8)),
+    3: ((5, 6, 4), (4, 4, 7), (6, 5, 4)),
+}
+
+
+def check(
+    model: Callable[..., Any], inputs: Sequence[tuple[Tensor, ...]], shapes: Any, tolerance: Any = PLAIN, **options: Any
+) -> onnxplug.OnnxProgram:
+    """Exports with the first inputs; the file gives what the library gives for all of them."""
+    program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, **options)
+    for args in inputs:
+        with torch.no_grad():
+            wanted = model(*args)
+        for result, value in zip(program(*args), [wanted] if isinstance(wanted, Tensor) else wanted, strict=True):
+            torch.testing.assert_close(result, value, **tolerance)
+    return program
+
+
+def drawn(batch: int, size: tuple[int, ...], shared: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Queries of 4 heads, keys and values of as many or fewer."""
+    return tuple(torch.randn(batch, *size, heads, 8, dtype=dtype) for heads in (4, shared, shared))
+
+
+def dynamic(*least: int) -> Any:
+    """Queries, keys and values of any batch and sizes, each at least so many."""
+    return ({0: "batch", **{n + 1: torch.export.Dim(f"size{n}", min=size) for n, size in enumerate(least)}},) * 3
+
+
+CASES = [
+    (1, 3, 1, 1, False),
+    (1, 4, 2, 1, True),
+    (1, 5, 3, 2, False),
+    (1, 12, 1, 1, False),
+    (2, 2, 1, 2, False),
+    (2, (3, 4), 2, 1, True),
+    (2, 5, 4, 1, False),
+    (2, 3, 2, 2, True),
+    (3, 2, 1, 2, True),
+    (3, (3, 4, 2), 2, 1, False),
+]
+
+
+@pytest.mark.parametrize(("axes", "kernel", "stride", "dilation", "causal"), CASES)
+def test_attention(axes: int, kernel: Any, stride: int, dilation: int, causal: bool) -> None:
+    """With keys that heads share, on sizes of which some are the window, and some no multiples of the dilation."""
+    function = getattr(natten, f"na{axes}d")
+    is_causal = (causal, *(False,) * (axes - 1))
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return function(q, k, v, kernel, stride, dilation, is_causal, return_lse=True)
+
+    least = tuple(m * dilation for m in ((kernel,) * axes if isinstance(kernel, int) else kernel))
+    sizes = [size for size in SIZES[axes] if all(s >= m for s, m in zip(size, least, strict=True))]
+    inputs = [drawn(batch, size, 2) for batch, size in zip((2, 1, 3), sizes, strict=False)]
+    assert len(inputs) > 1
+    check(model, inputs, dynamic(*least))
+
+
+@pytest.mark.parametrize("opset", [13, 18, 23])
+def test_opsets(opset: int) -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return natten.na2d(q, k, v, 3, scale=0.2)
+
+    check(model, [drawn(2, (9, 7)), drawn(1, (5, 6))], dynamic(3, 3), opset_version=opset)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_additional_keys(causal: bool) -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor, more: Tensor, last: Tensor) -> Any:
+        options = {"additional_keys": more, "additional_values": last, "is_causal": causal, "return_lse": True}
+        return natten.na1d(q, k, v, 4, **options)
+
+    inputs = [(*drawn(b, (n,), 2), *(torch.randn(b, m, 2, 8) for _ in range(2))) for b, n, m in ((2, 9, 3), (1, 6, 5))]
+    more = {0: "batch", 1: "more"}
+    check(model, inputs, (*dynamic(4), more, more))
+
+
+def test_halves() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return natten.na2d(q, k, v, 3)
+
+    inputs = [drawn(b, size, 4, torch.float16) for b, size in ((2, (9, 7)), (1, (5, 6)))]
+    check(model, inputs, dynamic(3, 3), LOOSER["halves"][0])
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_modules(axes: int) -> None:
+    module = getattr(natten, f"NeighborhoodAttention{axes}D")(embed_dim=32, num_heads=4, kernel_size=3).eval()
+    inputs = [(torch.randn(batch, *size, 32),) for batch, size in zip((2, 1, 3), SIZES[axes], strict=True)]
+    check(module, inputs, dynamic(*(3,) * axes)[:1], {"rtol": 1e-5, "atol": 1e-5})
+
+
+def test_plain_attention() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return natten.attention(q, k, v, scale=0.3, return_lse=True)
+
+    inputs = [(drawn(b, (n,))[0], *drawn(b, (m,), 2)[1:]) for b, n, m in ((2, 5, 7), (1, 6, 3))]
+    check(model, inputs, ({0: "batch", 1: "queries"}, {0: "batch", 1: "keys"}, {0: "batch", 1: "keys"}))
+
+
+def test_every_neighbour_by_hand() -> None:
+    """The windows of a few axes, as natten's documentation draws them."""
+    places, seen = attention._window(7, torch.device("cpu"), 3, 1, 1, False)
+    assert seen.all()
+    assert places.tolist() == [[0, 1, 2], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [4, 5, 6]]
+    places, seen = attention._window(7, torch.device("cpu"), 2, 1, 3, True)
+    own = [[p for p, s in zip(*row, strict=True) if s] for row in zip(places.tolist(), seen.tolist(), strict=True)]
+    assert own == [[0], [1], [2], [0, 3], [1, 4], [2, 5], [3, 6]]
+
+
+def test_refusals() -> None:
+    q, k, v = drawn(1, (6,))
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    for options, match in (({"is_causal": True}, "causal"), ({"seqlens_Q": ends, "seqlens_KV": ends}, "packed")):
+        with pytest.raises(onnxplug.OnnxplugError, match=match):
+            onnxplug.to_onnx(lambda q, k, v, o=options: natten.attention(q, k, v, **o), (q, k, v))
+
+
+def test_functions_of_the_library() -> None:
+    for name, function in library.FUNCTIONS.items():
+        theirs = getattr(natten.functional, name)
+        assert list(inspect.signature(theirs).parameters) == list(inspect.signature(function).parameters)
+    holders = {module.__name__ for module, name, _ in library._places() if name == "neighborhood_attention_generic"}
+    assert {"natten.functional", "natten.modules"} <= holders
+
+
+def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(block, {"__name__": "readme"})
