@@ -1,4 +1,4 @@
-"""``type(x)``, ``isinstance(n, int)`` and attributes of tensors during capture, as they are when PyTorch runs the model.
+"""``type(x)``, ``isinstance(n, int)``, attributes of tensors, and modules during capture, as they are when PyTorch runs the model.
 
 A traced tensor is a ``FakeTensor`` and a dynamic size a ``SymInt``: code that asks for their classes would go another way than in
 PyTorch, as would code that reads what somebody has set on a weight (``weight.scale = 2.0``).
@@ -7,15 +7,17 @@ PyTorch, as would code that reads what somebody has set on a weight (``weight.sc
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from onnxplug.capture.mentions import Mentions, code_names
+from onnxplug.capture.mentions import SKIPPED, Mentions
 from onnxplug.capture.patching import patched
 from onnxplug.patches.lengths import Globals
-from onnxplug.torch_private import FakeTensor, FakeTensorMode
+from onnxplug.torch_private import FakeTensor, FakeTensorMode, ModuleStackTracer
 
 _python_isinstance, _python_type = (
     isinstance,
@@ -80,16 +82,30 @@ def _from_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     return from_tensor
 
 
+def _module_itself(tracer: Any, name: str, value: Any, *rest: Any) -> Any:
+    """A submodule itself. A model that holds a module twice would get a stand-in, each time another, for each of its submodules."""
+    return super(ModuleStackTracer, tracer).getattr(name, value, *rest)
+
+
 @contextlib.contextmanager
 def kinds_as_in_pytorch(mentions: Mentions) -> Iterator[None]:
     """While it holds, the Python modules of the model's own code see the classes and attributes that there are in PyTorch."""
-    namespaces = {id(f.__globals__): f.__globals__ for f in mentions.functions}
-    named = {n: set[str]() for n in namespaces}
-    for function in mentions.functions:
-        named[id(function.__globals__)].update(_REPLACED.keys() & set(code_names(function.__code__)))
     with contextlib.ExitStack() as stack:
-        for place, names in named.items():
-            for name in names - namespaces[place].keys():
-                stack.enter_context(patched(Globals(namespaces[place]), name, _REPLACED[name]))
+        for namespace in _namespaces(mentions):
+            for name in _REPLACED.keys() - namespace.keys():
+                stack.enter_context(patched(Globals(namespace), name, _REPLACED[name]))
         stack.enter_context(patched(FakeTensorMode, "from_tensor", _from_tensor(FakeTensorMode.from_tensor)))
+        stack.enter_context(patched(ModuleStackTracer, "getattr", _module_itself))
         yield
+
+
+def _namespaces(mentions: Mentions) -> Iterator[dict[str, Any]]:
+    """The globals of the functions that were met, and of all modules of their packages: code may find others by a text."""
+    met = {id(f.__globals__): f.__globals__ for f in mentions.functions}
+    names = {str(namespace.get("__name__")) for namespace in met.values()} | {
+        kind.__module__ for kind in mentions.classes
+    }
+    packages = {name.partition(".")[0] for name in names} - SKIPPED - {"builtins", "onnxplug"}
+    of_packages = (m for name, m in list(sys.modules.items()) if name.partition(".")[0] in packages)
+    met.update({id(vars(m)): vars(m) for m in of_packages if _python_isinstance(m, types.ModuleType)})
+    yield from met.values()

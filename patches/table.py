@@ -11,6 +11,7 @@ from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.conversions import conversions_that_change_nothing
 from onnxplug.patches.copies import copies_of_tensors
+from onnxplug.patches.data_sizes import sizes_that_follow_from_data
 from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
 from onnxplug.patches.fakes import results_in_one_step
@@ -85,6 +86,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="They ask for sizes that follow from data.",
         test="tests/capture/test_sizes.py::test_local_response_norm_of_a_size_that_follows_from_data[LocalResponseNorm-0-3]",
         enter=lambda request: norms_of_any_size(request.mentions),
+    ),
+    TorchPatch(
+        name="sizes that follow from data",
+        target="NonStrictFunctions._override (take_along_dim, cov, corrcoef), torch.nn.AdaptiveLogSoftmaxWithLoss",
+        why="These functions need sizes as plain numbers, and the layer branches on how many targets a cluster has.",
+        test="tests/capture/test_sizes.py::test_functions_that_need_plain_sizes[cov]",
+        enter=lambda request: sizes_that_follow_from_data(request.mentions),
     ),
     TorchPatch(
         name="factories",

@@ -1,10 +1,11 @@
-"""Random programs of views, writes, aliases and branches on sizes are right, or an error or a warning says what is not."""
+"""Random programs of views, writes, aliases and branches on sizes, and random trees of modules, are right, or an error or a warning says what is not."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.capture.adversary import Program, outcome
+from tests.capture.trees import Tree
 
 #: What a program may come to.
 FINE = ("right", "said", "refused", "eager")
@@ -20,6 +21,20 @@ def test_random_programs(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4, 300))
 def test_many_random_programs(seed: int) -> None:
     test_random_programs(seed)
+
+
+@pytest.mark.parametrize("seed", [3, 20, 41])
+def test_random_trees(seed: int) -> None:
+    """In these, modules are found at two places, and methods by a text."""
+    status, reason = outcome(seed, dynamic=seed % 3 != 0, make=Tree)
+    assert status in ("right", "said"), f"{reason}\n{Tree(seed)}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(60, 300))
+def test_many_random_trees(seed: int) -> None:
+    status, reason = outcome(seed, dynamic=seed % 3 != 0, make=Tree)
+    assert status in FINE, f"{reason}\n{Tree(seed)}"
 
 
 def test_most_random_programs_are_right() -> None:

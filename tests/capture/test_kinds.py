@@ -70,6 +70,18 @@ def test_classes_and_attributes(name: str) -> None:
     assert not {"type", "isinstance"} & globals().keys()
 
 
+def test_a_method_that_is_found_by_a_text() -> None:
+    class Found(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = getattr(self, "_".join(["asked", "kind"]))(x)
+            return found
+
+        def asked_kind(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if isinstance(x.shape[0], int) else x * 3
+
+    check(Found(), X, others=OTHERS, dynamic=({0: "n"},))
+
+
 def test_a_tensor_that_a_weight_holds() -> None:
     """Its numbers are a constant of the model, as those of every tensor that is no buffer."""
 
@@ -87,6 +99,35 @@ def test_attributes_of_an_input() -> None:
     x.scale = 3.0  # type: ignore[attr-defined]
     program = onnxplug.to_onnx(lambda x: x * getattr(x, "scale", 1.0), (x,))
     torch.testing.assert_close(program(x)[0], X * 3)
+
+
+class Twice(nn.Module):
+    """A layer that is held in several places."""
+
+    def __init__(self, ask: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.a = self.b = nn.Linear(3, 3)
+        self.layers = nn.ModuleList([self.a, nn.ReLU(), self.a])
+        self.held, self.numbers, self.ask = [self.a], {id(self.a): 1, self.a: 2}, ask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) if self.ask(self) else self.b(x) * 2
+
+
+SAME: dict[str, Callable[[Any], bool]] = {
+    "is": lambda m: m.a is m.b and m.layers[0] is m.layers[2],
+    "in": lambda m: m.b in m.held and list(m.layers).index(m.a) == 0,
+    "key": lambda m: m.numbers.get(id(m.b)) == 1 and m.numbers.get(m.layers[2]) == 2,
+    "modules": lambda m: len(list(m.modules())) == 4 and len({m.a, m.b, *m.layers}) == 2,
+    "class": lambda m: type(m.a) is nn.Linear and isinstance(m.layers[1], nn.ReLU),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_module_that_is_held_twice(name: str) -> None:
+    model = Twice(SAME[name])
+    assert SAME[name](model)
+    check(model, X, others=OTHERS, dynamic=({0: "n"},), atol=1e-6)
 
 
 class Tripled(torch.Tensor):

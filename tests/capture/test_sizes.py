@@ -146,6 +146,40 @@ def test_operators_that_ask_for_elements(name: str, seeded: None) -> None:
     check(Selected(ASKING_FOR_ELEMENTS[name]), x, FIRST, others=[(x * 2, FEWER), (x, NONE)])
 
 
+PLAIN_SIZES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(stable=True, dim=-1), -1),
+    "take_along_dim of rows": lambda x: x.take_along_dim(x[:2].long() * 0, 0),
+    "take_along_dim of all": lambda x: torch.take_along_dim(x, (x > 0).long()),
+    "cov": lambda x: torch.cov(x.t()),
+    "cov of rows": lambda x: x.cov(correction=0),
+    "cov of a row": lambda x: torch.cov(x[:, 0]),
+    "cov of integers": lambda x: torch.cov((x.t() * 10).long()),
+    "corrcoef": lambda x: torch.corrcoef(x.t()),
+    "corrcoef of rows": torch.corrcoef,
+    "corrcoef of a row": lambda x: x[:, 1].corrcoef(),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_SIZES)
+def test_functions_that_need_plain_sizes(name: str, seeded: None) -> None:
+    x = torch.randn(4, 6)
+    check(Selected(PLAIN_SIZES[name]), x, FIRST, others=[(x * 2, FEWER)], atol=1e-5)
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_adaptive_softmax(is_batched: bool, seeded: None) -> None:
+    """Clusters with targets and without."""
+    layer = nn.AdaptiveLogSoftmaxWithLoss(6, 12, [3, 7]).eval()
+
+    def model(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output, loss = layer(x, target)
+        return output, loss, layer.predict(x if is_batched else x[None])
+
+    batches = [(torch.randn(n, 6), torch.tensor(t)) for n, t in ((4, [0, 8, 2, 11]), (3, [1, 2, 1]), (1, [9]))]
+    (args, *others) = batches if is_batched else [(x[0], target[0]) for x, target in batches]
+    check(model, *args, others=others, dynamic=({0: "n"}, {0: "n"}) if is_batched else None, atol=1e-5)
+
+
 def test_an_operator_that_computes_otherwise_without_elements_is_refused() -> None:
     with pytest.raises(onnxplug.MissingRuleError, match="trapezoid"):
         onnxplug.to_onnx(Selected(lambda x: torch.trapezoid(x, dim=0)), (torch.randn(4, 6), FIRST))

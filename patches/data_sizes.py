@@ -1,0 +1,101 @@
+"""Functions of torch that need sizes as plain numbers, for sizes that follow from data; a layer that branches on such sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from onnxplug.capture.patching import patched
+from onnxplug.plugin_api import Mentions
+from onnxplug.torch_private import NonStrictFunctions
+
+
+def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Any:
+    """As torch's own, for sizes that are equal beside the axis; ``NotImplemented`` where one may be broadcast."""
+    if dim is None:
+        return input.flatten().gather(0, indices.flatten())
+    around = [axis for axis in range(input.dim()) if axis != dim % input.dim()]
+    if input.dim() != indices.dim() or any(str(input.shape[a]) != str(indices.shape[a]) for a in around):
+        return NotImplemented
+    return input.gather(dim, indices)
+
+
+def cov(input: Tensor, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """The products of what is left of rows without their means, by the number of columns less the correction."""
+    if fweights is not None or aweights is not None or input.dim() > 2 or input.dtype is torch.bool:
+        return NotImplemented
+    rows = input if input.is_floating_point() or input.is_complex() else input.to(torch.get_default_dtype())
+    rows = rows if rows.dim() == 2 else rows.reshape(1, -1)
+    centred = rows - rows.mean(1, keepdim=True)
+    products = centred @ centred.mH / torch.sym_max(rows.shape[1] - correction, 0)
+    return products.squeeze() if input.dim() == 2 else products[0, 0]
+
+
+def corrcoef(input: Tensor) -> Any:
+    """The covariances by both deviations, without what rounding adds beyond 1."""
+    covariances = cov(input)
+    if covariances is NotImplemented or covariances.is_complex():
+        return NotImplemented
+    if not covariances.dim():
+        return covariances / covariances
+    deviations = covariances.diagonal().sqrt()
+    return (covariances / deviations[:, None] / deviations[None]).clamp(-1, 1)
+
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.take_along_dim: take_along_dim,
+    Tensor.take_along_dim: take_along_dim,
+    torch.cov: cov,
+    Tensor.cov: cov,
+    torch.corrcoef: corrcoef,
+    Tensor.corrcoef: corrcoef,
+}
+
+
+def _loss_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(layer: nn.AdaptiveLogSoftmaxWithLoss, input_: Tensor, target_: Tensor) -> Any:
+        """As torch's own, which takes the targets of each cluster by themselves, if there are any."""
+        if target_.dim() > 1 or input_.dim() != target_.dim() + 1:
+            return original(layer, input_, target_)
+        if target_.dim():
+            torch._check(input_.shape[0] == target_.shape[0])
+        numbers = layer.log_prob(input_ if target_.dim() else input_.unsqueeze(0))
+        output = numbers.gather(1, target_.reshape(-1, 1)).squeeze(1)
+        result = output if target_.dim() else output[0]
+        return nn.modules.adaptive._ASMoutput(result, (-output).mean())
+
+    return forward
+
+
+def _prediction(layer: nn.AdaptiveLogSoftmaxWithLoss, input: Tensor) -> Tensor:
+    """The class of the largest number, as torch's own, which looks into clusters only where the head's largest is one."""
+    return layer.log_prob(input).argmax(1)
+
+
+@contextlib.contextmanager
+def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
+    """While it holds, these functions take tensors of such sizes, and the layer has no branch on them."""
+    original = getattr(NonStrictFunctions, "_override", None)
+
+    def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        replacement = _FUNCTIONS.get(func)
+        values = (*args, *(kwargs or {}).values()) if replacement is not None else ()
+        if replacement is not None and any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values):
+            result = replacement(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return (lambda: result), (), {}
+        return original(mode, func, args, kwargs)  # type: ignore[misc]
+
+    with contextlib.ExitStack() as stack:
+        if original is not None:
+            stack.enter_context(patched(NonStrictFunctions, "_override", override))
+        layer = nn.AdaptiveLogSoftmaxWithLoss
+        if mentions(lambda name: name == layer.__name__):
+            stack.enter_context(patched(layer, "forward", _loss_of(layer.forward)))
+            stack.enter_context(patched(layer, "predict", _prediction))
+        yield
