@@ -63,6 +63,9 @@ class _MetaType(type):
 class _Type(type, metaclass=_MetaType):
     """As Python's ``type``, but the class that an item has in PyTorch."""
 
+    def __class_getitem__(cls, kind: Any) -> Any:
+        return types.GenericAlias(cls, kind)
+
 
 _REPLACED: dict[str, Any] = {"isinstance": _isinstance, "type": _Type}
 

@@ -44,6 +44,7 @@ ASKS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "type of a size": lambda m, x: type(x.shape[0]) is int,
     "type of a truth": lambda m, x: type(x.shape[0] > 2) is bool,
     "type of a type": lambda m, x: type(type(x)) is type(torch.Tensor) and type(int) is type,
+    "a generic alias": lambda m, x: type[int].__origin__ is type and type[int].__args__ == (int,),
     "name of a type": lambda m, x: type(x).__name__ == "Tensor",
     "type of the model": lambda m, x: type(m) is Named and type(m.function).__name__ == "function",
     "isinstance of a size": lambda m, x: isinstance(x.shape[0], int),
