@@ -181,7 +181,7 @@ def _check(handled: Handled, request: CaptureRequest) -> None:
     eager = _Eager()
     state = state_of(request)
     state.restore()
-    with state.restored(), eager:
+    with state.restored(request.warnings), eager:
         run_eagerly(module, *copied((request.args, dict(request.kwargs or {}))))
     left = list(eager.errors)
     places = [place for place, _ in left]

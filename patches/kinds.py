@@ -108,7 +108,8 @@ def _namespaces(mentions: Mentions) -> Iterator[dict[str, Any]]:
     names = {str(namespace.get("__name__")) for namespace in met.values()} | {
         kind.__module__ for kind in mentions.classes
     }
-    packages = {name.partition(".")[0] for name in names} - SKIPPED - {"builtins", "onnxplug"}
+    packages = {name.partition(".")[0] for name in names} - SKIPPED - {"builtins"}
     of_packages = (m for name, m in list(sys.modules.items()) if name.partition(".")[0] in packages)
     met.update({id(vars(m)): vars(m) for m in of_packages if _python_isinstance(m, types.ModuleType)})
-    yield from met.values()
+    # onnxplug's own packages tell symbolic sizes from numbers.
+    yield from (space for space in met.values() if not str(space.get("__name__")).startswith("onnxplug"))

@@ -277,6 +277,8 @@ class State:
         self._model = model
         self._marks: list[tuple[Any, Any]] = []
         self._reported: set[int] = set()
+        #: Warnings of objects that advanced, and that nothing puts back.
+        self.texts: list[str] = []
         #: The tensors reached that are of a class of their own.
         self.of_own_class: list[torch.Tensor] = []
         self._keep(None, torch, _SETTINGS)
@@ -428,14 +430,18 @@ class State:
             if id(item) not in self._reported:
                 self._reported.add(id(item))
                 path = path_to(item, {"self": self._model})
-                warn(
+                self.texts.append(
                     f"the model's code advanced {path} during the capture, which can't be put back: the model's next call starts "
                     "from there. Keep the state in a buffer, a list or a number."
                 )
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Restores everything at the end; wholly after an error."""
+    def restored(self, warnings: list[str]) -> Iterator[None]:
+        """Restores everything at the end; wholly after an error.
+
+        Args:
+            warnings: Receives a warning for each object that can't be put back.
+        """
         try:
             with self.guarded():
                 yield
@@ -443,6 +449,7 @@ class State:
             self.restore(wholly=True)
             raise
         self.restore()
+        warnings.extend(self.texts)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -502,6 +509,8 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         state.restore()
+        for text in state.texts:
+            warn(text)
 
 
 def _is_others(kind: type) -> bool:

@@ -121,7 +121,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         target="the model, and what its code reaches",
         why="The model's code keeps tensors of the trace, which its next call and the next attempt would find.",
         test="tests/capture/test_state.py::test_eager_after_an_export",
-        enter=lambda request: state_of(request).restored(),
+        enter=lambda request: state_of(request).restored(request.warnings),
     ),
     TorchPatch(
         name="onnx flag in Dynamo",

@@ -74,7 +74,6 @@ def lean_tracing() -> Iterator[None]:
         _bindings_replaced_where_there_are_some(),
         _without_function_modes(proxies, "set_meta"),
         _without_function_modes(proxies, "track_tensor"),
-        _without_function_modes(export_trace, "_produce_aten_artifact"),
         use_lazy_graph_module(True),
     ):
         yield
