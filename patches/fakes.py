@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.patching import patched, patched_kernel
+from onnxplug.patches.operands import expressions
 from onnxplug.torch_private import DispatchKey, FakeTensor, FakeTensorMode, OpOverload, torch_c, transforms_depth
 
 Function = Callable[..., Any]
@@ -73,8 +74,9 @@ def _pointwise_result(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[st
     if None in sizes or any(tensor.fake_device != tensors[0].fake_device for tensor in tensors):
         return None
     shape = _broadcast([tensor.shape for tensor in tensors], sizes)
-    dtype = _result_dtype(func, args, kwargs)
-    return None if shape is None or dtype is None else _new(mode, shape, dtype, tensors[0].fake_device)
+    if shape is None or (dtype := _result_dtype(func, args, kwargs)) is None:
+        return None
+    return FakeTensor(mode, torch.empty(shape, dtype=dtype, device="meta"), tensors[0].fake_device)
 
 
 def _is_dynamic(tensor: Any) -> bool:
@@ -89,8 +91,8 @@ def _broadcast(shapes: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> Sequenc
         sizes: The same as expressions.
     """
     result: list[tuple[Any, Any]] = [(1, 1)] * max(map(len, sizes))  # from the last axis on
-    for shape, expressions in zip(shapes, sizes, strict=True):
-        for axis, (size, expression) in enumerate(zip(reversed(shape), reversed(expressions), strict=True)):
+    for shape, of_shape in zip(shapes, sizes, strict=True):
+        for axis, (size, expression) in enumerate(zip(reversed(shape), reversed(of_shape), strict=True)):
             if expression == 1:
                 continue
             if result[axis][1] not in (1, expression):
@@ -130,21 +132,14 @@ def _dense_sizes(tensor: Any, mode: Any = None) -> tuple[Any, ...] | None:
         return None
     if mode is not None and tensor.fake_mode is not mode:
         return None
-    sizes = tuple(map(_expression, tensor.shape))
+    rank, *layout, _ = expressions(tensor)
+    sizes = tuple(layout[:rank])
     expected: Any = 1
-    for size, stride in zip(reversed(sizes), reversed(tensor.stride()), strict=True):
-        if _expression(stride) != expected:
+    for size, stride in zip(reversed(sizes), reversed(layout[rank:]), strict=True):
+        if stride != expected:
             return None
         expected = size * expected
     return sizes
-
-
-def _expression(size: Any) -> Any:
-    return size.node.expr if type(size) is torch.SymInt else size
-
-
-def _new(mode: Any, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
-    return FakeTensor(mode, torch.empty(shape, dtype=dtype, device="meta"), device)
 
 
 def _kernel(original: Function, sizes_of: Callable[..., Sequence[Any] | None]) -> Function:
