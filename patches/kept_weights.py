@@ -7,7 +7,7 @@ would find the weight itself, which is another tensor: ``self.kept[0] is self.we
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,12 +37,15 @@ def _places(request: CaptureRequest) -> Iterator[Kept]:
     for kept in state_of(request).kept:
         if isinstance(kept.before, dict | list | set) and kept.before and id(kept.item) not in of_modules:
             keys = kept.before if isinstance(kept.before, dict) else ()
-            if any(_has(value, weights) for values in (kept.kind.values(kept.before), keys) for value in values):
+            if any(_have(values, weights) for values in (kept.kind.values(kept.before), keys)):
                 yield kept
 
 
-def _has(item: Any, weights: set[int]) -> bool:
-    return id(item) in weights or (isinstance(item, tuple) and any(_has(value, weights) for value in item))
+def _have(items: Iterable[Any], weights: set[int]) -> bool:
+    """Whether a weight is among items, or in tuples among them."""
+    if not weights.isdisjoint(map(id, items)):
+        return True
+    return any(_have(item, weights) for item in items if isinstance(item, tuple))
 
 
 def _weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -79,7 +82,7 @@ def _replace(places: list[Kept], new: Mapping[int, torch.Tensor]) -> None:
 
 
 def _replaced(item: Any, new: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(item, tuple) and _has(item, set(new)):
+    if isinstance(item, tuple) and _have(item, set(new)):
         values = [_replaced(value, new) for value in item]
         return type(item)._make(values) if hasattr(item, "_make") else tuple(values)
     return new.get(id(item), item)

@@ -120,14 +120,21 @@ def _class_attributes(namespaces: list[dict[str, Any]]) -> Iterator[None]:
 
     Python reads that attribute to match classes as well. All other code, such as torch's, gets the real class.
     """
+    getframe, identity, kind_of = (
+        sys._getframe,
+        _python_id,
+        _python_type,
+    )  # names of the function, as it is called very often
     known = {_python_id(namespace) for namespace in namespaces} | {_python_id(vars(functools))}  # singledispatch
 
     def read(item: Any) -> Any:
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name == "__instancecheck__":  # of the class that is matched
-            frame = frame.f_back
-        is_known = frame is not None and _python_id(frame.f_globals) in known
-        return (_kind(item) if is_known else None) or _python_type(item)
+        frame: Any = getframe(1)
+        if identity(frame.f_globals) not in known:
+            while frame is not None and frame.f_code.co_name == "__instancecheck__":  # of the class that is matched
+                frame = frame.f_back
+            if frame is None or identity(frame.f_globals) not in known:
+                return kind_of(item)
+        return _kind(item) or kind_of(item)
 
     attribute = property(read, lambda item, kind: object.__setattr__(item, "__class__", kind))
     with contextlib.ExitStack() as stack:
