@@ -1,4 +1,4 @@
-"""Protocols of the plugin host, which ``onnxplug.plugins`` implements; core depends on these alone."""
+"""Protocols of the plugin host, which ``onnxplug.plugins`` implements; core depends on these alone, and on the host's name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain, Evaluator, Patch
+from onnxplug.plugin_api import Domain, Evaluator, OnnxOperator, Patch
+from onnxplug.registry.registry import OnnxRegistry
+from onnxplug.registry.rule import Rule, load_object
+from onnxplug.run.report import Verifier
 
 
 class RuntimeHost(Protocol):
@@ -17,6 +20,9 @@ class RuntimeHost(Protocol):
 
     def evaluators(self) -> Sequence[Evaluator]:
         """The evaluators that run models node by node."""
+
+    def verifier(self, program: Any) -> Verifier:
+        """The first plugin's function that compares a program with PyTorch."""
 
     def explain_domain(self, domain: str) -> str:
         """The plugin that could run the operators of a domain, and why none does."""
@@ -33,6 +39,9 @@ class PluginHost(RuntimeHost, Protocol):
 
     def domains(self) -> Sequence[Domain]:
         """The domains that plugins declare."""
+
+    def operators(self) -> Mapping[tuple[str, str], OnnxOperator]:
+        """The records of ONNX operators by domain and name."""
 
     def rewrites(self) -> Sequence[Any]:
         """Rewrites, the builtin rewrites first."""
@@ -57,3 +66,24 @@ class PluginHost(RuntimeHost, Protocol):
 
     def explain_missing(self, namespace: str) -> str | None:
         """The reason why a namespace has no rules, or nothing serves a library of that import name."""
+
+
+#: core knows the plugin host only by its names; everything that plugins supply, including the builtin rules, comes from it.
+_HOST, _REGISTRY = "onnxplug.plugins.manager:host_for", "onnxplug.plugins.manager:registry_for"
+
+
+def plugin_host(plugins: Sequence[str] | None = None) -> PluginHost:
+    """The plugins of a process: all installed plugins, or the named ones.
+
+    Raises:
+        PluginError: A named plugin is not installed.
+    """
+    return load_object(_HOST, "the plugin manager")(plugins)
+
+
+def plugins_of_call(
+    *, plugins: Sequence[str] | None, call_rules: Sequence[Rule], prefer: Mapping[str, str] | None
+) -> tuple[OnnxRegistry, PluginHost]:
+    """The registry and the plugin manager that the arguments of a call select."""
+    make: Any = load_object(_REGISTRY, "the plugin manager")
+    return make(plugins=plugins, call_rules=call_rules, prefer=prefer)

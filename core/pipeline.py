@@ -28,7 +28,7 @@ from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
-from onnxplug.host import PluginHost, RuntimeHost
+from onnxplug.host import PluginHost, RuntimeHost, plugins_of_call
 from onnxplug.interpret import ranges
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
@@ -43,7 +43,7 @@ from onnxplug.plugin_api import PROJECT_NAME, CaptureRequest
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
-from onnxplug.registry.rule import Rule, load_object
+from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.alignment import Alignment, Recipe
@@ -54,8 +54,6 @@ from onnxplug.torch_private import unset_fake_temporarily
 if TYPE_CHECKING:
     from onnxplug import Functions
 
-#: core knows the plugin host only by this name; everything that plugins supply, including the builtin rules, comes from it.
-_PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
 #: The key of a model's ``meta`` with the nodes that rules of other packages emitted.
 _MADE_BY = "onnxplug.made_by"
 
@@ -149,16 +147,6 @@ def _selected(options: ExportOptions, rules: Sequence[Rule]) -> tuple[OnnxRegist
     if not (isinstance(registry, tuple) and len(registry) == 2 and isinstance(registry[0], OnnxRegistry)):
         raise UsageError(f"registry= takes a registry with its plugin manager, or a function, got {registry!r}")
     return registry
-
-
-def plugins_of_call(
-    *, plugins: Sequence[str] | None, call_rules: Sequence[Rule], prefer: Mapping[str, str] | None
-) -> tuple[OnnxRegistry, PluginHost]:
-    """The registry and the plugin manager that the arguments of a call select."""
-    selected: tuple[OnnxRegistry, PluginHost] = load_object(_PLUGIN_HOST, "the plugin manager")(
-        plugins=plugins, call_rules=call_rules, prefer=prefer
-    )
-    return selected
 
 
 # -- capture and functionalize -----------------------------------------------------------------------------------------
@@ -305,6 +293,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
         expressions=symbols.expressions,
+        operators=host.operators(),
         events=events().details,
     )
     bound = conversion.registry.bind(target)

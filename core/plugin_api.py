@@ -125,6 +125,28 @@ class Domain:
 
 
 @dataclass(frozen=True)
+class OnnxOperator:
+    """What the builder knows of an ONNX operator; the functions may each be left out.
+
+    Attributes:
+        name, domain: The operator; ``""`` is ai.onnx.
+        infer: ``(inputs, attributes, spec) -> [(dtype, dims), …]``: dtype and dimensions of each output, cheaply, of values, of
+            attributes by name and of the ``onnxplug.build.spec.OpSpec``. A ``None`` dtype means the schema's, ``None`` dims an
+            unknown rank, and a ``None`` dimension an unknown size. Without it, onnx's own inference is used.
+        simplify: ``(g, inputs, attributes) -> Value | None``: a value that is bit for bit the node's result, or ``None`` to emit
+            the node. Of operators with a schema.
+        fold: ``(arrays, attributes) -> array | None``: the result for constants, as ONNX defines it; ``None`` leaves it to
+            the runtime. Of operators with a schema and one output.
+    """
+
+    name: str
+    domain: str = ""
+    infer: Callable[..., Any] | None = None
+    simplify: Callable[..., Any] | None = None
+    fold: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class OrtLibrary:
     """An ONNX Runtime custom-operator library.
 

@@ -15,6 +15,7 @@ from onnxplug.plugin_api import (
     CaptureRequest,
     LibraryPatch,
     ModelSource,
+    OnnxOperator,
     PluginInfo,
     TargetInfo,
     hookimpl,
@@ -51,6 +52,14 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
     modules = (patterns, onnxruntime, quantised, norms, columns, convolution, attention)
     return [rewrite for module in modules for rewrite in module.REWRITES]
+
+
+@hookimpl
+def onnxplug_operators() -> Iterable[OnnxOperator]:
+    """The operators of ai.onnx."""
+    from onnxplug.operators.table import OPERATORS
+
+    return OPERATORS
 
 
 @hookimpl
@@ -119,6 +128,14 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
     from onnxplug.converters.onnx_ops import operator_of_onnx
 
     return operator_of_onnx
+
+
+@hookimpl(trylast=True)
+def onnxplug_verifier(program: Any) -> Callable[[Any, Any], Any]:
+    """The comparison with eager PyTorch."""
+    from onnxplug.verification.verify import verify
+
+    return verify
 
 
 @hookimpl

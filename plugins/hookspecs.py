@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain, Evaluator, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
+from onnxplug.plugin_api import (
+    Domain,
+    Evaluator,
+    ModelSource,
+    OnnxOperator,
+    OpSample,
+    OrtLibrary,
+    PluginInfo,
+    ReferenceOp,
+    hookspec,
+)
 from onnxplug.registry.rule import Rule
 
 
@@ -24,6 +34,11 @@ def onnxplug_rules() -> Iterable[Rule]:  # type: ignore[empty-body]
 @hookspec
 def onnxplug_domains() -> Iterable[Domain]:  # type: ignore[empty-body]
     """ONNX domains that the rules emit, with the version imported by default and any schemas."""
+
+
+@hookspec
+def onnxplug_operators() -> Iterable[OnnxOperator]:  # type: ignore[empty-body]
+    """What is known of ONNX operators: shape inference, simplification, constant folding. The plugin's own, or ai.onnx's."""
 
 
 @hookspec
@@ -57,6 +72,15 @@ def onnxplug_evaluators() -> Iterable[Evaluator]:  # type: ignore[empty-body]
 @hookspec(firstresult=True)
 def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
     """A converter for an operator that no rule translates, or ``None``."""
+
+
+@hookspec(firstresult=True)
+def onnxplug_verifier(program: Any) -> Callable[[Any, Any], Any] | None:
+    """A function that verifies this program instead of onnxplug's own comparison, or ``None``.
+
+    It takes the :class:`onnxplug.OnnxProgram` and an ``onnxplug.run.report.VerificationRequest``, and returns an
+    ``onnxplug.run.report.VerificationReport`` or raises a :class:`onnxplug.VerificationError`.
+    """
 
 
 @hookspec

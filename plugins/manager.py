@@ -23,11 +23,12 @@ from onnxplug.plugin_api import (
     PROJECT_NAME,
     Evaluator,
     ModelSource,
+    OnnxOperator,
     PluginInfo,
     TargetInfo,
 )
 from onnxplug.plugins import hookspecs
-from onnxplug.plugins.libraries import LIBRARIES
+from onnxplug.plugins.explain import explain_domain, explain_missing
 from onnxplug.plugins.loading import (
     CHECKS,
     LATE_HOOKS,
@@ -45,6 +46,7 @@ from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object, object_of
 from onnxplug.registry.target import checked_names, closeness
+from onnxplug.run.report import Verifier
 from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.warn import warn
 
@@ -81,6 +83,7 @@ class PluginManager:
         self._results: dict[str, list[tuple[PluginRecord, Any]]] = {}
         self._builtin: list[tuple[PluginRecord, Any]] = []
         self._rule_patches: list[Any] | None = None
+        self._operators: dict[tuple[str, str], OnnxOperator] | None = None
         self._stamps: tuple[str, ...] | None = None
         self._lock = threading.RLock()
         self._loaded = False
@@ -309,6 +312,12 @@ class PluginManager:
         """Domains that plugins declare."""
         return self._all("onnxplug_domains")
 
+    def operators(self) -> Mapping[tuple[str, str], OnnxOperator]:
+        """The records of ONNX operators by domain and name; a plugin's goes before onnxplug's own."""
+        if self._operators is None:
+            self._operators = {(item.domain, item.name): item for item in self._all("onnxplug_operators")}
+        return self._operators
+
     def rewrites(self) -> list[Any]:
         """Rewrites, the builtin rewrites first."""
         return self._all("onnxplug_rewrites")
@@ -390,21 +399,9 @@ class PluginManager:
     def explain_domain(self, domain: str) -> str:
         """The plugin that could run the operators of a domain, and why none does."""
         self.load()
-        reasons = []
-        supplied = {id(record): items for record, items in self._results.get("onnxplug_runtime", ())}
-        for record in self._records:
-            if domain in self._domains_of(record):
-                problem = (
-                    "none of its kernels is for this operator" if supplied.get(id(record)) else "it supplies no kernels"
-                )
-                reasons.append(f"The plugin {record.label} declares the domain {domain}, but {problem}.")
-        broken = [r for r in self._records if r.status == "failed"]
-        blocked = [r for r in self._records if r.status == "blocked" and r.error is None]
-        if not reasons:
-            reasons += [f"The plugin {r.label} is broken: {(r.error or '').splitlines()[-1]}" for r in broken]
-            if blocked:
-                reasons.append(f"Plugins that are left out: {', '.join(r.label for r in blocked)}.")
-        return "\n".join(reasons) or f"No installed plugin declares the domain {domain}."
+        with_kernels = [record for record, items in self._results.get("onnxplug_runtime", ()) if items]
+        declaring = [record for record in self._records if domain in self._domains_of(record)]
+        return explain_domain(domain, self._records, declaring, with_kernels)
 
     def samples(self) -> list[Any]:
         """Operator samples."""
@@ -431,6 +428,20 @@ class PluginManager:
         """The first plugin's converter for an operator without a rule."""
         self.load()
         return self._host.hook.onnxplug_missing(node=node)
+
+    def verifier(self, program: Any) -> Verifier:
+        """The first plugin's function that compares a program with PyTorch.
+
+        Raises:
+            PluginError: There is none, or a plugin's is no function.
+        """
+        self.load()
+        verifier = self._host.hook.onnxplug_verifier(program=program)
+        if verifier is None:
+            raise PluginError("no plugin verifies programs: onnxplug's own is left out")
+        if not callable(verifier):
+            raise PluginError(f"onnxplug_verifier returned {verifier!r}, which is not a function")
+        return verifier
 
     def module_maker(self, model: Any) -> Callable[[Any], Any] | None:
         """The function that makes a Module of the argument ``model`` of ``to_onnx``: of the first source that accepts it.
@@ -492,22 +503,7 @@ class PluginManager:
     def explain_missing(self, namespace: str) -> str | None:
         """Why a namespace has no rules, or nothing serves a library: the plugin for it is broken, left out or not installed."""
         self.load()
-        for record in self._records:
-            words = (record.name, record.distribution, record.value)
-            claims = namespace in (*record.namespaces, *record.libraries) or any(
-                namespace.replace("_", "-") in w.replace("_", "-") for w in words
-            )
-            if record.is_builtin or not claims:
-                continue
-            text = f"The plugin {record.name} of {record.distribution} may translate {namespace}, but it"
-            if record.status == "failed":
-                return f"{text} failed:\n{record.error}"
-            if record.status == "blocked":
-                return f"{text} is left out."
-        package = LIBRARIES.get(namespace)
-        if package in (None, *(record.distribution for record in self._records)):
-            return None
-        return f"pip install {package}: this package is for models that use {namespace}."
+        return explain_missing(namespace, self._records)
 
 
 _managers: dict[Any, PluginManager] = {}

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
-from onnxplug.host import RuntimeHost
+from onnxplug.host import RuntimeHost, plugin_host
 from onnxplug.kinds import check_lists
 from onnxplug.plugin_api import Evaluator, OrtLibrary, ReferenceOp
-from onnxplug.run.plugin_runtime import PluginRuntime, plugin_host, reference_kernels
+from onnxplug.run.plugin_runtime import PluginRuntime, reference_kernels
+from onnxplug.run.report import Verifier
 from onnxplug.text import in_a_line, shortened
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ class CallHost:
         """The evaluators that run models node by node."""
         evaluators: Sequence[Evaluator] = self._plugins().evaluators()
         return evaluators
+
+    def verifier(self, program: Any) -> Verifier:
+        """The first plugin's function that compares a program with PyTorch."""
+        verifier: Verifier = self._plugins().verifier(program)
+        return verifier
 
     def explain_domain(self, domain: str) -> str:
         """The plugin that could run the operators of a domain, and why none does."""

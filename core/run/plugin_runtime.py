@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from onnxplug.errors import PluginError
-from onnxplug.host import RuntimeHost
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
 from onnxplug.registry.rule import load_object
-
-#: core knows the plugin host only by this name.
-_HOST = "onnxplug.plugins.manager:host_for"
 
 
 @dataclass(frozen=True)
@@ -33,15 +29,6 @@ class PluginRuntime:
     def owner(self) -> str:
         """The plugin's name and distribution, for messages."""
         return f"the plugin {self.plugin}" if self.plugin is not None else "this call (runtime=)"
-
-
-def plugin_host(plugins: Sequence[str] | None = None) -> RuntimeHost:
-    """The plugins of a process: all installed plugins, or the named ones.
-
-    Raises:
-        PluginError: A named plugin is not installed.
-    """
-    return load_object(_HOST, "the plugin manager")(plugins)
 
 
 def reference_kernels(domains: Collection[str], runtimes: Iterable[PluginRuntime]) -> dict[tuple[str, str], type]:

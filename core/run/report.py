@@ -1,11 +1,39 @@
-"""The report of verification."""
+"""What verification is asked, and its report: what a verifier of the hook ``onnxplug_verifier`` takes and returns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from onnxplug.errors import UsageError
+from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
+
+
+@dataclass(frozen=True)
+class VerificationRequest:
+    """The arguments of :meth:`onnxplug.OnnxProgram.verify`, which explains them.
+
+    Raises:
+        UsageError: One is malformed.
+    """
+
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    seeds: Sequence[int] = (0, 1, 2)
+    intermediates: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(intermediates=self.intermediates)
+        check_seeds(self.seeds)
+        for name, tolerance in (("rtol", self.rtol), ("atol", self.atol)):
+            check_kind(name, tolerance, (int, float, type(None)), "a number")
+            if tolerance is not None and not tolerance >= 0:
+                raise UsageError(f"{name}= takes a number of at least 0, got {tolerance!r}")
+        check_lists(args=() if self.args is None else self.args)
+        check_mappings(kwargs=self.kwargs)
 
 
 @dataclass(frozen=True)
@@ -76,23 +104,5 @@ class VerificationReport:
         return "\n".join([*lines, *filter(None, [self.about_quantising])])
 
 
-#: Receives each compared set of inputs, and the differences of its outputs element by element; nothing by default.
-MEASURED: ContextVar[Any] = ContextVar("onnxplug_differences", default=None)
-
-
-def begin_case(sizes: Mapping[str, int], seed: int | None, runtime: str) -> None:
-    """Tells the measuring object that a set of inputs is compared."""
-    if (measured := MEASURED.get()) is not None:
-        measured.begin(sizes, seed, runtime)
-
-
-def drop_case() -> None:
-    """Tells the measuring object that the present set of inputs proves nothing, and is not in the report."""
-    if (measured := MEASURED.get()) is not None:
-        measured.drop()
-
-
-def open_case() -> Any:
-    """The measuring object's record of the present set of inputs; ``None`` where nothing measures."""
-    measured = MEASURED.get()
-    return measured.case if measured is not None else None
+#: Compares an ``OnnxProgram`` with PyTorch; raises a ``VerificationError`` where they differ.
+Verifier = Callable[[Any, VerificationRequest], VerificationReport]

@@ -17,7 +17,7 @@ import torch
 from onnxplug import logs
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array, to_torch
 from onnxplug.errors import EvaluationError, OnnxplugError, PluginError, VerificationError
-from onnxplug.host import RuntimeHost
+from onnxplug.host import RuntimeHost, plugin_host
 from onnxplug.run.kernels import (
     CPU,
     MISSING_HINT,
@@ -31,7 +31,6 @@ from onnxplug.run.kernels import (
     onnxruntime_module,
     unknown_operators,
 )
-from onnxplug.run.plugin_runtime import plugin_host
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 from onnxplug.run.weights import check_numbers
 from onnxplug.strings import STRING

@@ -19,10 +19,10 @@ from torch.nn.modules import transformer
 
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.host import RuntimeHost
+from onnxplug.host import RuntimeHost, plugins_of_call
 from onnxplug.opsets import resolve_opsets
 from onnxplug.patches.attention import is_declared_causal
-from onnxplug.pipeline import Conversion, plugins_of_call
+from onnxplug.pipeline import Conversion
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.alignment import Recipe
 from onnxplug.run.kernels import (

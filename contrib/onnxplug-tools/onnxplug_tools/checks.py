@@ -76,7 +76,7 @@ def insert_assertions(graph: ir.Graph, builder: GraphBuilder, messages: Sequence
     if not graph.outputs:
         return
     result = graph.outputs[0]
-    g = GraphBuilder(builder.opsets, optimize=False, runtime=builder.runtime)
+    g = GraphBuilder(builder.opsets, optimize=False, runtime=builder.runtime, operators=builder.operators)
     name, kind, shape = result.name, result.type, result.shape
     result.name = builder.names.unique(f"{name}_unchecked")
     value = result
@@ -123,7 +123,11 @@ class _Checks:
         users = [slot for slot in slots if slot.kind is InputKind.USER]
         self._inputs = [(by_name[slot.name], slot) for slot in users]
         self._g = GraphBuilder(
-            builder.opsets, optimize=False, runtime=builder.runtime, expressions=builder.sizes.expressions
+            builder.opsets,
+            optimize=False,
+            runtime=builder.runtime,
+            expressions=builder.sizes.expressions,
+            operators=builder.operators,
         )
         #: Where each size is read that has a name: it is what others are held against.
         self._first: dict[str, tuple[ir.Value, int]] = {}

@@ -115,8 +115,8 @@ def _kernels(
     runtime: Iterable[Any] = (),
     providers: Sequence[str] | None = None,
 ) -> tuple[Any, Kernels, Any]:
+    from onnxplug.host import plugin_host
     from onnxplug.run.kernels import CPU, CallHost, Kernels, custom_operators, kernels_for
-    from onnxplug.run.plugin_runtime import plugin_host
 
     items = CallHost.checked(runtime)
     custom = custom_operators(ir_model)

@@ -15,10 +15,10 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
 from onnxplug.exporter import to_onnx
+from onnxplug.host import plugins_of_call
 from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.packages import load
-from onnxplug.pipeline import plugins_of_call
 from onnxplug_torch_onnx.artifacts import Artifacts
 from onnxplug_torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
 from onnxplug_torch_onnx.old_opsets import lower

@@ -15,10 +15,10 @@ import torch
 from onnxplug.errors import MissingRuleError, OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.alignment import Recipe
-from onnxplug.run.compare import compare
-from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.eager import feed_of, placeholder_values, run_graph
 from onnxplug.run.session import Runner
+from onnxplug.verification.compare import compare
+from onnxplug.verification.conditioning import rounding_slack
+from onnxplug.verification.eager import feed_of, placeholder_values, run_graph
 from onnxplug_tools.diagnosis.pieces import Piece
 
 
