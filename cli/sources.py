@@ -9,7 +9,7 @@ from typing import Any
 from onnxplug.cli.inputs import check_file
 from onnxplug.cli.options import registry
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.plugin_api import ModelSource
+from onnxplug.plugins.api import ModelSource
 from onnxplug.registry.rule import object_of
 
 SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)

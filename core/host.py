@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain, Evaluator, OnnxOperator, Patch
+from onnxplug.plugin_api import Domain, Evaluator, OnnxOperator, OrtLibrary, Patch, ReferenceOp
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
+from onnxplug.run.kernels import CustomOperators, Kernels
 from onnxplug.run.report import Verifier
 
 
@@ -16,7 +17,18 @@ class RuntimeHost(Protocol):
     """The part of the plugin host that running a model needs."""
 
     def runtimes(self) -> Sequence[Any]:
-        """The libraries and kernels of each plugin (``onnxplug.run.plugin_runtime.PluginRuntime``)."""
+        """The libraries and kernels of each plugin (``onnxplug.plugins.runtime.PluginRuntime``)."""
+
+    def kernels_for(self, custom: CustomOperators, providers: Sequence[str] | None = None) -> Kernels:
+        """The libraries and kernels for a model's operators.
+
+        Args:
+            custom: The operators.
+            providers: The session's execution providers; ``None``: the CPU's, and the providers that a library requires.
+
+        Raises:
+            PluginError: A library is not at its plugin's path, or a domain has two libraries, or an operator two kernels.
+        """
 
     def evaluators(self) -> Sequence[Evaluator]:
         """The evaluators that run models node by node."""
@@ -30,6 +42,9 @@ class RuntimeHost(Protocol):
 
 class PluginHost(RuntimeHost, Protocol):
     """The part of the plugin host that an export needs."""
+
+    def with_runtime(self, items: Sequence[OrtLibrary | ReferenceOp]) -> RuntimeHost:
+        """These plugins, behind the libraries and kernels of a call."""
 
     def stamps(self) -> tuple[str, ...] | None:
         """The stamps of the plugins' code, which differ between any two states; ``None`` when a plugin's stamp is not known."""
@@ -60,6 +75,9 @@ class PluginHost(RuntimeHost, Protocol):
 
     def observers(self, options: Any) -> Sequence[Observer]:
         """Plugins' observers of an export with these options."""
+
+    def refusals(self) -> Sequence[Callable[..., str | None]]:
+        """The functions that tell why eager PyTorch refuses a call that fake tensors accept."""
 
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator that no rule translates."""

@@ -47,7 +47,7 @@ from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.alignment import Alignment, Recipe
-from onnxplug.run.kernels import CallHost
+from onnxplug.run.kernels import checked_items
 from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily
 
@@ -105,7 +105,7 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     if options.functions is not None and options.functions is not False:
         functions = packages.load("Functions", "functions=").of_call(options.functions, model)
     metadata = Metadata.of_option(options.metadata)
-    items = tuple(CallHost.checked(options.runtime))
+    items = checked_items(options.runtime)
     rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
     checked_table(options.decompositions)
     args, kwargs = arguments.positional_and_named(model, args, options.kwargs)
@@ -127,7 +127,7 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     if options.strict and any(rule.patches() for rule in rules):
         raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
     target = Target(opsets[""], opsets, runtime, bool(options.exact))
-    runners = CallHost(host, items) if items else host
+    runners = host.with_runtime(items) if items else host
     return Plan(
         model, args, kwargs, calls, options, registry, host, runners, rules, target, functions, metadata, undeclared
     )
@@ -312,6 +312,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         applied=alignment.rules if alignment is not None else None,
         module_calls=conversion.calls,
         assertions=asserted if conversion.checks else None,
+        refusals=host.refusals(),
     )
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     with stage("interpretation", "convert"):

@@ -10,16 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import (
-    AttemptPatch,
-    CaptureRequest,
-    LibraryPatch,
-    ModelSource,
-    OnnxOperator,
-    PluginInfo,
-    TargetInfo,
-    hookimpl,
-)
+from onnxplug.plugin_api import AttemptPatch, CaptureRequest, Evaluator, LibraryPatch, OnnxOperator, hookimpl
+from onnxplug.plugins.api import ModelSource, PluginInfo, TargetInfo
 from onnxplug.registry.rule import Rule
 
 
@@ -128,6 +120,18 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
     from onnxplug.converters.onnx_ops import operator_of_onnx
 
     return operator_of_onnx
+
+
+@hookimpl
+def onnxplug_evaluators() -> Iterable[Evaluator]:
+    """onnx's own evaluator."""
+    return [Evaluator("onnx.reference", "onnxplug.plugins.evaluator:onnx_evaluator")]
+
+
+@hookimpl
+def onnxplug_refusals() -> Iterable[str]:
+    """The dtypes that kernels of aten refuse."""
+    return ["onnxplug.plugins.refused:refusal"]
 
 
 @hookimpl(trylast=True)

@@ -12,17 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import (
-    Domain,
-    Evaluator,
-    ModelSource,
-    OnnxOperator,
-    OpSample,
-    OrtLibrary,
-    PluginInfo,
-    ReferenceOp,
-    hookspec,
-)
+from onnxplug.plugin_api import Domain, Evaluator, OnnxOperator, OrtLibrary, ReferenceOp, hookspec
+from onnxplug.plugins.api import ModelSource, OpSample, PluginInfo
 from onnxplug.registry.rule import Rule
 
 
@@ -80,6 +71,16 @@ def onnxplug_verifier(program: Any) -> Callable[[Any, Any], Any] | None:
 
     It takes the :class:`onnxplug.OnnxProgram` and an ``onnxplug.run.report.VerificationRequest``, and returns an
     ``onnxplug.run.report.VerificationReport`` or raises a :class:`onnxplug.VerificationError`.
+    """
+
+
+@hookspec
+def onnxplug_refusals() -> Iterable[Callable[..., str | None] | str]:  # type: ignore[empty-body]
+    """Functions, or their names, that tell why eager PyTorch refuses a call that fake tensors accept.
+
+    ``(fx, *, is_doubtful=False, is_unused=False) -> str | None``: PyTorch's error for a call of an operator in the captured graph.
+    Each function is called for each call of the model: it must be quick where there is no doubt. ``is_doubtful``: no rule
+    translates the call as it is. ``is_unused``: nothing reads its result.
     """
 
 

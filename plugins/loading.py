@@ -13,17 +13,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import OnnxplugError, PluginError
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import (
-    API_VERSION,
-    PROJECT_NAME,
-    Evaluator,
-    ModelSource,
-    OnnxOperator,
-    OrtLibrary,
-    PluginInfo,
-    ReferenceOp,
-)
+from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, Evaluator, OnnxOperator, OrtLibrary, ReferenceOp
 from onnxplug.plugins import hookspecs
+from onnxplug.plugins.api import ModelSource, PluginInfo
 from onnxplug.plugins.records import PluginRecord
 from onnxplug.registry.rule import Rule
 
@@ -39,6 +31,7 @@ LIST_HOOKS = (
     "onnxplug_patches",
     "onnxplug_runtime",
     "onnxplug_evaluators",
+    "onnxplug_refusals",
     "onnxplug_samples",
     "onnxplug_sources",
 )
@@ -167,8 +160,14 @@ def check_operators(items: Sequence[Any]) -> None:
             raise PluginError(f"onnxplug_operators returned {item!r}, which is not an OnnxOperator")
 
 
+def check_refusals(items: Sequence[Any]) -> None:
+    for item in items:
+        if not callable(item) and not (isinstance(item, str) and item.count(":") == 1):
+            raise PluginError(f"onnxplug_refusals returned {item!r}, neither a function nor 'package.module:function'")
+
+
 def check_runtime(items: Sequence[Any]) -> None:
-    from onnxplug.run.plugin_runtime import is_kernel
+    from onnxplug.plugins.runtime import is_kernel
 
     for item in items:
         if not isinstance(item, OrtLibrary | ReferenceOp):
@@ -218,6 +217,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "onnxplug_runtime": check_runtime,
     "onnxplug_observers": check_observers,
     "onnxplug_operators": check_operators,
+    "onnxplug_refusals": check_refusals,
     "onnxplug_evaluators": check_evaluators,
     "onnxplug_sources": check_sources,
 }

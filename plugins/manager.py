@@ -17,17 +17,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
 from onnxplug.observers import Observer, step
-from onnxplug.plugin_api import (
-    API_VERSION,
-    ENTRY_POINT_GROUP,
-    PROJECT_NAME,
-    Evaluator,
-    ModelSource,
-    OnnxOperator,
-    PluginInfo,
-    TargetInfo,
-)
+from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, Evaluator, OnnxOperator
 from onnxplug.plugins import hookspecs
+from onnxplug.plugins.api import ModelSource, PluginInfo, TargetInfo
 from onnxplug.plugins.explain import explain_domain, explain_missing
 from onnxplug.plugins.loading import (
     CHECKS,
@@ -41,11 +33,13 @@ from onnxplug.plugins.loading import (
 )
 from onnxplug.plugins.patches import PluginPatch
 from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
+from onnxplug.plugins.runtime import CallHost, PluginRuntime, kernels_for
 from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
-from onnxplug.registry.rule import Rule, load_object, object_of
+from onnxplug.registry.rule import Rule, object_of
 from onnxplug.registry.target import checked_names, closeness
+from onnxplug.run.kernels import CustomOperators, Kernels
 from onnxplug.run.report import Verifier
 from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.warn import warn
@@ -325,16 +319,16 @@ class PluginManager:
     def sources_of_rewrites(self) -> dict[str, str]:
         """Name of each rewrite to its distribution."""
         self.load()
-        results = self._results.get("onnxplug_rewrites", ())
-        return {getattr(item, "name", ""): record.distribution for record, items in results for item in items}
+        rows = self._results.get("onnxplug_rewrites", ())
+        return {getattr(item, "name", ""): record.distribution for record, items in rows for item in items}
 
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know: the runtimes that they declare, and the targets of their rewrites."""
-        self.load()
         declared = {target.name for target in self._declared_targets()}
         return declared | {name for rewrite in self.rewrites() for name in getattr(rewrite, "targets", ())}
 
     def _declared_targets(self) -> Iterator[TargetInfo]:
+        self.load()
         for record in self._records:
             if record.status == "loaded":
                 yield from record.targets
@@ -345,7 +339,6 @@ class PluginManager:
         Raises:
             PluginError: The table can't be imported.
         """
-        self.load()
         matches = [
             (close, target)
             for target in self._declared_targets()
@@ -354,9 +347,7 @@ class PluginManager:
         if not matches:
             return None
         target = max(matches, key=lambda row: row[0])[1]
-        if not isinstance(target.kernels, str):
-            return target.kernels
-        return load_object(target.kernels, f"the kernels of {target.name}")
+        return object_of(target.kernels, f"the kernels of {target.name}")
 
     def patches(self) -> list[PluginPatch]:
         """The patches that hold during capture: of the hook, and of rules that need a patch (autograd functions)."""
@@ -375,23 +366,29 @@ class PluginManager:
             PluginError: A plugin's function raised, or returned something else.
         """
         self.load()
-        results = self._results.get("onnxplug_observers", ())
-        observers = [made_observer(item, options, record.label) for record, items in results for item in items]
+        rows = self._results.get("onnxplug_observers", ())
+        observers = (made_observer(item, options, record.label) for record, items in rows for item in items)
         return [observer for observer in observers if observer is not None]
 
-    def runtimes(self) -> list[Any]:
-        """Libraries and kernels of each plugin for its operators: :class:`~onnxplug.run.plugin_runtime.PluginRuntime` records."""
-        from onnxplug.run.plugin_runtime import PluginRuntime
-
+    def runtimes(self) -> list[PluginRuntime]:
+        """The libraries and kernels of each plugin."""
         self.load()
-        return [
-            PluginRuntime(record.label, self._domains_of(record), tuple(items))
-            for record, items in self._results.get("onnxplug_runtime", ())
-        ]
+        rows = self._results.get("onnxplug_runtime", ())
+        return [PluginRuntime(record.label, self._domains_of(record), tuple(items)) for record, items in rows]
+
+    def kernels_for(self, custom: CustomOperators, providers: Sequence[str] | None = None) -> Kernels:
+        """The libraries and kernels for a model's operators."""
+        return kernels_for(custom, self, providers)
+
+    def with_runtime(self, items: Sequence[Any]) -> CallHost:
+        """These plugins, behind the libraries and kernels of a call."""
+        return CallHost(self, items)
 
     def evaluators(self) -> list[Evaluator]:
-        """The evaluators that run models node by node."""
-        return self._all("onnxplug_evaluators")
+        """The evaluators that run models node by node; onnx's own comes last."""
+        self.load()
+        rows = sorted(self._results.get("onnxplug_evaluators", ()), key=lambda row: row[0].is_builtin)
+        return [item for _, items in rows for item in items]
 
     def _domains_of(self, record: PluginRecord) -> tuple[str, ...]:
         return tuple(d.name for r, ds in self._results.get("onnxplug_domains", ()) if r is record for d in ds)
@@ -423,6 +420,10 @@ class PluginManager:
             own = [name for name, function in value.items() if function is not None]
             owners.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
         return owners
+
+    def refusals(self) -> list[Callable[..., str | None]]:
+        """The functions that tell why eager PyTorch refuses a call that fake tensors accept."""
+        return [object_of(item, "a function of onnxplug_refusals") for item in self._all("onnxplug_refusals")]
 
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator without a rule."""
@@ -542,10 +543,9 @@ def discovering(points: Callable[[], Iterable[Any]]) -> Iterator[None]:
 def manager_for(selection: Selection) -> PluginManager:
     """The plugins of a selection, loaded once a process."""
     with _lock:
-        manager = _managers.get(selection)
-        if manager is None:
-            manager = _managers[selection] = PluginManager(selection)
-        return manager
+        if selection not in _managers:
+            _managers[selection] = PluginManager(selection)
+        return _managers[selection]
 
 
 def host_for(plugins: Sequence[str] | None = None) -> PluginManager:

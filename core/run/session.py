@@ -24,7 +24,6 @@ from onnxplug.run.kernels import (
     Kernels,
     Library,
     custom_operators,
-    kernels_for,
     lacking_kernels,
     lacks_operator,
     missing_text,
@@ -154,7 +153,7 @@ class Runner:
         self._kernels = Kernels()
         if self._custom.domains:
             self._host = host if host is not None else plugin_host()
-            self._kernels = kernels_for(self._custom, self._host)
+            self._kernels = self._host.kernels_for(self._custom)
         self.libraries = list(self._kernels.libraries)
         self._source: str | bytes
         if isinstance(model, str):

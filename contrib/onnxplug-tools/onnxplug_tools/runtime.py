@@ -116,9 +116,10 @@ def _kernels(
     providers: Sequence[str] | None = None,
 ) -> tuple[Any, Kernels, Any]:
     from onnxplug.host import plugin_host
-    from onnxplug.run.kernels import CPU, CallHost, Kernels, custom_operators, kernels_for
+    from onnxplug.plugins.runtime import CallHost, kernels_for
+    from onnxplug.run.kernels import CPU, Kernels, checked_items, custom_operators
 
-    items = CallHost.checked(runtime)
+    items = checked_items(runtime)
     custom = custom_operators(ir_model)
     if not custom.domains:
         return custom, Kernels(providers=list(providers) if providers is not None else [CPU]), None

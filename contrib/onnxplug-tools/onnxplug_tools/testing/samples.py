@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError
 from onnxplug.opsets import MIN_OPSET, max_opset
-from onnxplug.plugin_api import OpSample
+from onnxplug.plugins.api import OpSample
 from onnxplug.registry.names import packet_of
 from onnxplug.registry.rule import Rule
 from onnxplug.run.loadable import newest_loadable_opset
