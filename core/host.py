@@ -3,14 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain, Evaluator, OnnxOperator, OrtLibrary, Patch, ReferenceOp
+from onnxplug.plugin_api import Domain, Evaluator, OnnxOperator, OrtLibrary, Patch, ReferenceOp, Verifier
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, load_object
-from onnxplug.run.kernels import CustomOperators, Kernels
-from onnxplug.run.report import Verifier
+
+CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class CustomOperators:
+    """Operators of a model that ONNX does not define.
+
+    Attributes:
+        domains: The domains of all of them.
+        bodiless: Domain and type of the operators without a function in the model.
+    """
+
+    domains: tuple[str, ...] = ()
+    bodiless: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library to load, and the plugin or call that supplies it."""
+
+    path: str
+    owner: str
+
+    def __str__(self) -> str:
+        return f"{self.path} of {self.owner}"
+
+
+@dataclass
+class Kernels:
+    """The libraries and kernels of plugins for a model.
+
+    Attributes:
+        libraries: Libraries for ONNX Runtime to load.
+        providers: Execution providers that the session needs.
+        reference: ``OpRun`` classes by domain and operator.
+        passed_over: Libraries that can't be used here, and why.
+    """
+
+    libraries: list[Library] = field(default_factory=list)
+    providers: list[str] = field(default_factory=lambda: [CPU])
+    reference: dict[tuple[str, str], type] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
 
 
 class RuntimeHost(Protocol):

@@ -21,10 +21,10 @@ from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost, plugin_host
 from onnxplug.kinds import check_flags
 from onnxplug.observers import Observer, Span, observed, stage
+from onnxplug.plugin_api import VerificationReport, VerificationRequest
 from onnxplug.progress import Show, StageNames, reporting, showing
 from onnxplug.run.alignment import Recipe
 from onnxplug.run.protobuf import to_proto
-from onnxplug.run.report import VerificationReport, VerificationRequest
 from onnxplug.run.save import Progress, check_settings, save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers, named, replacements

@@ -69,8 +69,8 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
 def onnxplug_verifier(program: Any) -> Callable[[Any, Any], Any] | None:
     """A function that verifies this program instead of onnxplug's own comparison, or ``None``.
 
-    It takes the :class:`onnxplug.OnnxProgram` and an ``onnxplug.run.report.VerificationRequest``, and returns an
-    ``onnxplug.run.report.VerificationReport`` or raises a :class:`onnxplug.VerificationError`.
+    It takes the :class:`onnxplug.OnnxProgram` and an :class:`onnxplug.VerificationRequest`, and returns an
+    :class:`onnxplug.VerificationReport` or raises a :class:`onnxplug.VerificationError`.
     """
 
 

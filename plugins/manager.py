@@ -16,8 +16,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
+from onnxplug.host import CustomOperators, Kernels
 from onnxplug.observers import Observer, step
-from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, Evaluator, OnnxOperator
+from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, Evaluator, OnnxOperator, Verifier
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.api import ModelSource, PluginInfo, TargetInfo
 from onnxplug.plugins.explain import explain_domain, explain_missing
@@ -39,8 +40,6 @@ from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, object_of
 from onnxplug.registry.target import checked_names, closeness
-from onnxplug.run.kernels import CustomOperators, Kernels
-from onnxplug.run.report import Verifier
 from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.warn import warn
 

@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxplug.errors import PluginError
-from onnxplug.host import RuntimeHost, plugin_host
-from onnxplug.plugin_api import Evaluator, OrtLibrary, ReferenceOp
+from onnxplug.host import CPU, CustomOperators, Kernels, Library, RuntimeHost, plugin_host
+from onnxplug.plugin_api import Evaluator, OrtLibrary, ReferenceOp, Verifier
 from onnxplug.registry.rule import load_object
-from onnxplug.run.kernels import (
-    CPU,
-    ONNX_DOMAINS,
-    CustomOperators,
-    Kernels,
-    Library,
-    available_providers,
-    checked_items,
-)
-from onnxplug.run.report import Verifier
+from onnxplug.run.kernels import ONNX_DOMAINS, available_providers, checked_items
 
 #: Domains whose operators come with ONNX Runtime: a plugin that declares such a domain doesn't claim that its library has them.
 _BUILTIN = re.compile(r"com\.microsoft(\..+)?|com\.ms\.internal\..+")

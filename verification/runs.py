@@ -10,8 +10,8 @@ import torch
 
 from onnxplug.build.dtypes import as_array, to_torch
 from onnxplug.build.scope import detach
-from onnxplug.host import RuntimeHost, plugin_host
-from onnxplug.run.kernels import Kernels, custom_operators, onnxruntime_module
+from onnxplug.host import Kernels, RuntimeHost, plugin_host
+from onnxplug.run.kernels import custom_operators, onnxruntime_module
 from onnxplug.run.reference import make_evaluator
 from onnxplug.run.session import make_session, model_source, run_session
 

@@ -18,8 +18,8 @@ from onnxplug.errors import UsageError, VerificationError
 from onnxplug.fake import is_fake
 from onnxplug.observers import step
 from onnxplug.packages import load
+from onnxplug.plugin_api import VerificationCase, VerificationReport, VerificationRequest
 from onnxplug.program import OnnxProgram
-from onnxplug.run.report import VerificationCase, VerificationReport, VerificationRequest
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import counted

@@ -290,9 +290,11 @@ class DynamoInterpreter:
             self._check_refusals(fx, is_unused=is_unused)
         return is_models
 
-    def _check_refusals(self, fx: torch.fx.Node, cause: Exception | None = None, **how: bool) -> None:
+    def _check_refusals(
+        self, fx: torch.fx.Node, cause: Exception | None = None, *, is_doubtful: bool = False, is_unused: bool = False
+    ) -> None:
         for refusal in self._refusals:
-            message = refusal(fx, **how)
+            message = refusal(fx, is_doubtful=is_doubtful, is_unused=is_unused)
             if message is not None:
                 location = source_location(fx) or self._frame.context.location or UNKNOWN_SOURCE
                 raise refused(fx, location, message, self._symbols) from cause

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.host import CustomOperators, Kernels
 from onnxplug.kinds import check_lists
 from onnxplug.plugin_api import OrtLibrary, ReferenceOp
 from onnxplug.text import in_a_line, shortened
@@ -15,49 +15,7 @@ from onnxplug.text import in_a_line, shortened
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-CPU = "CPUExecutionProvider"
 ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
-
-
-@dataclass(frozen=True)
-class CustomOperators:
-    """Operators of a model that ONNX does not define.
-
-    Attributes:
-        domains: The domains of all of them.
-        bodiless: Domain and type of the operators without a function in the model.
-    """
-
-    domains: tuple[str, ...] = ()
-    bodiless: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Library:
-    """A library to load, and the plugin or call that supplies it."""
-
-    path: str
-    owner: str
-
-    def __str__(self) -> str:
-        return f"{self.path} of {self.owner}"
-
-
-@dataclass
-class Kernels:
-    """The libraries and kernels of plugins for a model.
-
-    Attributes:
-        libraries: Libraries for ONNX Runtime to load.
-        providers: Execution providers that the session needs.
-        reference: ``OpRun`` classes by domain and operator.
-        passed_over: Libraries that can't be used here, and why.
-    """
-
-    libraries: list[Library] = field(default_factory=list)
-    providers: list[str] = field(default_factory=lambda: [CPU])
-    reference: dict[tuple[str, str], type] = field(default_factory=dict)
-    passed_over: list[str] = field(default_factory=list)
 
 
 def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:

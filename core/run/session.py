@@ -17,12 +17,9 @@ import torch
 from onnxplug import logs
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array, to_torch
 from onnxplug.errors import EvaluationError, OnnxplugError, PluginError, VerificationError
-from onnxplug.host import RuntimeHost, plugin_host
+from onnxplug.host import CPU, Kernels, Library, RuntimeHost, plugin_host
 from onnxplug.run.kernels import (
-    CPU,
     MISSING_HINT,
-    Kernels,
-    Library,
     custom_operators,
     lacking_kernels,
     lacks_operator,

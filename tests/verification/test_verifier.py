@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug.run.report import VerificationCase, VerificationReport, VerificationRequest
+from onnxplug import VerificationCase, VerificationReport, VerificationRequest
 from onnxplug.testing import IsolatedRegistry
 
 

@@ -16,10 +16,10 @@ from onnxplug_tools.diagnosis.walk import walk
 
 from onnxplug.build.dtypes import as_array, to_torch
 from onnxplug.errors import OnnxplugError, VerificationError
-from onnxplug.host import RuntimeHost
+from onnxplug.host import Kernels, RuntimeHost
 from onnxplug.plugins.runtime import kernels_for
 from onnxplug.run.alignment import Alignment, Recipe
-from onnxplug.run.kernels import Kernels, custom_operators
+from onnxplug.run.kernels import custom_operators
 from onnxplug.run.protobuf import to_proto
 from onnxplug.verification.eager import feed_of, placeholder_values
 from onnxplug_compile.backend import Compiled, StoredGraph, compile_graphs, recipe_for

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onnxplug.errors import UsageError
+from onnxplug.host import CPU
 from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME
-from onnxplug.run.kernels import CPU, checked_items, onnxruntime_module
+from onnxplug.run.kernels import checked_items, onnxruntime_module
 
 #: Levels of ONNX Runtime's own graph optimisation, as ``GraphOptimizationLevel`` names them.
 LEVELS = {

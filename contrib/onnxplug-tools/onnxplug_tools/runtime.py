@@ -15,8 +15,7 @@ from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.text import type_with_article
 
 if TYPE_CHECKING:
-    from onnxplug.host import RuntimeHost
-    from onnxplug.run.kernels import CustomOperators, Kernels
+    from onnxplug.host import CustomOperators, Kernels, RuntimeHost
 
 __all__ = ["custom_op_libraries", "inference_session"]
 
@@ -115,9 +114,9 @@ def _kernels(
     runtime: Iterable[Any] = (),
     providers: Sequence[str] | None = None,
 ) -> tuple[Any, Kernels, Any]:
-    from onnxplug.host import plugin_host
+    from onnxplug.host import CPU, Kernels, plugin_host
     from onnxplug.plugins.runtime import CallHost, kernels_for
-    from onnxplug.run.kernels import CPU, Kernels, checked_items, custom_operators
+    from onnxplug.run.kernels import checked_items, custom_operators
 
     items = checked_items(runtime)
     custom = custom_operators(ir_model)

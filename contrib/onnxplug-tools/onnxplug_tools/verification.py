@@ -16,7 +16,7 @@ from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import present_name
 from onnxplug.errors import VerificationError
 from onnxplug.host import RuntimeHost
-from onnxplug.run.report import VerificationReport
+from onnxplug.plugin_api import VerificationReport
 from onnxplug.run.session import TARGET, Runner
 from onnxplug.torch_private import pytree
 from onnxplug.verification.choices import outputs_of_choices

@@ -18,9 +18,9 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.errors import OnnxplugError, SaveError, UsageError
-from onnxplug.host import RuntimeHost, plugin_host
+from onnxplug.host import CPU, Kernels, RuntimeHost, plugin_host
 from onnxplug.plugins.runtime import kernels_for
-from onnxplug.run.kernels import CPU, Kernels, custom_operators, onnxruntime_module
+from onnxplug.run.kernels import custom_operators, onnxruntime_module
 from onnxplug.run.save import weight_bytes
 from onnxplug.run.session import LOG_SEVERITY, make_session, to_ort_value
 from onnxplug_tools.inspection.feeds import Feed, make_feed
