@@ -69,12 +69,12 @@ class _progress:
 
     def __enter__(self) -> Any:
         self._progress.start()
-        return self.told
+        return self.show
 
     def __exit__(self, *_: Any) -> None:
         self._progress.stop()
 
-    def told(self, name: str, result: dict[str, Any], done: int, total: int) -> None:
+    def show(self, name: str, result: dict[str, Any], done: int, total: int) -> None:
         """Shows a job that has ended."""
         status = result["status"]
         reasons = result.get("reasons") or ([result["error"]] if result.get("error") else [])
