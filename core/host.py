@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -82,11 +82,37 @@ class RuntimeHost(Protocol):
         """The plugin that could run the operators of a domain, and why none does."""
 
 
+class CallChecks(Protocol):
+    """Holds a call of ``to_onnx`` against what torch, the plugins and the model know (``onnxplug.plugins.call.CallChecks``)."""
+
+    def captured(self) -> None:
+        """The model is captured."""
+
+    def converted(self, model: Any) -> None:
+        """The ``onnx_ir.Model`` is made."""
+
+
 class PluginHost(RuntimeHost, Protocol):
     """The part of the plugin host that an export needs."""
 
     def with_runtime(self, items: Sequence[OrtLibrary | ReferenceOp]) -> RuntimeHost:
         """These plugins, behind the libraries and kernels of a call."""
+
+    def checks(
+        self,
+        registry: OnnxRegistry,
+        rules: Sequence[Rule],
+        opsets: Mapping[str, int],
+        runtime: Sequence[Any],
+        own: Collection[str],
+    ) -> CallChecks:
+        """Checks the rules of a call and the domains that it names: now, and as the export goes on."""
+
+    def warn_of_unused_rules(self, registry: OnnxRegistry, operators: Collection[str]) -> None:
+        """Warns of rules of the call that are for none of the operators for which rules were looked up."""
+
+    def check_verifiable(self, opset: int) -> None:
+        """Checks that a model of an opset can be verified here."""
 
     def stamps(self) -> tuple[str, ...] | None:
         """The stamps of the plugins' code, which differ between any two states; ``None`` when a plugin's stamp is not known."""

@@ -28,7 +28,7 @@ from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
-from onnxplug.host import PluginHost, RuntimeHost, plugins_of_call
+from onnxplug.host import CallChecks, PluginHost, RuntimeHost, plugins_of_call
 from onnxplug.interpret import ranges
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
@@ -75,7 +75,7 @@ class Plan:
         target: The model's target.
         functions: The request for functions: which modules become functions.
         metadata: The level of metadata.
-        undeclared: The domains that the call names and no plugin declares.
+        checks: Holds the call against what torch, the plugins and the model know.
     """
 
     model: Any
@@ -90,7 +90,7 @@ class Plan:
     target: Target
     functions: Functions | None
     metadata: Metadata
-    undeclared: Sequence[str]
+    checks: CallChecks
 
 
 def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
@@ -118,18 +118,18 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     for name, is_needed in {"checks=": options.checks, "metadata=full": metadata.is_full}.items():
         if is_needed:  # before anything takes time
             packages.load(name)
-    if options.verify:
-        arguments.check_verifiable(opsets[""])
     registry, host = _selected(options, rules)
     runtime = check_runtime(options.target, registry.targets() | host.targets())
     own = {functions.domain} if functions is not None else set()
-    undeclared = arguments.unknown_domains(opsets, registry, host, items, own)
+    checks = host.checks(registry, rules, opsets, items, own)
+    if options.verify:
+        host.check_verifiable(opsets[""])
     if options.strict and any(rule.patches() for rule in rules):
         raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
     target = Target(opsets[""], opsets, runtime, bool(options.exact))
     runners = host.with_runtime(items) if items else host
     return Plan(
-        model, args, kwargs, calls, options, registry, host, runners, rules, target, functions, metadata, undeclared
+        model, args, kwargs, calls, options, registry, host, runners, rules, target, functions, metadata, checks
     )
 
 
@@ -173,7 +173,7 @@ def capture(plan: Plan) -> Captured:
         patches=[*host.patches(), *patches] if not is_program else (),
         request=CaptureRequest(options=options, registry=plan.registry),
     )
-    arguments.check_operators(plan.rules, late=True)
+    plan.checks.captured()
     return captured
 
 
@@ -317,7 +317,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     with stage("interpretation", "convert"):
         env = interpreter.run(functional.graph, values)
-    arguments.warn_of_unused_rules(conversion.registry, bound.operators())
+    host.warn_of_unused_rules(conversion.registry, bound.operators())
     outputs = bind_outputs(builder, env, functional.outputs)
     # They are outputs until the rewrites are done, so that they don't count as dead.
     outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
@@ -479,7 +479,7 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
                 outlined = packages.load("functions=")(model, calls, functions, version, full=full)
                 work.about["functions"] = len(outlined)
     seconds = time.perf_counter() - started
-    arguments.check_domains_used(model, plan.undeclared)
+    plan.checks.converted(model)
     captured = conversion.captured
     operators = Counter(n.op_type for n in nodes_of(model.graph))
     return OnnxProgram(

@@ -21,6 +21,7 @@ from onnxplug.observers import Observer, step
 from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, Evaluator, OnnxOperator, Verifier
 from onnxplug.plugins import hookspecs
 from onnxplug.plugins.api import ModelSource, PluginInfo, TargetInfo
+from onnxplug.plugins.call import CallChecks, warn_of_unused_rules
 from onnxplug.plugins.explain import explain_domain, explain_missing
 from onnxplug.plugins.loading import (
     CHECKS,
@@ -41,6 +42,7 @@ from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, object_of
 from onnxplug.registry.target import checked_names, closeness
 from onnxplug.text import did_you_mean, type_with_article
+from onnxplug.verification.ready import check_verifiable
 from onnxplug.warn import warn
 
 #: Hooks of the builtin plugin that import the converters.
@@ -424,6 +426,18 @@ class PluginManager:
         """The functions that tell why eager PyTorch refuses a call that fake tensors accept."""
         return [object_of(item, "a function of onnxplug_refusals") for item in self._all("onnxplug_refusals")]
 
+    def checks(self, *call: Any) -> CallChecks:
+        """The checks of a call: its registry, rules, opsets, runtime and own domains."""
+        return CallChecks(self, *call)
+
+    def warn_of_unused_rules(self, registry: OnnxRegistry, operators: Collection[str]) -> None:
+        """Warns of rules of the call that are for none of the operators for which rules were looked up."""
+        warn_of_unused_rules(registry, operators)
+
+    def check_verifiable(self, opset: int) -> None:
+        """Checks that a model of an opset can be verified here."""
+        check_verifiable(opset)
+
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator without a rule."""
         self.load()
@@ -456,23 +470,12 @@ class PluginManager:
                 return maker
         return None
 
-    def source(self, scheme: str) -> ModelSource | None:
-        """The source of a scheme; ``None`` where no plugin has it.
+    def only_source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:
+        """The source that a text means; ``None`` where no plugin has one.
 
         Raises:
-            PluginError: Two plugins have it.
+            PluginError: Two plugins have one.
         """
-        return self._source(f"{scheme}:", lambda source: source.scheme == scheme)
-
-    def source_of_file(self, path: str) -> ModelSource | None:
-        """The source of a file, by its name; ``None`` where no plugin has it.
-
-        Raises:
-            PluginError: Two plugins have it.
-        """
-        return self._source(path, lambda source: path.endswith(tuple(source.suffixes)))
-
-    def _source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:
         self.load()
         matches = [
             (record, source)

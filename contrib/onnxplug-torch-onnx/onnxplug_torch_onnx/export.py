@@ -19,6 +19,7 @@ from onnxplug.host import plugins_of_call
 from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.packages import load
+from onnxplug.verification.ready import check_verifiable
 from onnxplug_torch_onnx.artifacts import Artifacts
 from onnxplug_torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
 from onnxplug_torch_onnx.old_opsets import lower
@@ -189,7 +190,7 @@ class _Exporter:
         self._verifies = asked or (request.verify and verify_drawn)
         self._verifies_lowered = self._verifies and request.lowered_to is not None
         if self._verifies_given:
-            arguments.check_verifiable(resolve_opsets(request.opset_version)[""])
+            check_verifiable(resolve_opsets(request.opset_version)[""])
         self._given = isinstance(request.model, torch.export.ExportedProgram)
         versions = request.custom_opsets or {}
         plugins, prefer = options.get("plugins"), options.get("prefer")

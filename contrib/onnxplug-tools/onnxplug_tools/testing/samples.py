@@ -11,7 +11,7 @@ from onnxplug.opsets import MIN_OPSET, max_opset
 from onnxplug.plugins.api import OpSample
 from onnxplug.registry.names import packet_of
 from onnxplug.registry.rule import Rule
-from onnxplug.run.loadable import newest_loadable_opset
+from onnxplug.verification.ready import newest_loadable_opset
 
 if TYPE_CHECKING:
     import torch
