@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxplug.errors import UsageError
 from onnxplug.run.files import is_abandoned
@@ -29,6 +30,8 @@ _UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**n for n, letter in enumerate("KM
 _UNITS |= {f"{letter}IB": 1024**n for n, letter in enumerate("KMGT", 1)}
 #: No protocol buffer, and so no model, has so many bytes.
 _TOO_LARGE = 2**31
+#: No model with weights in other files is larger.
+_MOST_WITHOUT_WEIGHTS = 1 << 28
 #: The ending of a data file's name after the name of the model's file.
 _ENDING = r"\.data(\.\d+)?(-\d{5,}-of-\d{5,})?"
 
@@ -197,11 +200,14 @@ def _models_beside(model: Path) -> list[Path]:
 
 
 def data_files(model: Path) -> set[str]:
-    """The locations of the external data of a model's file; the weights in it are not read.
+    """The locations of the external data of a model's file; none of a file with so many bytes that it has the weights itself.
 
     Raises:
         OSError: The file can't be read.
     """
-    proto = onnx.load(model, load_external_data=False)
+    proto = onnx.ModelProto()
+    if os.path.getsize(model) <= _MOST_WITHOUT_WEIGHTS:
+        with contextlib.suppress(DecodeError):  # it is no model
+            proto.ParseFromString(model.read_bytes())
     entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
     return {os.path.normpath(entry.value) for entry in entries if entry.key == "location"}
