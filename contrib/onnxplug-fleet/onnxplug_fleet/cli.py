@@ -46,8 +46,8 @@ def run(
     count = workers if workers is not None else read.workers or processors
     read = read_manifest(manifest, threads=max(1, processors // max(1, count)))
     executor = executor_for(on, count)
-    with _progress(len(read.jobs)) as told:
-        done = run_fleet(read, out, executor, store=store, told=told)
+    with _progress(len(read.jobs)) as show:
+        done = run_fleet(read, out, executor, store=store, told=show)
     words = ", ".join(f"{number} {status}" for status, number in done.counts().items())
     console.print(f"run {done.number}: {words}", markup=False)
     err.print(f"page: {out / 'runs' / str(done.number) / 'index.html'}", markup=False)

@@ -148,15 +148,15 @@ class _Checks:
     def check(self, value: ir.Value, slot: InputSlot) -> ir.Value:
         """An input after its checks; the input itself where it has none."""
         sizes: list[Any] = []
-        said: list[str] = []
+        facts: list[str] = []
         for axis, size in enumerate(slot.node.meta["val"].shape):
             expected, words = self._size(value, axis, size)
             sizes.append(expected)
-            said += [f"axis {axis} is {words}"] if words else []
+            facts += [f"axis {axis} is {words}"] if words else []
         dims = list(value.shape or ())
         sizes += dims[len(sizes) :]  # the parts of a complex tensor
-        if said:
-            value = self._reshaped(value, sizes, f"check of the input {slot.name!r}: {', '.join(said)}")
+        if facts:
+            value = self._reshaped(value, sizes, f"check of the input {slot.name!r}: {', '.join(facts)}")
         while self._conditions and sizes:
             condition = self._conditions.pop()
             place = f" ({condition.place})" if condition.place else ""

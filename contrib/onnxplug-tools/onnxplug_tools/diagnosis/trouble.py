@@ -102,13 +102,13 @@ def _slack(piece: Piece) -> list[torch.Tensor | None]:
     nodes = list(values)
 
     def again(_: Any, moved: Sequence[Any]) -> list[tuple[str, Any]]:
-        found: dict[torch.fx.Node, Any] = {}
+        results: dict[torch.fx.Node, Any] = {}
 
         def keep(node: torch.fx.Node, _: Any, result: Any) -> Any:
-            found[node] = result
+            results[node] = result
             return result
 
         run_graph(piece.functional, dict(zip(nodes, moved, strict=True)), keep)
-        return [(slot.name, found[slot.value]) for slot in piece.functional.outputs]
+        return [(slot.name, results[slot.value]) for slot in piece.functional.outputs]
 
     return rounding_slack(again, None, [values[node] for node in nodes])

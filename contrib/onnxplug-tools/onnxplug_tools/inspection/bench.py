@@ -162,11 +162,11 @@ def bench(
     measured = []
     for subject, timing in zip(subjects, timings, strict=False):
         subject.session = None  # the next ones have the memory for themselves
-        found = None
+        profiled = None
         if profile or optimized is not None:
             progress(f"profiling {subject.path.name}")
-            found = subject.profiled(optimized)
-        measured.append(Measured(timing, subject.loading, operators_of(subject.model), found if profile else None))
+            profiled = subject.profiled(optimized)
+        measured.append(Measured(timing, subject.loading, operators_of(subject.model), profiled if profile else None))
     return Bench(
         feed.texts,
         feed.sizes,

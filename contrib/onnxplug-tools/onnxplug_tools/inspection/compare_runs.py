@@ -130,12 +130,12 @@ def compare_runs(
 
     def compared(value: ir.Value, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Compared | None:
         node = value.producer()
-        found = seen.nodes.get(node) if node is not None else None
+        origin = seen.nodes.get(node) if node is not None else None
         return _compared(
             str(value.name),
             name,
-            "" if found is None else found.module,
-            "" if found is None else found.operator,
+            "" if origin is None else origin.module,
+            "" if origin is None else origin.operator,
             expected.get(str(value.name)),
             actual.get(name),
             rtol,

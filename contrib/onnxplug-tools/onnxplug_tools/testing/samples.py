@@ -123,8 +123,8 @@ def _module(operator: Any, results: Sequence[int] | None) -> torch.nn.Module:
         """Calls one operator."""
 
         def forward(self, args: Any, kwargs: Any) -> Any:
-            found = operator(*[_as_dtype(item) for item in args], **kwargs)
-            return found if results is None else [found[position] for position in results]
+            results_of_call = operator(*[_as_dtype(item) for item in args], **kwargs)
+            return results_of_call if results is None else [results_of_call[position] for position in results]
 
     return Sample().eval()
 
