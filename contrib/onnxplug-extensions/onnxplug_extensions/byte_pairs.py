@@ -52,8 +52,8 @@ class GPT2(TransformersEncoder):
 
     def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
         """GPT2Tokenizer of all texts; the tokens before and after are put there."""
-        found = g.domain(DOMAIN, 1).GPT2Tokenizer(self._stripped(g, texts), _outputs=2, **self._attributes)
-        tokens, mask = (typed(value, ir.DataType.INT64, 2) for value in found)
+        results = g.domain(DOMAIN, 1).GPT2Tokenizer(self._stripped(g, texts), _outputs=2, **self._attributes)
+        tokens, mask = (typed(value, ir.DataType.INT64, 2) for value in results)
         return framed(g, tokens, mask, max_length, self.before, self.after)
 
     def _stripped(self, g: Any, texts: Any) -> Any:
@@ -67,5 +67,5 @@ class GPT2(TransformersEncoder):
 
 def replaced(g: Any, texts: Any, pattern: str, rewrite: str) -> Any:
     """Texts in which what a pattern of RE2 finds is replaced."""
-    found = g.domain(DOMAIN, 1).StringRegexReplace(texts, g.const([pattern]), g.const([rewrite]))
-    return typed(found, ir.DataType.STRING)
+    result = g.domain(DOMAIN, 1).StringRegexReplace(texts, g.const([pattern]), g.const([rewrite]))
+    return typed(result, ir.DataType.STRING)
