@@ -100,8 +100,7 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
         results = step.place.call(cond_op, condition, traced(runs[0]), traced(runs[1]), tuple(region.operands))
     values = dict(zip(chosen, results, strict=True))
     every = [
-        as_before(values[i], joined[i]) if i in values else _constant(kept[i], *pair)
-        for i, pair in enumerate(pairs)
+        as_before(values[i], joined[i]) if i in values else _constant(kept[i], *pair) for i, pair in enumerate(pairs)
     ]
     rest = iter(every)
     outputs = region.accepted(mapped(sides[0], lambda _: next(rest)))
