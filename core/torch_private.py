@@ -245,6 +245,7 @@ _NAMES = {
     "make_graph_module": _Private(
         "torch.fx._lazy_graph_module:_make_graph_module", "capture in less time", _graph_module
     ),
+    "is_functional_tensor": _Private("torch:_is_functional_tensor", "capture in less time", lambda: lambda _: True),
     "share_memory": _Private("torch:_functionalize_unsafe_set", "capture in less time", SimpleNamespace),
     "ProxyTensor": _Private("torch.fx.experimental.proxy_tensor:_ProxyTensor", "capture in less time", SimpleNamespace),
     "Thunk": _Private("torch.utils._thunk:Thunk", "capture in less time", SimpleNamespace),

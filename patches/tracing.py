@@ -24,6 +24,7 @@ from onnxplug.torch_private import (
     detect_fake_mode,
     dispatch_utilities,
     export_trace,
+    is_functional_tensor,
     is_transformed,
     operator_dispatch,
     proxies,
@@ -146,7 +147,7 @@ def _kinds_of_constants_made_at_once() -> Iterator[None]:
 
     def extract(val: Any, *args: Any, **kwargs: Any) -> Any:
         is_plain = type(val) is torch.Tensor and val.layout is torch.strided and not is_transformed(val)
-        mode = detect_fake_mode(val) if is_plain and not torch._is_functional_tensor(val) else None
+        mode = detect_fake_mode(val) if is_plain and not is_functional_tensor(val) else None
         if mode is None:
             return original(val, *args, **kwargs)
         with torch_c._DisableTorchDispatch():
