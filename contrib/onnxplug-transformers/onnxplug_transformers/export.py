@@ -27,6 +27,7 @@ from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged, transformer_folder
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
 from onnxplug_transformers.genai import genai_config
+from onnxplug_transformers.gguf_files import as_folder
 from onnxplug_transformers.layouts import (
     BROWSERS,
     Layout,
@@ -73,7 +74,7 @@ def export_folder(
     """Exports the model of a folder into another, which is written whole or not at all.
 
     Args:
-        source: A folder of ``save_pretrained``.
+        source: A folder of ``save_pretrained``, or a file of GGUF.
         output: The folder to write.
         task: What the model is for; by default what its configuration says.
         layout: The program that loads the folder: ``"genai"``, ``"transformers.js"`` or ``"optimum"``.
@@ -112,47 +113,50 @@ def export_folder(
     source, output, chosen = Path(source), Path(output), layout_of(layout)
     check_dtypes(dtypes)
     check_output(output, overwrite=overwrite)
-    config = load_config(source, random=random)
-    kind, whole = task_of(config, task, source), source
-    source = transformer_folder(source)
-    chosen.check_task(kind)
-    flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused, "--adapter NAME=DIR": bool(adapters)}
-    _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
-    of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
-    if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
-        options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
-        raise UsageError(f"{options_of_int4} are for --int4")
-    size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
-    check_settings(size, level)
-    given = dict(options or {})
-    if int4 or fused or (is_packed(config) and not random):
-        given["opset_version"] = _with_domain(given.get("opset_version"))
-    to_merge = None if merged_adapter is None else read_adapter(Path(merged_adapter))
-    to_give = {name: read_adapter(Path(folder)) for name, folder in (adapters or {}).items()}
-    model = load_model(source, config, kind, dtype=dtype, random=random)
-    if tokenizer:
-        _check_companions(source, chosen, model)
-    if to_merge is not None:
-        merge_adapter(model, to_merge)
-    given_apart = Adapters(model, to_give) if to_give else None
-    notes = []
-    if int4:
-        stage("rounding to 4 bits")
-        changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
-        notes.append(str(changed))
-    with staged(output) as folder:
-        call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level)
-        call.folder.mkdir(exist_ok=True)
-        if kind == TEXT_GENERATION:
-            _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
-        elif kind in ENCODER_DECODERS:
-            (_write_merged if chosen.merged else _write_parts)(call, model, source)
-        else:
-            _write_model(call, _of_one_call(model, kind, whole), task_example(model, source))
-        copy_companions(source, folder, tokenizer=tokenizer)
-        if chosen.name == BROWSERS:
-            write_browser_configuration(source, folder, config, dtypes)
-    return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
+    with as_folder(source, tokenizer=tokenizer) as source:
+        config = load_config(source, random=random)
+        kind, whole = task_of(config, task, source), source
+        source = transformer_folder(source)
+        chosen.check_task(kind)
+        flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused, "--adapter NAME=DIR": bool(adapters)}
+        _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
+        of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
+        if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
+            options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
+            raise UsageError(f"{options_of_int4} are for --int4")
+        size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
+        check_settings(size, level)
+        given = dict(options or {})
+        if int4 or fused or (is_packed(config) and not random):
+            given["opset_version"] = _with_domain(given.get("opset_version"))
+        to_merge = None if merged_adapter is None else read_adapter(Path(merged_adapter))
+        to_give = {name: read_adapter(Path(folder)) for name, folder in (adapters or {}).items()}
+        model = load_model(source, config, kind, dtype=dtype, random=random)
+        if tokenizer:
+            _check_companions(source, chosen, model)
+        if to_merge is not None:
+            merge_adapter(model, to_merge)
+        given_apart = Adapters(model, to_give) if to_give else None
+        notes = []
+        if int4:
+            stage("rounding to 4 bits")
+            changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
+            notes.append(str(changed))
+        with staged(output) as folder:
+            call = _Call(
+                folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level
+            )
+            call.folder.mkdir(exist_ok=True)
+            if kind == TEXT_GENERATION:
+                _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
+            elif kind in ENCODER_DECODERS:
+                (_write_merged if chosen.merged else _write_parts)(call, model, source)
+            else:
+                _write_model(call, _of_one_call(model, kind, whole), task_example(model, source))
+            copy_companions(source, folder, tokenizer=tokenizer)
+            if chosen.name == BROWSERS:
+                write_browser_configuration(source, folder, config, dtypes)
+        return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
 
 
 def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]) -> None:
@@ -350,14 +354,15 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
         OnnxplugError: A file is damaged or missing.
     """
     register()  # whoever takes the inputs apart knows caches
-    config = load_config(source)
-    kind, whole = task_of(config, None, source), source
-    source = transformer_folder(source)
-    model = load_model(source, config, kind)
-    if kind == TEXT_GENERATION:
-        decoder = Decoder(model).eval()
-        return decoder, (), example_of(decoder).kwargs
-    if kind in ENCODER_DECODERS:
-        example = encoder_decoders.examples_of(model, task_example(model, source))[1]
-        return encoder_decoders.Decoder(model).eval(), (), example.kwargs
-    return _of_one_call(model, kind, whole), (), dict(task_example(model, source).kwargs)
+    with as_folder(source, tokenizer=False) as source:
+        config = load_config(source)
+        kind, whole = task_of(config, None, source), source
+        source = transformer_folder(source)
+        model = load_model(source, config, kind)
+        if kind == TEXT_GENERATION:
+            decoder = Decoder(model).eval()
+            return decoder, (), example_of(decoder).kwargs
+        if kind in ENCODER_DECODERS:
+            example = encoder_decoders.examples_of(model, task_example(model, source))[1]
+            return encoder_decoders.Decoder(model).eval(), (), example.kwargs
+        return _of_one_call(model, kind, whole), (), dict(task_example(model, source).kwargs)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onnxplug import OnnxplugError, UsageError
-from onnxplug_transformers.folders import check_folder, sentence_modules, transformer_folder
+from onnxplug_transformers.folders import check_folder, gguf_of, sentence_modules, transformer_folder
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -84,12 +84,15 @@ def load_config(folder: Path, *, random: bool = False) -> Any:
     import transformers
 
     with _transformers(f"{folder / 'config.json'} can't be read"):
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if gguf_of(folder) is not None:
+        config.quantization_config = {"quant_method": "gguf"}
+    return config
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a configuration is that of a checkpoint of GPTQ, AWQ or torchao."""
-    return method_of(config) in ("gptq", "awq", "torchao")
+    """Whether a configuration is that of a checkpoint of GPTQ, AWQ or torchao, or of a file of GGUF."""
+    return method_of(config) in ("gptq", "awq", "torchao", "gguf")
 
 
 def method_of(config: Any) -> str | None:
@@ -114,6 +117,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
     """
     import transformers
 
+    from onnxplug_transformers.gguf_files import load_gguf
     from onnxplug_transformers.packed import store_halves, take_packed, take_torchao
 
     if dtype not in DTYPES:
@@ -128,22 +132,27 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
             made: nn.Module = loader.from_config(config, dtype=DTYPES[dtype])
         return made.eval()
     packed, of_torchao = take_packed(config, folder), method_of(config) == "torchao"
-    with _transformers(f"{folder}: the weights can't be loaded"):
-        loaded, about = loader.from_pretrained(
-            folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
-        )
+    file = gguf_of(folder)
+    shown = folder if file is None else file.resolve()
+    with _transformers(f"{shown}: the weights can't be loaded"):
+        if file is not None:
+            loaded, about = load_gguf(file, config, loader, DTYPES[dtype])
+        else:
+            loaded, about = loader.from_pretrained(
+                folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
+            )
     missing = sorted(about["missing_keys"])
     if task == SENTENCES:  # whose vector is made of the states
         missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise OnnxplugError(
-            f"{folder} has no weights for {shown}, which {type(loaded).__name__} needs; they would be random",
+            f"{shown} has no weights for {names}, which {type(loaded).__name__} needs; they would be random",
             hint="--task names the head that the model was trained with.",
         )
     if of_torchao:
         take_torchao(loaded)
-    if packed or of_torchao:
+    if packed or of_torchao or file is not None:
         store_halves(loaded)
     return loaded.eval()
 
