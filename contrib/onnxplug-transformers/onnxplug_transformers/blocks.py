@@ -283,3 +283,48 @@ def embed_blocks(embedding: Any, blocks: Blocks, dtype: torch.dtype, shared: Blo
         embedding.register_buffer(name, tensor)
     embedding.form, embedding.names, embedding.dtype = blocks.form, tuple(stored), dtype
     embedding.__class__ = type(f"Block{kind.__name__}", bases, {})
+
+
+class Numbers(nn.Module):
+    """A linear layer whose numbers are in groups that no product takes; the file has them in their few bits.
+
+    Args:
+        numbers: [rows, columns] bytes, which hold the matrix row by row.
+        bits: Of a number.
+        scales, zeros: A float for each column, or for each row: the weight is ``(number - zero) * scale``.
+        shape: Of the matrix.
+        bias: The layer's bias.
+    """
+
+    numbers: torch.Tensor
+    high: torch.Tensor | None
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    bias: Any
+
+    def __init__(
+        self,
+        numbers: torch.Tensor,
+        bits: int,
+        scales: torch.Tensor,
+        zeros: torch.Tensor,
+        shape: tuple[int, int],
+        bias: torch.Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.rows, self.shape = numbers.shape[0], tuple(shape)
+        self.fields = [width for width in (4, 2, 1) if bits & width]
+        flat = numbers.reshape(1, -1)
+        first, high = (self.fields or [8])[0], self.fields[1:]
+        self.register_buffer("numbers", _together(flat & ((1 << first) - 1), first))
+        self.register_buffer("high", _together(flat >> first, high[0]) if high else None)
+        self.register_buffer("scales", scales.clone())
+        self.register_buffer("zeros", zeros.clone())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        flat = fields(self.numbers, self.high, self.fields, False) if self.fields else self.numbers
+        steps = flat.view(self.rows, -1).float() - self.zeros.float()
+        weight = (steps * self.scales.float()).reshape(self.shape)
+        return nn.functional.linear(x, weight.to(x.dtype), self.bias)

@@ -186,7 +186,7 @@ def _check_weights(folder: Path) -> None:
                 )
             if name.endswith(".safetensors"):
                 check_safetensors(folder / name)
-    elif not single:
+    elif not single and not (folder / "qmodel.pt").is_file():
         raise UsageError(
             f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json",
             hint="--random makes random ones, of the configuration alone.",

@@ -217,7 +217,7 @@ class _Part(nn.Module):
     Each part computes the whole, and the graph that is exported has it once. That is right whatever the parts are called with.
     """
 
-    def __init__(self, joint: FourBitLinear, index: int) -> None:
+    def __init__(self, joint: nn.Module, index: int) -> None:
         super().__init__()
         object.__setattr__(self, "_joint", joint)  # not a submodule: it belongs to the parent
         self.index = index
@@ -386,7 +386,7 @@ def round_weights(
     return Rounding(len(rounded) - count, count, bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
 
 
-def place(model: Any, names: Sequence[str], layer: FourBitLinear) -> None:
+def place(model: Any, names: Sequence[str], layer: nn.Module) -> None:
     """Puts a layer in the place of the one, or of the several, that it stands for."""
     if len(names) == 1:
         _put(model, names[0], layer)

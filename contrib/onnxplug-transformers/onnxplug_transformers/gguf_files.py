@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers.quantizers.auto import register_quantization_config, register_quantizer
-from transformers.quantizers.base import HfQuantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from onnxplug import OnnxplugError, UsageError
 from onnxplug_transformers.blocks import BlockLinear, Blocks, embed_blocks
 from onnxplug_transformers.folders import COMPANIONS, TOKENIZER_FILES, gguf_of
 from onnxplug_transformers.four_bits import joint_layers, place
 from onnxplug_transformers.ggml import FORMATS, take_blocks
+from onnxplug_transformers.weightless import load_around
 
-_METHOD = "onnxplug_gguf"
 #: What is a float for each weight.
 _FLOATS = ("F32", "F16", "BF16")
 
@@ -58,7 +55,8 @@ def as_folder(source: Path, *, tokenizer: bool = True) -> Iterator[Path]:
             if (file.parent / companion).is_file():
                 shutil.copyfile(file.parent / companion, folder / companion)
         if not config.architectures:
-            config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+            kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+            config.architectures = [kind.__name__]
         config.save_pretrained(folder)
         if tokenizer and not any((folder / known).is_file() for known in TOKENIZER_FILES):
             _write_tokenizer(file, folder)
@@ -67,7 +65,7 @@ def as_folder(source: Path, *, tokenizer: bool = True) -> Iterator[Path]:
 
 
 def _check_libraries(file: Path) -> None:
-    from transformers.utils import is_gguf_available
+    from transformers.utils.import_utils import is_gguf_available
 
     if not is_gguf_available():
         raise UsageError(f"{file} is a file of GGUF, which the package gguf reads", hint="pip install gguf")
@@ -110,11 +108,7 @@ def load_gguf(file: Path, config: Any, loader: Any, dtype: torch.dtype) -> tuple
     if tied:
         blocks[names[head]] = blocks[names[embedding]]
         config.tie_word_embeddings = False  # neither has a weight of its own
-    tensors |= {f"{name}.weight": torch.empty(0) for name in blocks}  # what initialises models reads them
-    config.quantization_config = {"quant_method": _METHOD, "layers": list(blocks)}
-    loaded, about = type(skeleton).from_pretrained(
-        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
-    )
+    loaded, about = load_around(type(skeleton), config, tensors, blocks, dtype)
     layers = {name: found for name, found in blocks.items() if not isinstance(loaded.get_submodule(name), nn.Embedding)}
     made: dict[str, BlockLinear] = {}
     kinds = {name: (found.form, found.tensors["numbers"].shape[1:]) for name, found in layers.items()}
@@ -179,41 +173,3 @@ def _order(processor: Any, tensor: Any, module: Any, names: dict[str, str]) -> t
         f"{tensor.name} is in blocks of {form}, and what takes it in {names[tensor.name]} is no linear layer or embedding",
         hint="transformers' from_pretrained(…, gguf_file=…) loads it in floats, and --int4 rounds what it has saved.",
     )
-
-
-@register_quantization_config(_METHOD)
-class _Config(QuantizationConfigMixin):
-    def __init__(self, layers: list[str], **_: Any) -> None:
-        self.quant_method: Any = _METHOD
-        self.layers = layers
-
-
-class _Weightless(nn.Module):
-    """Stands for a linear layer while transformers loads the other tensors."""
-
-    def __init__(self, linear: Any) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(0)), linear.bias
-
-
-@register_quantizer(_METHOD)
-class _Quantizer(HfQuantizer):
-    """Leaves nothing of the weights that are in blocks."""
-
-    quantization_config: Any
-
-    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
-        for name in self.quantization_config.layers:
-            module, (owner, _, attribute) = model.get_submodule(name), name.rpartition(".")
-            if isinstance(module, nn.Embedding):
-                module.weight = nn.Parameter(torch.empty(0))
-            else:
-                setattr(model.get_submodule(owner), attribute, _Weightless(module))
-        return model
-
-    def is_serializable(self) -> bool:
-        return False
-
-    @property
-    def is_trainable(self) -> bool:
-        return False

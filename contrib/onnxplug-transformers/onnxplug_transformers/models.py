@@ -87,12 +87,14 @@ def load_config(folder: Path, *, random: bool = False) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if gguf_of(folder) is not None:
         config.quantization_config = {"quant_method": "gguf"}
+    elif (folder / "qmodel.pt").is_file():
+        config.quantization_config = {"quant_method": "hqq"}
     return config
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a configuration is that of a checkpoint of GPTQ, AWQ or torchao, or of a file of GGUF."""
-    return method_of(config) in ("gptq", "awq", "torchao", "gguf")
+    """Whether a configuration is that of a checkpoint of GPTQ, AWQ, HQQ or torchao, or of a file of GGUF."""
+    return method_of(config) in ("gptq", "awq", "hqq", "torchao", "gguf")
 
 
 def method_of(config: Any) -> str | None:
@@ -118,6 +120,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
     import transformers
 
     from onnxplug_transformers.gguf_files import load_gguf
+    from onnxplug_transformers.hqq_files import load_hqq
     from onnxplug_transformers.packed import store_halves, take_packed, take_torchao
 
     if dtype not in DTYPES:
@@ -132,11 +135,14 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
             made: nn.Module = loader.from_config(config, dtype=DTYPES[dtype])
         return made.eval()
     packed, of_torchao = take_packed(config, folder), method_of(config) == "torchao"
+    of_hqq = method_of(config) == "hqq"
     file = gguf_of(folder)
     shown = folder if file is None else file.resolve()
     with _transformers(f"{shown}: the weights can't be loaded"):
         if file is not None:
             loaded, about = load_gguf(file, config, loader, DTYPES[dtype])
+        elif of_hqq:
+            loaded, about = load_hqq(folder, config, loader, DTYPES[dtype])
         else:
             loaded, about = loader.from_pretrained(
                 folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
@@ -152,7 +158,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
         )
     if of_torchao:
         take_torchao(loaded)
-    if packed or of_torchao or file is not None:
+    if packed or of_torchao or of_hqq or file is not None:
         store_halves(loaded)
     return loaded.eval()
 
