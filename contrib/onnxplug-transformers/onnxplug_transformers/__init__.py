@@ -95,6 +95,8 @@ def onnxplug_rules() -> list[Rule]:
         Rule("onnxplug_transformers::filled", f"{place}.blocks:convert_filled"),
         Rule("onnxplug_transformers::group_query_attention", f"{place}.fused:convert", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::low_rank", f"{place}.adapters:convert"),
+        Rule("onnxplug_transformers::written", f"{place}.static:convert", opset=(None, 23)),
+        Rule("onnxplug_transformers::written", f"{place}.static:convert_at_once", opset=(24, None)),
         Rule("onnxplug_transformers::in_front", f"{place}.fused:convert_in_front"),
         Rule("onnxplug_transformers::places", f"{place}.fused:convert_places"),
         Rule("onnxplug_transformers::rows_at", f"{place}.fused:convert_rows_at"),

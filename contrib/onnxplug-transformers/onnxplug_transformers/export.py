@@ -14,7 +14,7 @@ import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders
 from onnxplug_transformers.adapters import Adapters, merge_adapter, read_adapter
-from onnxplug_transformers.caches import register
+from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
     Decoder,
     adapted_example_of,
@@ -39,6 +39,7 @@ from onnxplug_transformers.layouts import (
 from onnxplug_transformers.merged import merge, merged_samples
 from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
 from onnxplug_transformers.sentences import Sentences
+from onnxplug_transformers.static import StaticDecoder, check_static, check_step, share_data, static_example
 from onnxplug_transformers.tasks import Task, TaskExample, task_example
 
 TEXT_GENERATION = "text-generation"
@@ -62,6 +63,7 @@ def export_folder(
     zero_points: bool = False,
     accuracy_level: int | None = None,
     fused: bool = False,
+    static: tuple[int, int] | None = None,
     merged_adapter: str | os.PathLike[str] | None = None,
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     tokenizer: bool = True,
@@ -92,6 +94,8 @@ def export_folder(
         accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
             greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
+        static: Of a model for text generation, instead of one with dynamic sizes: the length of the cache, and how many tokens of
+            the prompt ``prefill.onnx`` takes at once; ``decode.onnx`` takes one token.
         merged_adapter: A folder of PEFT whose adapter is merged into the weights.
         adapters: Folders of PEFT by name, of a model for text generation: the adapters' factors are inputs of the graph, and each
             adapter is in a file ``NAME.onnx_adapter``.
@@ -118,7 +122,13 @@ def export_folder(
         kind, whole = task_of(config, task, source), source
         source = transformer_folder(source)
         chosen.check_task(kind)
-        flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused, "--adapter NAME=DIR": bool(adapters)}
+        flags = {
+            "--static": static is not None,
+            "--last-logits": last_logits,
+            "--int4": int4,
+            "--fused": fused,
+            "--adapter NAME=DIR": bool(adapters),
+        }
         _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
         of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
         if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
@@ -148,7 +158,10 @@ def export_folder(
             )
             call.folder.mkdir(exist_ok=True)
             if kind == TEXT_GENERATION:
-                _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
+                if static is not None:
+                    _write_static(call, model, *static)
+                else:
+                    _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
             elif kind in ENCODER_DECODERS:
                 (_write_merged if chosen.merged else _write_parts)(call, model, source)
             else:
@@ -169,6 +182,9 @@ def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str,
     Raises:
         UsageError: One does not.
     """
+    beside = [flag for flag in flags if flag not in ("--static", "--int4")]
+    if "--static" in flags and beside:
+        raise UsageError(f"--static and {beside[0]} exclude one another")
     for flag in flags:
         if kind != TEXT_GENERATION:
             raise UsageError(f"{flag} is for text generation, and this is {kind}")
@@ -227,6 +243,23 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
             shared_buffers=fused,
         )
         (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
+    """Two models of fixed sizes: a piece of the prompt, and one token. They share their weights' file."""
+    cache = example_of(Decoder(model).eval()).kwargs["past_key_values"]
+    check_static(model, length)
+    decoder = StaticDecoder(model).eval()
+    check_step(decoder, static_example(decoder, cache, length, prompt, 0))
+    for name, sequence in (("prefill", prompt), ("decode", 1)):
+        starts = {0, (length - sequence) // 2, length - sequence}
+        cases = [static_example(decoder, cache, length, sequence, start) for start in sorted(starts)]
+        inputs = ["input_ids", "past_length", *names(cache, "past_key_values")]
+        about = {"dynamic_shapes": None, "input_names": inputs, "present_names": True}
+        program, report = call.program(decoder, cases, kwargs=cases[-1], **about)
+        call.store(name, program, report, [])
+    if list(call.folder.glob("prefill.onnx.data")) and list(call.folder.glob("decode.onnx.data")):
+        share_data(call.folder / "prefill.onnx", call.folder / "decode.onnx")
 
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
