@@ -38,6 +38,7 @@ from onnxplug_transformers.layouts import (
 )
 from onnxplug_transformers.merged import merge, merged_samples
 from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
+from onnxplug_transformers.packed import store_halves
 from onnxplug_transformers.sentences import Sentences
 from onnxplug_transformers.static import StaticDecoder, check_static, check_step, share_data, static_example
 from onnxplug_transformers.tasks import Task, TaskExample, task_example
@@ -141,7 +142,8 @@ def export_folder(
             given["opset_version"] = _with_domain(given.get("opset_version"))
         to_merge = None if merged_adapter is None else read_adapter(Path(merged_adapter))
         to_give = {name: read_adapter(Path(folder)) for name, folder in (adapters or {}).items()}
-        model = load_model(source, config, kind, dtype=dtype, random=random)
+        of_few_bits = is_packed(config) and not random
+        model = load_model(source, config, kind, dtype=dtype, random=random, halves=not int4)
         if tokenizer:
             _check_companions(source, chosen, model)
         if to_merge is not None:
@@ -152,6 +154,8 @@ def export_folder(
             stage("rounding to 4 bits")
             changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
             notes.append(str(changed))
+            if of_few_bits:
+                store_halves(model)  # what is neither packed nor rounded
         with staged(output) as folder:
             call = _Call(
                 folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level

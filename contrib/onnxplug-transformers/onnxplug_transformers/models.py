@@ -103,7 +103,9 @@ def method_of(config: Any) -> str | None:
     return about.get("quant_method") if isinstance(about, dict) else None
 
 
-def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False) -> nn.Module:
+def load_model(
+    folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False, halves: bool = True
+) -> nn.Module:
     """The model of a folder, in evaluation mode.
 
     Args:
@@ -112,6 +114,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
         task: Which of its heads it has.
         dtype: Element type of the weights.
         random: Random weights, of the configuration alone.
+        halves: Of a checkpoint of few bits, what float16 holds without loss is stored in it.
 
     Raises:
         UsageError: The model has no head for this task, or the dtype is unknown.
@@ -158,7 +161,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
         )
     if of_torchao:
         take_torchao(loaded)
-    if packed or of_torchao or of_hqq or file is not None:
+    if halves and (packed or of_torchao or of_hqq or file is not None):
         store_halves(loaded)
     return loaded.eval()
 

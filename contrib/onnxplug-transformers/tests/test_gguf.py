@@ -223,6 +223,19 @@ def test_a_folder_with_one_file_whose_products_round_activations(checkpoint: Any
     assert torch.nn.functional.cosine_similarity(result, exact, -1).min() > 0.995
 
 
+def test_what_is_not_in_blocks_is_rounded(checkpoint: Any, tmp_path: Path) -> None:
+    """Only where --int4 asks for it; the blocks stay as they are."""
+    path = checkpoint("llama", lambda key: "F16" if "lm_head" in key else mixed(key))
+    products = {}
+    for name, flags in (("plain", ()), ("rounded", ("--int4",))):
+        assert export(path, tmp_path / name, *flags) == 0
+        graph = ir.load(tmp_path / name / "model.onnx").graph
+        products[name] = sum(node.op_type == "MatMulNBits" for node in graph)
+        blocks = {key: v.const_value.numpy() for key, v in graph.initializers.items() if "down_proj" in key}
+        assert len(blocks) == 8
+    assert products == {"plain": 12, "rounded": 13}
+
+
 def nothing(path: Path) -> Path:
     return path
 
