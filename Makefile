@@ -17,7 +17,7 @@
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
 #   make targets  what providers of ONNX Runtime take of 50 models, and what the tables of targets say
-#   make clients    folders of --for transformers.js in Node, which npm packages in out/clients load
+#   make clients    folders of --for transformers.js in Node and of --for optimum, which packages in out/clients load
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
 #
@@ -36,7 +36,7 @@ LIBRARIES_FLAGS ?=
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio xformers
+LIBRARIES := bitsandbytes diffusers extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio xformers
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
 # for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
@@ -55,8 +55,12 @@ ALONE_mmcv := mmcv-lite==2.2.0 mmengine==0.10.7 mmdeploy==1.3.1 addict==2.4.0 te
 ALONE_natten := --no-build-isolation natten==0.21.7
 ALONE_torchaudio := torchaudio==2.11.0
 # Packages beside, which another one needs.
+WITH_diffusers := -e ./contrib/onnxplug-transformers
 WITH_xformers := -e ./contrib/onnxplug-flash-attn
 WITH_mmcv := -e ./contrib/onnxplug-torchvision
+# optimum, and the versions of what it imports that it knows.
+OPTIMUM := optimum==2.3.0 optimum-onnx==0.1.0 transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0 diffusers==0.35.2 \
+  importlib_metadata==10.2.0 zipp==4.1.2
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -159,11 +163,13 @@ matrix:
 
 # Without onnxruntime-node's script, which loads CUDA's libraries: those for the CPU are in the package.
 clients: $(VENV)/installed
-	@echo "==> Folders for transformers.js, loaded by it in Node (npm packages go into out/clients)"
+	@echo "==> Folders for transformers.js, loaded by it in Node, and for optimum (their packages go into out/clients)"
 	@command -v node npm > /dev/null || { echo "make clients needs node and npm: apt-get install nodejs npm"; exit 1; }
 	@mkdir -p out/clients
 	@npm install --prefix out/clients --ignore-scripts --no-audit --no-fund --silent @huggingface/transformers@4.3.1
-	@$(PYTEST) -c pyproject.toml contrib/onnxplug-transformers/tests/test_clients.py $(PYTEST_FLAGS)
+	@$(subst -c $(CONSTRAINTS),,$(PIP)) --no-deps --upgrade --target out/clients/optimum $(OPTIMUM)
+	@$(PYTEST) -c pyproject.toml contrib/onnxplug-transformers/tests/test_clients.py contrib/onnxplug-transformers/tests/test_optimum.py \
+	  $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed
 	@echo "==> Lint and format check"

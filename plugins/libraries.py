@@ -11,6 +11,7 @@ LIBRARIES: dict[str, str] = {
     "DaoAILab": "onnxplug-mamba",
     "bitsandbytes": "onnxplug-bitsandbytes",
     "causal_conv1d": "onnxplug-mamba",
+    "diffusers": "onnxplug-diffusers",
     "fbgemm": "onnxplug-fbgemm",
     "fbgemm_gpu": "onnxplug-fbgemm",
     "flash_attn": "onnxplug-flash-attn",

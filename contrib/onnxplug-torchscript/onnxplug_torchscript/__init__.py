@@ -13,10 +13,10 @@ def onnxplug_info() -> PluginInfo:
 
 @hookimpl
 def onnxplug_sources() -> list[ModelSource]:
-    """ScriptModules and ScriptFunctions, and files of ``torch.jit.save``."""
+    """ScriptModules and ScriptFunctions, and files of ``torch.jit.save``; of others with such names an error says what they are."""
     return [
         ModelSource(
-            suffixes=(".pt", ".ts", ".torchscript"),
+            suffixes=(".pt", ".ts", ".torchscript", ".pth", ".bin", ".ckpt", ".safetensors"),
             load="onnxplug_torchscript.files:load",
             accepts="onnxplug_torchscript.files:is_script",
             module="onnxplug_torchscript.module:from_script",

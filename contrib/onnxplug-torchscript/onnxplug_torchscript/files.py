@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from onnxplug import OnnxplugError
+from onnxplug.text import counted
 
 
 def is_script(model: Any) -> bool:
@@ -21,12 +27,51 @@ def load(path: str) -> Any:
         path: The file.
 
     Raises:
-        OnnxplugError: It is another file; one of ``torch.save`` among them, which holds weights or pickled objects.
+        OnnxplugError: It is another file. The error says what it holds, and how a model with it is exported.
     """
     try:
         return torch.jit.load(path, map_location="cpu")
     except (RuntimeError, ValueError) as error:
-        raise OnnxplugError(
-            f"{path} is not a script that torch.jit.save wrote: {str(error).strip().splitlines()[0]}",
-            hint="Weights of torch.save need the model's code: file.py:callable.",
-        ) from error
+        found, way = _described(path)
+        raise OnnxplugError(f"{path} is {found}, and no script of torch.jit.save", hint=way) from error
+
+
+def _described(path: str) -> tuple[str, str]:
+    """What a file holds, and the way to the model."""
+    way = "file.py:make as TARGET, where make() builds the module, gives it these weights and returns (module, inputs)."
+    try:
+        held = _tensors_of_safetensors(path) if path.endswith(".safetensors") else _tensors_of_pickle(path)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        found = f"a pickled {named[1]}" if named else "a file of pickled objects"
+        loaded = f"torch.load({path!r}, weights_only=False)"
+        way = f"file.py:make as TARGET, where make() returns ({loaded}, inputs); it runs the file's code."
+        return found, way
+    except Exception as error:  # whatever readers say of files that are none of theirs
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"a file that can't be read ({said})", "Was it copied to its end?"
+    if not held:
+        return "a file of torch.save without tensors", way
+    name, shape = next(iter(held.items()))
+    return f"a file of {counted(len(held), 'tensor')}, the first of which is {name} {shape}", way
+
+
+def _tensors_of_safetensors(path: str) -> dict[str, list[int]]:
+    """Shapes by names, from the header of the file."""
+    with Path(path).open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, Path(path).stat().st_size)))
+    return {name: list(about["shape"]) for name, about in header.items() if name != "__metadata__"}
+
+
+def _tensors_of_pickle(path: str) -> dict[str, list[int]]:
+    """Shapes by names, of a dictionary or of those within it."""
+    held: dict[str, list[int]] = {}
+    waiting = [("", torch.load(path, map_location="meta", weights_only=True))]
+    while waiting:
+        name, value = waiting.pop(0)
+        if isinstance(value, torch.Tensor):
+            held[name or "tensor"] = list(value.shape)
+        elif isinstance(value, Mapping):
+            waiting += [(f"{name}.{key}".strip("."), item) for key, item in value.items()]
+    return held

@@ -91,8 +91,12 @@ def onnxplug_rules() -> list[Rule]:
     return [
         Rule("onnxplug_transformers::matmul_nbits", f"{place}.four_bits:convert", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::gather_nbits", f"{place}.four_bits:convert_gather", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::fields", f"{place}.blocks:convert_fields", opset=(18, None)),
+        Rule("onnxplug_transformers::filled", f"{place}.blocks:convert_filled"),
         Rule("onnxplug_transformers::group_query_attention", f"{place}.fused:convert", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::low_rank", f"{place}.adapters:convert"),
+        Rule("onnxplug_transformers::written", f"{place}.static:convert", opset=(None, 23)),
+        Rule("onnxplug_transformers::written", f"{place}.static:convert_at_once", opset=(24, None)),
         Rule("onnxplug_transformers::in_front", f"{place}.fused:convert_in_front"),
         Rule("onnxplug_transformers::places", f"{place}.fused:convert_places"),
         Rule("onnxplug_transformers::rows_at", f"{place}.fused:convert_rows_at"),

@@ -71,6 +71,14 @@ def export(
             help="Text generation: attention by GroupQueryAttention, its cache in buffers that are written in place",
         ),
     ] = False,
+    static: Annotated[
+        str | None,
+        typer.Option(
+            "--static",
+            help="Text generation: LENGTH,PROMPT: prefill.onnx for PROMPT tokens and decode.onnx for one, all sizes fixed, over a "
+            "cache of LENGTH tokens",
+        ),
+    ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,6 +98,7 @@ def export(
     check_folder(Path(request.name), random=random)  # before transformers is imported, which takes seconds
     from onnxplug_transformers.adapters import parse_adapters
     from onnxplug_transformers.export import export_folder
+    from onnxplug_transformers.static import parse_sizes
 
     merged_adapter, adapters = parse_adapters(adapter or ())
     return export_folder(
@@ -108,6 +117,7 @@ def export(
         zero_points=zero_points,
         accuracy_level=accuracy_level,
         fused=fused,
+        static=None if static is None else parse_sizes(static),
         merged_adapter=merged_adapter,
         adapters=adapters,
         tokenizer=tokenizer,

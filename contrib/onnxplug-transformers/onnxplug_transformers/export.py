@@ -14,7 +14,7 @@ import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders
 from onnxplug_transformers.adapters import Adapters, merge_adapter, read_adapter
-from onnxplug_transformers.caches import register
+from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
     Decoder,
     adapted_example_of,
@@ -27,6 +27,7 @@ from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
 from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged, transformer_folder
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
 from onnxplug_transformers.genai import genai_config
+from onnxplug_transformers.gguf_files import as_folder
 from onnxplug_transformers.layouts import (
     BROWSERS,
     Layout,
@@ -37,7 +38,9 @@ from onnxplug_transformers.layouts import (
 )
 from onnxplug_transformers.merged import merge, merged_samples
 from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
+from onnxplug_transformers.packed import store_halves
 from onnxplug_transformers.sentences import Sentences
+from onnxplug_transformers.static import StaticDecoder, check_static, check_step, share_data, static_example
 from onnxplug_transformers.tasks import Task, TaskExample, task_example
 
 TEXT_GENERATION = "text-generation"
@@ -61,6 +64,7 @@ def export_folder(
     zero_points: bool = False,
     accuracy_level: int | None = None,
     fused: bool = False,
+    static: tuple[int, int] | None = None,
     merged_adapter: str | os.PathLike[str] | None = None,
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     tokenizer: bool = True,
@@ -73,7 +77,7 @@ def export_folder(
     """Exports the model of a folder into another, which is written whole or not at all.
 
     Args:
-        source: A folder of ``save_pretrained``.
+        source: A folder of ``save_pretrained``, or a file of GGUF.
         output: The folder to write.
         task: What the model is for; by default what its configuration says.
         layout: The program that loads the folder: ``"genai"``, ``"transformers.js"`` or ``"optimum"``.
@@ -91,6 +95,8 @@ def export_folder(
         accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
         fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
             greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
+        static: Of a model for text generation, instead of one with dynamic sizes: the length of the cache, and how many tokens of
+            the prompt ``prefill.onnx`` takes at once; ``decode.onnx`` takes one token.
         merged_adapter: A folder of PEFT whose adapter is merged into the weights.
         adapters: Folders of PEFT by name, of a model for text generation: the adapters' factors are inputs of the graph, and each
             adapter is in a file ``NAME.onnx_adapter``.
@@ -112,47 +118,62 @@ def export_folder(
     source, output, chosen = Path(source), Path(output), layout_of(layout)
     check_dtypes(dtypes)
     check_output(output, overwrite=overwrite)
-    config = load_config(source, random=random)
-    kind, whole = task_of(config, task, source), source
-    source = transformer_folder(source)
-    chosen.check_task(kind)
-    flags = {"--last-logits": last_logits, "--int4": int4, "--fused": fused, "--adapter NAME=DIR": bool(adapters)}
-    _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
-    of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
-    if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
-        options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
-        raise UsageError(f"{options_of_int4} are for --int4")
-    size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
-    check_settings(size, level)
-    given = dict(options or {})
-    if int4 or fused or (is_packed(config) and not random):
-        given["opset_version"] = _with_domain(given.get("opset_version"))
-    to_merge = None if merged_adapter is None else read_adapter(Path(merged_adapter))
-    to_give = {name: read_adapter(Path(folder)) for name, folder in (adapters or {}).items()}
-    model = load_model(source, config, kind, dtype=dtype, random=random)
-    if tokenizer:
-        _check_companions(source, chosen, model)
-    if to_merge is not None:
-        merge_adapter(model, to_merge)
-    given_apart = Adapters(model, to_give) if to_give else None
-    notes = []
-    if int4:
-        stage("rounding to 4 bits")
-        changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
-        notes.append(str(changed))
-    with staged(output) as folder:
-        call = _Call(folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level)
-        call.folder.mkdir(exist_ok=True)
-        if kind == TEXT_GENERATION:
-            _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
-        elif kind in ENCODER_DECODERS:
-            (_write_merged if chosen.merged else _write_parts)(call, model, source)
-        else:
-            _write_model(call, _of_one_call(model, kind, whole), task_example(model, source))
-        copy_companions(source, folder, tokenizer=tokenizer)
-        if chosen.name == BROWSERS:
-            write_browser_configuration(source, folder, config, dtypes)
-    return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
+    with as_folder(source, tokenizer=tokenizer) as source:
+        config = load_config(source, random=random)
+        kind, whole = task_of(config, task, source), source
+        source = transformer_folder(source)
+        chosen.check_task(kind)
+        flags = {
+            "--static": static is not None,
+            "--last-logits": last_logits,
+            "--int4": int4,
+            "--fused": fused,
+            "--adapter NAME=DIR": bool(adapters),
+        }
+        _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
+        of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
+        if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
+            options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
+            raise UsageError(f"{options_of_int4} are for --int4")
+        size, level = block_size if block_size is not None else 32, accuracy_level if accuracy_level is not None else 4
+        check_settings(size, level)
+        given = dict(options or {})
+        if int4 or fused or (is_packed(config) and not random):
+            given["opset_version"] = _with_domain(given.get("opset_version"))
+        to_merge = None if merged_adapter is None else read_adapter(Path(merged_adapter))
+        to_give = {name: read_adapter(Path(folder)) for name, folder in (adapters or {}).items()}
+        of_few_bits = is_packed(config) and not random
+        model = load_model(source, config, kind, dtype=dtype, random=random, halves=not int4)
+        if tokenizer:
+            _check_companions(source, chosen, model)
+        if to_merge is not None:
+            merge_adapter(model, to_merge)
+        given_apart = Adapters(model, to_give) if to_give else None
+        notes = []
+        if int4:
+            stage("rounding to 4 bits")
+            changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
+            notes.append(str(changed))
+            if of_few_bits:
+                store_halves(model)  # what is neither packed nor rounded
+        with staged(output) as folder:
+            call = _Call(
+                folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level
+            )
+            call.folder.mkdir(exist_ok=True)
+            if kind == TEXT_GENERATION:
+                if static is not None:
+                    _write_static(call, model, *static)
+                else:
+                    _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
+            elif kind in ENCODER_DECODERS:
+                (_write_merged if chosen.merged else _write_parts)(call, model, source)
+            else:
+                _write_model(call, _of_one_call(model, kind, whole), task_example(model, source))
+            copy_companions(source, folder, tokenizer=tokenizer)
+            if chosen.name == BROWSERS:
+                write_browser_configuration(source, folder, config, dtypes)
+        return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
 
 
 def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]) -> None:
@@ -165,6 +186,9 @@ def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str,
     Raises:
         UsageError: One does not.
     """
+    beside = [flag for flag in flags if flag not in ("--static", "--int4")]
+    if "--static" in flags and beside:
+        raise UsageError(f"--static and {beside[0]} exclude one another")
     for flag in flags:
         if kind != TEXT_GENERATION:
             raise UsageError(f"{flag} is for text generation, and this is {kind}")
@@ -223,6 +247,23 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
             shared_buffers=fused,
         )
         (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
+    """Two models of fixed sizes: a piece of the prompt, and one token. They share their weights' file."""
+    cache = example_of(Decoder(model).eval()).kwargs["past_key_values"]
+    check_static(model, length)
+    decoder = StaticDecoder(model).eval()
+    check_step(decoder, static_example(decoder, cache, length, prompt, 0))
+    for name, sequence in (("prefill", prompt), ("decode", 1)):
+        starts = {0, (length - sequence) // 2, length - sequence}
+        cases = [static_example(decoder, cache, length, sequence, start) for start in sorted(starts)]
+        inputs = ["input_ids", "past_length", *names(cache, "past_key_values")]
+        about = {"dynamic_shapes": None, "input_names": inputs, "present_names": True}
+        program, report = call.program(decoder, cases, kwargs=cases[-1], **about)
+        call.store(name, program, report, [])
+    if list(call.folder.glob("prefill.onnx.data")) and list(call.folder.glob("decode.onnx.data")):
+        share_data(call.folder / "prefill.onnx", call.folder / "decode.onnx")
 
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
@@ -350,14 +391,15 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
         OnnxplugError: A file is damaged or missing.
     """
     register()  # whoever takes the inputs apart knows caches
-    config = load_config(source)
-    kind, whole = task_of(config, None, source), source
-    source = transformer_folder(source)
-    model = load_model(source, config, kind)
-    if kind == TEXT_GENERATION:
-        decoder = Decoder(model).eval()
-        return decoder, (), example_of(decoder).kwargs
-    if kind in ENCODER_DECODERS:
-        example = encoder_decoders.examples_of(model, task_example(model, source))[1]
-        return encoder_decoders.Decoder(model).eval(), (), example.kwargs
-    return _of_one_call(model, kind, whole), (), dict(task_example(model, source).kwargs)
+    with as_folder(source, tokenizer=False) as source:
+        config = load_config(source)
+        kind, whole = task_of(config, None, source), source
+        source = transformer_folder(source)
+        model = load_model(source, config, kind)
+        if kind == TEXT_GENERATION:
+            decoder = Decoder(model).eval()
+            return decoder, (), example_of(decoder).kwargs
+        if kind in ENCODER_DECODERS:
+            example = encoder_decoders.examples_of(model, task_example(model, source))[1]
+            return encoder_decoders.Decoder(model).eval(), (), example.kwargs
+        return _of_one_call(model, kind, whole), (), dict(task_example(model, source).kwargs)

@@ -40,6 +40,13 @@ COMPANIONS = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
+#: Files of weights, and their indices.
+_WEIGHTS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+)
 
 
 @dataclass(frozen=True)
@@ -100,9 +107,12 @@ def check_folder(folder: Path, *, random: bool) -> None:
         UsageError: There is no such folder, or it lacks the configuration or the weights.
         OnnxplugError: A file is damaged, or one that an index names is missing.
     """
+    file = gguf_of(folder)
+    if file is not None and not (folder / "config.json").is_file():
+        return
     if not folder.exists():
         raise UsageError(
-            f"there is no folder {folder}",
+            f"there is no {'file' if folder.suffix == '.gguf' else 'folder'} {folder}",
             hint="transformers:FOLDER is a folder of save_pretrained; none is downloaded.",
         )
     if not folder.is_dir():
@@ -114,8 +124,33 @@ def check_folder(folder: Path, *, random: bool) -> None:
             hint = f"It is an adapter of PEFT: transformers:BASE --adapter {folder}"
         raise UsageError(f"{folder} has no config.json", hint=hint)
     read_json(folder / "config.json")
-    if not random:
+    if not random and file is None:
         _check_weights(folder)
+
+
+def gguf_of(source: Path) -> Path | None:
+    """The file of GGUF that a source is, or the one in a folder without weights of another kind.
+
+    Raises:
+        UsageError: There are several.
+        OnnxplugError: It begins otherwise than such a file.
+    """
+    if source.suffix == ".gguf" and source.is_file():
+        found = [source]
+    elif source.is_dir() and not any((source / name).is_file() for name in _WEIGHTS):
+        found = sorted(source.glob("*.gguf"))
+    else:
+        return None
+    if len(found) > 1:
+        raise UsageError(
+            f"{source} has {len(found)} files of GGUF: {', '.join(path.name for path in found[:3])}…",
+            hint=f"Name one: transformers:{found[0]}; parts of one model are put together by llama.cpp's gguf-split --merge.",
+        )
+    for path in found:
+        with path.open("rb") as opened:
+            if opened.read(4) != b"GGUF":
+                raise OnnxplugError(f"{path} is no file of GGUF: it does not begin with these letters")
+    return found[0] if found else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -134,8 +169,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_weights(folder: Path) -> None:
-    single = [name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()]
-    indices = [n for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if (folder / n).is_file()]
+    single = [name for name in _WEIGHTS[:2] if (folder / name).is_file()]
+    indices = [name for name in _WEIGHTS[2:] if (folder / name).is_file()]
     if single[:1] == ["model.safetensors"]:
         check_safetensors(folder / single[0])
     elif indices and not single:
@@ -151,7 +186,7 @@ def _check_weights(folder: Path) -> None:
                 )
             if name.endswith(".safetensors"):
                 check_safetensors(folder / name)
-    elif not single:
+    elif not single and not (folder / "qmodel.pt").is_file():
         raise UsageError(
             f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json",
             hint="--random makes random ones, of the configuration alone.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,7 @@ def matmul_nbits(
         levels: [N, blocks, size * bits / 8] bytes; of 4 bits two numbers in each, the first one in its low half. The last block is
             filled up.
         scales: [N, blocks] of x's dtype, or stored in float16.
-        zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each; ``None``: all are in the middle.
+        zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each, or [N, blocks] of 8; ``None``: all are in the middle.
         bias: [N] of x's dtype.
         bits: Of a level.
         step: Whether blocks of ``x`` are rounded to 127 steps of their largest number, as ONNX Runtime does at accuracy level 4.
@@ -217,7 +217,7 @@ class _Part(nn.Module):
     Each part computes the whole, and the graph that is exported has it once. That is right whatever the parts are called with.
     """
 
-    def __init__(self, joint: FourBitLinear, index: int) -> None:
+    def __init__(self, joint: nn.Module, index: int) -> None:
         super().__init__()
         object.__setattr__(self, "_joint", joint)  # not a submodule: it belongs to the parent
         self.index = index
@@ -386,7 +386,7 @@ def round_weights(
     return Rounding(len(rounded) - count, count, bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
 
 
-def place(model: Any, names: Sequence[str], layer: FourBitLinear) -> None:
+def place(model: Any, names: Sequence[str], layer: nn.Module) -> None:
     """Puts a layer in the place of the one, or of the several, that it stands for."""
     if len(names) == 1:
         _put(model, names[0], layer)
@@ -395,6 +395,24 @@ def place(model: Any, names: Sequence[str], layer: FourBitLinear) -> None:
     _put(model, f"{owner}.{'_'.join(name.rpartition('.')[2] for name in names)}", layer)
     for index, name in enumerate(names):
         _put(model, name, _Part(layer, index))
+
+
+def joint_layers(kinds: Mapping[str, Any]) -> list[list[str]]:
+    """Names of layers, those of the projections of one attention together that are of the same kind.
+
+    Args:
+        kinds: The kind of each; ``None`` for a layer that stays alone.
+    """
+    groups: dict[Any, list[str]] = {}
+    for name, kind in kinds.items():
+        owner, _, last = name.rpartition(".")
+        groups.setdefault((owner, kind) if last in PROJECTIONS and kind is not None else name, []).append(name)
+    return [sorted(names, key=_place_of) for names in groups.values()]
+
+
+def _place_of(name: str) -> int:
+    last = name.rpartition(".")[2]
+    return PROJECTIONS.index(last) if last in PROJECTIONS else 0
 
 
 def set_accuracy_level(model: Any, level: int) -> None:
@@ -412,8 +430,8 @@ def set_accuracy_level(model: Any, level: int) -> None:
 
 
 def _takes_few_bits(embedding: Any, size: int) -> bool:
-    found = isinstance(embedding, nn.Embedding) and embedding.max_norm is None
-    return found and bool(embedding.embedding_dim % size == 0)
+    floats = isinstance(embedding, nn.Embedding) and "weight" in embedding._parameters
+    return floats and embedding.max_norm is None and bool(embedding.embedding_dim % size == 0)
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str], option: str = "--int4-keep") -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onnxplug import OnnxplugError, UsageError
-from onnxplug_transformers.folders import check_folder, sentence_modules, transformer_folder
+from onnxplug_transformers.folders import check_folder, gguf_of, sentence_modules, transformer_folder
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -84,12 +84,17 @@ def load_config(folder: Path, *, random: bool = False) -> Any:
     import transformers
 
     with _transformers(f"{folder / 'config.json'} can't be read"):
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if gguf_of(folder) is not None:
+        config.quantization_config = {"quant_method": "gguf"}
+    elif (folder / "qmodel.pt").is_file():
+        config.quantization_config = {"quant_method": "hqq"}
+    return config
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a configuration is that of a checkpoint of GPTQ, AWQ or torchao."""
-    return method_of(config) in ("gptq", "awq", "torchao")
+    """Whether a configuration is that of a checkpoint of GPTQ, AWQ, HQQ or torchao, or of a file of GGUF."""
+    return method_of(config) in ("gptq", "awq", "hqq", "torchao", "gguf")
 
 
 def method_of(config: Any) -> str | None:
@@ -98,7 +103,9 @@ def method_of(config: Any) -> str | None:
     return about.get("quant_method") if isinstance(about, dict) else None
 
 
-def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False) -> nn.Module:
+def load_model(
+    folder: Path, config: Any, task: str, *, dtype: str = "float32", random: bool = False, halves: bool = True
+) -> nn.Module:
     """The model of a folder, in evaluation mode.
 
     Args:
@@ -107,6 +114,7 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
         task: Which of its heads it has.
         dtype: Element type of the weights.
         random: Random weights, of the configuration alone.
+        halves: Of a checkpoint of few bits, what float16 holds without loss is stored in it.
 
     Raises:
         UsageError: The model has no head for this task, or the dtype is unknown.
@@ -114,6 +122,8 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
     """
     import transformers
 
+    from onnxplug_transformers.gguf_files import load_gguf
+    from onnxplug_transformers.hqq_files import load_hqq
     from onnxplug_transformers.packed import store_halves, take_packed, take_torchao
 
     if dtype not in DTYPES:
@@ -128,22 +138,30 @@ def load_model(folder: Path, config: Any, task: str, *, dtype: str = "float32", 
             made: nn.Module = loader.from_config(config, dtype=DTYPES[dtype])
         return made.eval()
     packed, of_torchao = take_packed(config, folder), method_of(config) == "torchao"
-    with _transformers(f"{folder}: the weights can't be loaded"):
-        loaded, about = loader.from_pretrained(
-            folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
-        )
+    of_hqq = method_of(config) == "hqq"
+    file = gguf_of(folder)
+    shown = folder if file is None else file.resolve()
+    with _transformers(f"{shown}: the weights can't be loaded"):
+        if file is not None:
+            loaded, about = load_gguf(file, config, loader, DTYPES[dtype])
+        elif of_hqq:
+            loaded, about = load_hqq(folder, config, loader, DTYPES[dtype])
+        else:
+            loaded, about = loader.from_pretrained(
+                folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
+            )
     missing = sorted(about["missing_keys"])
     if task == SENTENCES:  # whose vector is made of the states
         missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise OnnxplugError(
-            f"{folder} has no weights for {shown}, which {type(loaded).__name__} needs; they would be random",
+            f"{shown} has no weights for {names}, which {type(loaded).__name__} needs; they would be random",
             hint="--task names the head that the model was trained with.",
         )
     if of_torchao:
         take_torchao(loaded)
-    if packed or of_torchao:
+    if halves and (packed or of_torchao or of_hqq or file is not None):
         store_halves(loaded)
     return loaded.eval()
 

@@ -19,7 +19,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from onnxplug import OnnxplugError, UsageError
 from onnxplug_transformers.folders import read_json
-from onnxplug_transformers.four_bits import BLOCK_SIZES, PROJECTIONS, FourBitLinear, place
+from onnxplug_transformers.four_bits import BLOCK_SIZES, FourBitLinear, joint_layers, place
 from onnxplug_transformers.models import method_of
 from onnxplug_transformers.rounding import together, zero_bytes
 
@@ -226,25 +226,16 @@ def _in_blocks(
 
 def _place(model: Any, layers: dict[str, FourBitLinear]) -> None:
     """Puts layers into a model, projections of one attention as one."""
-    for names in _joint(layers):
+    for names in joint_layers({name: _kind_of(layer) for name, layer in layers.items()}):
         parts = [layers[name] for name in names]
         place(model, names, parts[0] if len(parts) == 1 else FourBitLinear.joined(parts))
 
 
-def _joint(layers: dict[str, FourBitLinear]) -> list[list[str]]:
-    """The layers, those of one attention together whose columns are in blocks of one size and in the order of the inputs."""
-    groups: dict[Any, list[str]] = {}
-    for name, layer in layers.items():
-        owner, _, last = name.rpartition(".")
-        together = last in PROJECTIONS and layer.order is None
-        key = (owner, layer.bits, layer.levels.shape[1:], layer.scales.dtype, layer.bias is None) if together else name
-        groups.setdefault(key, []).append(name)
-    return [sorted(names, key=_place_of) for names in groups.values()]
-
-
-def _place_of(name: str) -> int:
-    last = name.rpartition(".")[2]
-    return PROJECTIONS.index(last) if last in PROJECTIONS else 0
+def _kind_of(layer: FourBitLinear) -> Any:
+    """What layers have in common that can be one; nothing where the inputs are in an order of their own."""
+    if layer.order is not None:
+        return None
+    return layer.bits, layer.levels.shape[1:], layer.scales.dtype, layer.bias is None
 
 
 def _numbers(packed: torch.Tensor) -> torch.Tensor:

@@ -130,7 +130,9 @@ def zero_bytes(zeros: torch.Tensor) -> torch.Tensor | None:
 def restored(levels: torch.Tensor, scales: torch.Tensor, bits: int, zeros: torch.Tensor | None = None) -> torch.Tensor:
     """[N, blocks * size], of the scales' dtype."""
     numbers = (apart(levels) if bits == 4 else levels).to(scales.dtype)
-    middle = 1 << (bits - 1) if zeros is None else apart(zeros)[:, : levels.shape[1], None].to(scales.dtype)
+    middle: torch.Tensor | int = 1 << (bits - 1)
+    if zeros is not None:
+        middle = (zeros if bits == 8 else apart(zeros)[:, : levels.shape[1]])[..., None].to(scales.dtype)
     return ((numbers - middle) * scales[..., None]).flatten(1)
 
 

@@ -1,0 +1,52 @@
+"""Sizes that diffusers' modules decide upon in Python, where one graph does for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from onnxplug.capture.patching import patched
+
+
+class _Factor:
+    """Stands for the number of a UNet's upsamplers: no size is a multiple of two to its power.
+
+    A UNet tells its upsamplers the sizes to restore only where a size is no such multiple. These are right for every size.
+    """
+
+    def __rpow__(self, base: int) -> _Factor:
+        return self
+
+    def __rmod__(self, size: Any) -> int:
+        return 1
+
+
+def _upsample(self: Any, hidden_states: Tensor, output_size: Any = None, *_: Any, **__: Any) -> Tensor:
+    """``Upsample2D.forward`` without copies that depend on the number of elements and change no result."""
+    x = hidden_states
+    if self.norm is not None:
+        x = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    if self.use_conv_transpose:
+        return self.conv(x)
+    if self.interpolate:
+        sizes = {"scale_factor": 2.0} if output_size is None else {"size": output_size}
+        x = nn.functional.interpolate(x, mode="nearest", **sizes)
+    if not self.use_conv:
+        return x
+    return (self.conv if self.name == "conv" else self.Conv2d_0)(x)
+
+
+@contextmanager
+def of_any_size() -> Iterator[None]:
+    """Holds while a model is captured."""
+    from diffusers import UNet2DConditionModel
+    from diffusers.models.upsampling import Upsample2D
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(Upsample2D, "forward", _upsample))
+        factor = _Factor()
+        stack.enter_context(patched(UNet2DConditionModel, "num_upsamplers", property(lambda _: factor)))
+        yield
