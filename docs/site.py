@@ -17,7 +17,7 @@ SECTIONS = {
     "What comes out": "OnnxProgram OnnxPieces",
     "When something goes wrong": "diagnose Diagnosis bisect",
     "Rules and rewrites": "Rule Rewrite FxNode GraphBuilder OnnxRegistry DynamoInterpreter",
-    "Plugins": "PluginInfo Domain OrtLibrary ReferenceOp Evaluator OpSample ModelSource ExportRequest ExportedFile TargetInfo Observer AttemptPatch LibraryPatch CaptureMode CaptureRequest",
+    "Plugins": "PluginInfo Domain OrtLibrary ReferenceOp Evaluator OpSample ModelSource ExportRequest ExportedFile TargetInfo Observer AttemptPatch LibraryPatch LibraryFunctions CaptureMode CaptureRequest",
 }
 
 

@@ -181,6 +181,12 @@ def test_batched_nms(kind: str, agnostic: bool, split: int) -> None:
     check(lambda b, s, i: ops.batched_nms(b, s, i, None), inputs[:1], None)
 
 
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcv.__version__", "1.7.2")
+    with pytest.raises(onnxplug.OnnxplugError, match=r"mmcv>=2.1,<2.3 are translated; 1.7.2 is installed"):
+        onnxplug.to_onnx(lambda b, s: ops.nms_rotated(b, s, 0.3), (rotated(5), torch.rand(5)))
+
+
 def test_labels_are_refused() -> None:
     with pytest.raises(onnxplug.OnnxplugError, match="labels"):
         onnxplug.to_onnx(lambda b, s: ops.nms_rotated(b, s, 0.1, s.long()), (rotated(4), torch.rand(4)))
