@@ -19,8 +19,8 @@ class LibraryAdvice(Observer):
     stays = False
 
     def end(self, span: Span) -> None:
-        """Looks at a capture that failed."""
-        if span.name == "capture" and span.kind == "stage" and isinstance(span.error, CaptureError):
+        """Looks at a capture that failed, at once or as its tensors were read."""
+        if span.name in ("capture", "conversion") and span.kind == "stage" and isinstance(span.error, CaptureError):
             host, model = span.subject.host, span.subject.model
             advice = [host.explain_missing(library) for library in _known_libraries(span.error, model)]
             span.error.hint = "\n".join(text for text in [*advice, span.error.hint] if text) or None

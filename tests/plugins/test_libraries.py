@@ -86,6 +86,18 @@ def test_a_module_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(error.hint).startswith("pip install onnxplug-annex: this package is for models that use annex_models.\n")
 
 
+def test_a_capture_that_proves_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of bitsandbytes' layers of 4 bits, whose tensors torch.export loses: onnxplug-bitsandbytes tests that."""
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise onnxplug.CaptureError("torch.export left 'lifted_tensor_0' without its values", hint="Register it.")
+
+    monkeypatch.setattr(Refused, "__module__", "annex_models.layers")
+    monkeypatch.setattr("onnxplug.pipeline.convert", lost)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: False)
+    assert str(error_of(Refused().eval()).hint).count(ADVICE) == 1
+
+
 def test_code_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "def layer(x):\n    if x.sum() > 0:\n        return x\n    return -x\n"
     namespace: dict[str, Any] = {"__name__": "annex.functional"}

@@ -388,6 +388,11 @@ def test_a_layer_that_is_not_quantised_yet(kind: str) -> None:
         onnxplug.to_onnx(model, (x,))
 
 
+def test_without_the_package() -> None:
+    with pytest.raises(onnxplug.OnnxplugError, match="may translate bitsandbytes, but it is left out"):
+        onnxplug.to_onnx(four_bits(64, 8), (torch.zeros(2, 64),), plugins=[])
+
+
 def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bnb, "__version__", "0.44.0")
     with pytest.raises(
