@@ -38,7 +38,11 @@ page from the packages themselves. An export that meets an operator of one of th
 packages that others publish are not known here, nor to the error.
 
 `onnxplug plugins new onnxplug-acme --for acme` writes the first version of a package for another library, and
-`onnxplug plugins check acme` says what a package still lacks: see [Write a plugin](write-a-plugin.md)."""
+`onnxplug plugins check acme` says what a package still lacks: see [Write a plugin](write-a-plugin.md).
+
+Libraries of which models export without a package: kornia and segment-anything, whose operators of masks and boxes, and a small
+model whole, are tested with onnxplug-torchvision (`make test-torchvision`). Of detectron2, which is not on PyPI, nothing is tested:
+its `paste_masks` and `nms_rotated` are not known here."""
 
 
 @dataclass(frozen=True)
