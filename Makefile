@@ -36,7 +36,7 @@ LIBRARIES_FLAGS ?=
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio torchvision xformers
+LIBRARIES := bitsandbytes extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio torchvision vllm xformers
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
 # for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2

@@ -13,6 +13,7 @@ import torch
 import onnxplug
 from onnxplug import PluginInfo, hookimpl
 from onnxplug.cli.app import run
+from onnxplug.plugins.advice import _known_libraries
 from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.testing import IsolatedRegistry
 
@@ -96,6 +97,13 @@ def test_a_capture_that_proves_unusable(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("onnxplug.pipeline.convert", lost)
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: False)
     assert str(error_of(Refused().eval()).hint).count(ADVICE) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("torch._C._nn.gelu got no tensor", False), ("_C::rms_norm has no fake", True)]
+)
+def test_a_namespace_with_the_name_of_a_module_of_torch(text: str, named: bool) -> None:
+    assert _known_libraries(RuntimeError(text), None) == (["_C"] if named else [])
 
 
 def test_code_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
