@@ -16,6 +16,7 @@ _OPS, _HERE = "mmcv.ops", "onnxplug_mmcv"
 FUNCTIONS = LibraryFunctions(
     {
         f"{_OPS}.nms:nms_rotated": f"{_HERE}.boxes:nms_rotated",
+        f"{_OPS}.nms:soft_nms": f"{_HERE}.boxes:soft_nms",
         f"{_OPS}.nms:batched_nms": f"{_HERE}.boxes:batched_nms",
         f"{_OPS}.deform_conv:DeformConv2dFunction.forward": f"{_HERE}.convolution:deform",
         f"{_OPS}.modulated_deform_conv:ModulatedDeformConv2dFunction.forward": f"{_HERE}.convolution:modulated",
