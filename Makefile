@@ -181,7 +181,7 @@ format: $(VENV)/installed
 types: $(VENV)/installed
 	@echo "==> Types"
 	@MYPYPATH=src:$(subst $(SPACE),:,$(PACKAGES)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(PACKAGES),-p $(subst -,_,$(notdir $(p)))) \
-	  | sed -E 's#^src/onnxplug/(converters|rewrites|patches|plugins|cli)/#\1/#; s#^src/onnxplug/#core/#'
+	  | sed -E 's#^src/onnxplug/(converters|operators|rewrites|verification|patches|plugins|cli)/#\1/#; s#^src/onnxplug/#core/#'
 
 # The theme announces its successor; nothing is to be done about it in a build.
 docs: $(VENV)/installed

@@ -246,10 +246,11 @@ def export(
         with progress() as shown:
             shown("loading")
             with span("loading"):
-                from onnxplug.arguments import check_destination, check_verifiable
+                from onnxplug.arguments import check_destination
                 from onnxplug.exporter import to_onnx
                 from onnxplug.opsets import resolve_opsets
                 from onnxplug.run.save import check_settings
+                from onnxplug.verification.ready import check_verifiable
 
                 check_settings(external_data, shard=shard, external=external)
                 if weights:

@@ -14,11 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.console import PlainConsole
-from onnxplug.packages import load
-from onnxplug.progress import Display, displayed
+from onnxplug.packages import is_installed, load
+from onnxplug.progress import Display
 from onnxplug.text import shortened, value_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from onnxplug import OnnxPieces
     from onnxplug.program import OnnxProgram
 
@@ -61,6 +63,18 @@ def failure(message: str, hint: str | None = None) -> None:
     err.print(f"[bold red]error:[/] {escape(shortened(message, LONGEST_MESSAGE))}")
     if hint:
         err.print(f"[bold]hint:[/] {escape(shortened(hint, LONGEST_MESSAGE))}")
+
+
+def displayed(console: Console | None = None) -> contextlib.AbstractContextManager[Display]:
+    """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
+
+    Args:
+        console: The console; standard error by default.
+    """
+    if not is_installed("progress="):
+        return contextlib.nullcontext(Display())
+    spinner: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
+    return spinner
 
 
 def size_text(path: Path) -> str:

@@ -23,7 +23,7 @@ from onnxplug.cli.options import (
 from onnxplug.cli.profile import ProfileOption, profiled
 from onnxplug.cli.sources import SCHEME, find_scheme, label, not_importable
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.plugin_api import ExportedFile, ExportRequest, ModelSource
+from onnxplug.plugins.api import ExportedFile, ExportRequest, ModelSource
 from onnxplug.registry.rule import object_of
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from onnxplug.cli.inputs import check_file
 from onnxplug.cli.options import registry
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.plugin_api import ModelSource
+from onnxplug.plugins.api import ModelSource
 from onnxplug.registry.rule import object_of
 
 SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9-]+):(?P<name>.*)", re.DOTALL)
@@ -19,7 +19,7 @@ def find_source(text: str) -> tuple[ModelSource, str] | None:
     """The plugin's source that TARGET names, and the argument of its ``load``; ``None`` where TARGET is of another kind."""
     if SCHEME.fullmatch(text):
         return find_scheme(text)
-    source = registry()[1].source_of_file(text)
+    source = registry()[1].only_source(text, lambda source: text.endswith(tuple(source.suffixes)))
     if source is None:
         return None
     check_file(text)
@@ -29,8 +29,10 @@ def find_source(text: str) -> tuple[ModelSource, str] | None:
 def find_scheme(text: str) -> tuple[ModelSource, str] | None:
     """The plugin's source of a text ``SCHEME:NAME``, and NAME; ``None`` for other texts, or where no plugin has the scheme."""
     match = SCHEME.fullmatch(text)
-    source = registry()[1].source(match["scheme"]) if match is not None else None
-    return None if source is None or match is None else (source, match["name"])
+    if match is None:
+        return None
+    source = registry()[1].only_source(f"{match['scheme']}:", lambda source: source.scheme == match["scheme"])
+    return None if source is None else (source, match["name"])
 
 
 def load_from(source: ModelSource, name: str, *, pretrained: bool) -> Any:

@@ -33,19 +33,20 @@ _HOME = {
             "CaptureMode",
             "CaptureRequest",
             "Domain",
-            "ExportedFile",
-            "ExportRequest",
-            "ModelSource",
+            "OnnxOperator",
             "OrtLibrary",
             "ReferenceOp",
             "Evaluator",
-            "OpSample",
-            "PluginInfo",
-            "TargetInfo",
+            "VerificationCase",
+            "VerificationReport",
+            "VerificationRequest",
             "hookspec",
             "hookimpl",
         ),
         "plugin_api",
+    ),
+    **dict.fromkeys(
+        ("ExportedFile", "ExportRequest", "ModelSource", "OpSample", "PluginInfo", "TargetInfo"), "plugins.api"
     ),
     **dict.fromkeys(
         (
@@ -112,17 +113,23 @@ if TYPE_CHECKING:
         CaptureRequest as CaptureRequest,
         Domain as Domain,
         Evaluator as Evaluator,
-        ExportedFile as ExportedFile,
-        ExportRequest as ExportRequest,
         LibraryPatch as LibraryPatch,
-        ModelSource as ModelSource,
-        OpSample as OpSample,
+        OnnxOperator as OnnxOperator,
         OrtLibrary as OrtLibrary,
-        PluginInfo as PluginInfo,
         ReferenceOp as ReferenceOp,
-        TargetInfo as TargetInfo,
+        VerificationCase as VerificationCase,
+        VerificationReport as VerificationReport,
+        VerificationRequest as VerificationRequest,
         hookimpl as hookimpl,
         hookspec as hookspec,
+    )
+    from onnxplug.plugins.api import (
+        ExportedFile as ExportedFile,
+        ExportRequest as ExportRequest,
+        ModelSource as ModelSource,
+        OpSample as OpSample,
+        PluginInfo as PluginInfo,
+        TargetInfo as TargetInfo,
     )
     from onnxplug.program import OnnxProgram as OnnxProgram
     from onnxplug.registry.registry import OnnxRegistry as OnnxRegistry

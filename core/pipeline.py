@@ -28,7 +28,7 @@ from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
 from onnxplug.functionalize.prepare import prepare
-from onnxplug.host import PluginHost, RuntimeHost
+from onnxplug.host import CallChecks, PluginHost, RuntimeHost, plugins_of_call
 from onnxplug.interpret import ranges
 from onnxplug.interpret.bindings import bind_inputs, bind_outputs
 from onnxplug.interpret.interpreter import DynamoInterpreter
@@ -43,19 +43,17 @@ from onnxplug.plugin_api import PROJECT_NAME, CaptureRequest
 from onnxplug.program import ExportStatistics, OnnxProgram
 from onnxplug.progress import StageNames, showing
 from onnxplug.registry.registry import OnnxRegistry
-from onnxplug.registry.rule import Rule, load_object
+from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.run.alignment import Alignment, Recipe
-from onnxplug.run.kernels import CallHost
+from onnxplug.run.kernels import checked_items
 from onnxplug.run.session import TARGET
 from onnxplug.torch_private import unset_fake_temporarily
 
 if TYPE_CHECKING:
     from onnxplug import Functions
 
-#: core knows the plugin host only by this name; everything that plugins supply, including the builtin rules, comes from it.
-_PLUGIN_HOST = "onnxplug.plugins.manager:registry_for"
 #: The key of a model's ``meta`` with the nodes that rules of other packages emitted.
 _MADE_BY = "onnxplug.made_by"
 
@@ -77,7 +75,7 @@ class Plan:
         target: The model's target.
         functions: The request for functions: which modules become functions.
         metadata: The level of metadata.
-        undeclared: The domains that the call names and no plugin declares.
+        checks: Holds the call against what torch, the plugins and the model know.
     """
 
     model: Any
@@ -92,7 +90,7 @@ class Plan:
     target: Target
     functions: Functions | None
     metadata: Metadata
-    undeclared: Sequence[str]
+    checks: CallChecks
 
 
 def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
@@ -107,7 +105,7 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     if options.functions is not None and options.functions is not False:
         functions = packages.load("Functions", "functions=").of_call(options.functions, model)
     metadata = Metadata.of_option(options.metadata)
-    items = tuple(CallHost.checked(options.runtime))
+    items = checked_items(options.runtime)
     rules = arguments.rules_of_call(options.rules, options.custom_translation_table)
     checked_table(options.decompositions)
     args, kwargs = arguments.positional_and_named(model, args, options.kwargs)
@@ -120,18 +118,18 @@ def plan(model: Any, args: Any, f: Any, options: ExportOptions) -> Plan:
     for name, is_needed in {"checks=": options.checks, "metadata=full": metadata.is_full}.items():
         if is_needed:  # before anything takes time
             packages.load(name)
-    if options.verify:
-        arguments.check_verifiable(opsets[""])
     registry, host = _selected(options, rules)
     runtime = check_runtime(options.target, registry.targets() | host.targets())
     own = {functions.domain} if functions is not None else set()
-    undeclared = arguments.unknown_domains(opsets, registry, host, items, own)
+    checks = host.checks(registry, rules, opsets, items, own)
+    if options.verify:
+        host.check_verifiable(opsets[""])
     if options.strict and any(rule.patches() for rule in rules):
         raise UsageError("rules for autograd functions need torch.export's non-strict mode, but strict=True is given")
     target = Target(opsets[""], opsets, runtime, bool(options.exact))
-    runners = CallHost(host, items) if items else host
+    runners = host.with_runtime(items) if items else host
     return Plan(
-        model, args, kwargs, calls, options, registry, host, runners, rules, target, functions, metadata, undeclared
+        model, args, kwargs, calls, options, registry, host, runners, rules, target, functions, metadata, checks
     )
 
 
@@ -149,16 +147,6 @@ def _selected(options: ExportOptions, rules: Sequence[Rule]) -> tuple[OnnxRegist
     if not (isinstance(registry, tuple) and len(registry) == 2 and isinstance(registry[0], OnnxRegistry)):
         raise UsageError(f"registry= takes a registry with its plugin manager, or a function, got {registry!r}")
     return registry
-
-
-def plugins_of_call(
-    *, plugins: Sequence[str] | None, call_rules: Sequence[Rule], prefer: Mapping[str, str] | None
-) -> tuple[OnnxRegistry, PluginHost]:
-    """The registry and the plugin manager that the arguments of a call select."""
-    selected: tuple[OnnxRegistry, PluginHost] = load_object(_PLUGIN_HOST, "the plugin manager")(
-        plugins=plugins, call_rules=call_rules, prefer=prefer
-    )
-    return selected
 
 
 # -- capture and functionalize -----------------------------------------------------------------------------------------
@@ -185,7 +173,7 @@ def capture(plan: Plan) -> Captured:
         patches=[*host.patches(), *patches] if not is_program else (),
         request=CaptureRequest(options=options, registry=plan.registry),
     )
-    arguments.check_operators(plan.rules, late=True)
+    plan.checks.captured()
     return captured
 
 
@@ -305,6 +293,7 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         domains={d.name: d.version for d in domains},
         schemas={d.name: d.schemas for d in domains},
         expressions=symbols.expressions,
+        operators=host.operators(),
         events=events().details,
     )
     bound = conversion.registry.bind(target)
@@ -323,11 +312,12 @@ def interpret(conversion: Conversion, functional: FunctionalGraph, alignment: Al
         applied=alignment.rules if alignment is not None else None,
         module_calls=conversion.calls,
         assertions=asserted if conversion.checks else None,
+        refusals=host.refusals(),
     )
     values, inputs, state = bind_inputs(builder, symbols, functional.inputs)
     with stage("interpretation", "convert"):
         env = interpreter.run(functional.graph, values)
-    arguments.warn_of_unused_rules(conversion.registry, bound.operators())
+    host.warn_of_unused_rules(conversion.registry, bound.operators())
     outputs = bind_outputs(builder, env, functional.outputs)
     # They are outputs until the rewrites are done, so that they don't count as dead.
     outputs += [(builder.names.unique("assertion"), condition) for condition, _ in asserted]
@@ -489,7 +479,7 @@ def convert(plan: Plan, captured: Captured, *, describes_all: bool) -> OnnxProgr
                 outlined = packages.load("functions=")(model, calls, functions, version, full=full)
                 work.about["functions"] = len(outlined)
     seconds = time.perf_counter() - started
-    arguments.check_domains_used(model, plan.undeclared)
+    plan.checks.converted(model)
     captured = conversion.captured
     operators = Counter(n.op_type for n in nodes_of(model.graph))
     return OnnxProgram(

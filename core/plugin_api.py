@@ -1,4 +1,6 @@
-"""The imports of a plugin module: hook markers and the plain records that hooks return.
+"""The imports of a plugin module: hook markers and the plain records of hooks that an export reads.
+
+The records for the command line, for tests and for the choice of plugins are in ``onnxplug.plugins.api``.
 
 Nothing here imports torch, onnx or onnx_ir, so that importing a plugin stays cheap.
 """
@@ -9,12 +11,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pluggy
 
 from onnxplug.errors import UsageError
+from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
 
 PROJECT_NAME = "onnxplug"
 ENTRY_POINT_GROUP = "onnxplug"
@@ -125,6 +127,28 @@ class Domain:
 
 
 @dataclass(frozen=True)
+class OnnxOperator:
+    """What the builder knows of an ONNX operator; the functions may each be left out.
+
+    Attributes:
+        name, domain: The operator; ``""`` is ai.onnx.
+        infer: ``(inputs, attributes, spec) -> [(dtype, dims), …]``: dtype and dimensions of each output, cheaply, of values, of
+            attributes by name and of the ``onnxplug.build.spec.OpSpec``. A ``None`` dtype means the schema's, ``None`` dims an
+            unknown rank, and a ``None`` dimension an unknown size. Without it, onnx's own inference is used.
+        simplify: ``(g, inputs, attributes) -> Value | None``: a value that is bit for bit the node's result, or ``None`` to emit
+            the node. Of operators with a schema.
+        fold: ``(arrays, attributes) -> array | None``: the result for constants, as ONNX defines it; ``None`` leaves it to
+            the runtime. Of operators with a schema and one output.
+    """
+
+    name: str
+    domain: str = ""
+    infer: Callable[..., Any] | None = None
+    simplify: Callable[..., Any] | None = None
+    fold: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class OrtLibrary:
     """An ONNX Runtime custom-operator library.
 
@@ -184,130 +208,98 @@ class Evaluator:
 
 
 @dataclass(frozen=True)
-class OpSample:
-    """Inputs with which a plugin's operator is tested and documented.
+class VerificationRequest:
+    """The arguments of :meth:`onnxplug.OnnxProgram.verify`, which explains them.
 
-    Attributes:
-        op: Qualified torch name of the operator.
-        args: A function without arguments that makes the positional arguments, or the arguments themselves.
-        kwargs: Keyword arguments.
-        opsets: ai.onnx opsets at which the sample holds; empty for all opsets of the rule.
-        dynamic_shapes: An entry for each positional argument, as for ``torch.export``: the sample is then exported with
-            these dimensions dynamic and compared at several sizes.
-        others: Other positional arguments to compare on, likewise values or functions that make them. ``None``: random values are
-            drawn; give values, or ``()``, where an operator takes only special values (indices, regions of an image).
-        results: Positions of the results to compare, for an operator with several; the others are not read.
+    Raises:
+        UsageError: One is malformed.
     """
 
-    op: str
-    args: Callable[[], Sequence[Any]] | Sequence[Any]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    opsets: Sequence[int] = ()
-    dynamic_shapes: Sequence[Any] | None = None
-    others: Sequence[Callable[[], Sequence[Any]] | Sequence[Any]] | None = None
-    results: Sequence[int] | None = None
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    seeds: Sequence[int] = (0, 1, 2)
+    intermediates: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(intermediates=self.intermediates)
+        check_seeds(self.seeds)
+        for name, tolerance in (("rtol", self.rtol), ("atol", self.atol)):
+            check_kind(name, tolerance, (int, float, type(None)), "a number")
+            if tolerance is not None and not tolerance >= 0:
+                raise UsageError(f"{name}= takes a number of at least 0, got {tolerance!r}")
+        check_lists(args=() if self.args is None else self.args)
+        check_mappings(kwargs=self.kwargs)
 
 
 @dataclass(frozen=True)
-class TargetInfo:
-    """A runtime for ``to_onnx(target=...)``, and the element types of its kernels.
+class VerificationCase:
+    """A set of inputs that both models ran on.
 
     Attributes:
-        name: ``"openvino"``, or a part of a runtime, ``"onnxruntime:cpu"``.
-        kernels: Operator of ai.onnx to its kernels (in the notation of :class:`onnxplug.build.kernels.Kernels`), or
-            ``"package.module:NAME"`` of such a mapping. An operator without a kernel for an element type is then computed in
-            a wider type and cast back. ``None``: every operator is emitted as it is.
+        sizes: Size of each dynamic dimension.
+        seed: Seed of the generated inputs; ``None`` for the export's own.
+        max_abs_difference: Largest difference over all outputs.
+        runtime: The runtime or evaluator that ran the model.
+        unstable: Number of elements that differ by more than the tolerance, but by no more than rounding of the inputs
+            and weights changes them in PyTorch itself, or than PyTorch's own result is from its result in float64.
+        ties: Whether PyTorch's results were computed with ONNX's choices among equal elements (topk, sort …).
     """
 
-    name: str
-    kernels: Mapping[str, str] | str | None = None
+    sizes: Mapping[str, int]
+    seed: int | None
+    max_abs_difference: float
+    runtime: str
+    unstable: int = 0
+    ties: bool = False
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """A kind of model that the command line takes, ``onnxplug export SCHEME:NAME`` or ``FILE.SUFFIX``, or that ``to_onnx`` takes.
+@dataclass
+class VerificationReport:
+    """The report of verification.
 
     Attributes:
-        scheme: The part before the colon, e.g. ``"acme"``: small letters, digits and hyphens. Empty for none.
-        load: A function of the name, or of the file's path, that returns a module, ``(module, args)`` or
-            ``(module, args, kwargs)``; or ``"package.module:function"``, imported at its first use. A keyword ``pretrained``
-            receives whether trained weights are requested; without it ``--pretrained`` is refused.
-        export: A function ``(request, **options)`` that does the whole export instead, for models of several files, or
-            ``"package.module:function"``. Its keyword parameters are options of ``onnxplug export`` for this scheme, annotated as
-            ``typer`` takes them. It gets an :class:`ExportRequest` and returns :class:`ExportedFile` records.
-        help: A few words about NAME or FILE.
-        suffixes: Endings of the names of files of such models, e.g. ``(".acme",)``.
-        accepts: A function of an object that tells whether it is a model of this kind, or ``"package.module:function"``. It is
-            called for each model that is exported, so it must import nothing heavy.
-        module: A function of such a model that returns a Module which computes the same, or ``"package.module:function"``. The
-            Module is captured, in torch.export's non-strict mode; verification compares with the model itself.
+        cases: The sets of inputs on which both agree.
+        skipped: Drawn sizes that eager PyTorch itself rejects, with its reason; other sizes were drawn instead.
+        intermediates: The ``onnxplug_tools.diagnosis.verdict.Verdict`` on the first of these sets, with ``intermediates=True``.
+        quantised: The later effect of quantising the model (``program.precision``), where the model before quantising was compared.
     """
 
-    scheme: str = ""
-    load: Callable[..., Any] | str | None = None
-    export: Callable[..., Sequence[ExportedFile]] | str | None = None
-    help: str = ""
-    suffixes: Sequence[str] = ()
-    accepts: Callable[[Any], bool] | str | None = None
-    module: Callable[[Any], Any] | str | None = None
+    cases: list[VerificationCase] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    intermediates: Any = None
+    quantised: Any = None
+
+    @property
+    def max_abs_difference(self) -> float:
+        """Largest difference over all cases."""
+        return max((case.max_abs_difference for case in self.cases), default=0.0)
+
+    @property
+    def about_quantising(self) -> str | None:
+        """A note that the model before quantising was compared, and how far quantising moved results; else ``None``."""
+        if self.quantised is None:
+            return None
+        moved = [f"output {accuracy}" for accuracy in self.quantised.accuracy] or ["no output is in floating point"]
+        return "\n".join(
+            [
+                f"compared is the model before quantising, not the quantised one ({self.quantised.kind}); how far that is from the "
+                "model before quantising, on the example inputs and the data of calibrate=:",
+                *moved,
+            ]
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{', '.join(f'{name}={size}' for name, size in case.sizes.items()) or 'static sizes'}, "
+            f"{'the inputs of the export' if case.seed is None else f'seed {case.seed}'}: "
+            f"largest difference {case.max_abs_difference:.1e} ({case.runtime})"
+            for case in self.cases
+        ]
+        lines += [f"skipped: {reason}" for reason in self.skipped]
+        return "\n".join([*lines, *filter(None, [self.about_quantising])])
 
 
-@dataclass(frozen=True)
-class ExportRequest:
-    """The options of ``onnxplug export`` that mean the same for every model.
-
-    Attributes:
-        name: The part after the scheme and its colon.
-        output: Where to write: a file or a folder, as the source decides.
-        verify: Compare with PyTorch.
-        external_data: Weights in a separate file; ``None`` decides by size.
-        options: Keyword arguments of ``onnxplug.to_onnx``: ``opset_version``, ``target``, ``optimize``, ``registry``, ...
-        stage: Call it with the name of each stage as it begins.
-    """
-
-    name: str
-    output: Path
-    verify: bool = False
-    external_data: bool | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    stage: Callable[[str], None] = lambda _: None
-
-
-@dataclass(frozen=True)
-class ExportedFile:
-    """A model that a source has written.
-
-    Attributes:
-        path: The file.
-        program: The :class:`onnxplug.OnnxProgram` in it.
-        report: The report of its verification; ``None`` without verification.
-        notes: Notes for the user, a sentence each.
-    """
-
-    path: Path
-    program: Any
-    report: Any = None
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class PluginInfo:
-    """A plugin's description of itself.
-
-    Attributes:
-        api: The version of onnxplug's plugin API that the plugin was written for.
-        requires: Requirement strings (PEP 508) of other packages that must be installed.
-        namespaces: torch namespaces whose operators it translates; used to explain errors when it is broken.
-        targets: Runtimes that it knows, by name or as :class:`TargetInfo`. The targets of its rules and rewrites need not be
-            repeated.
-        libraries: Import names of the libraries that register those operators, or whose models it serves, where they differ
-            from the namespaces.
-        replaced: Operators that its patches replace while a model is captured, so that they need no rule.
-    """
-
-    api: int = API_VERSION
-    requires: Sequence[str] = ()
-    namespaces: Sequence[str] = ()
-    targets: Sequence[str | TargetInfo] = ()
-    libraries: Sequence[str] = ()
-    replaced: Sequence[str] = ()
+#: Compares an ``OnnxProgram`` with PyTorch; raises a ``VerificationError`` where they differ.
+Verifier = Callable[[Any, VerificationRequest], VerificationReport]

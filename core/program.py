@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -20,19 +18,15 @@ from onnxplug.build.stored import META, Origin
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
-from onnxplug.host import RuntimeHost
-from onnxplug.kinds import check_flags, check_kind, check_lists, check_mappings, check_seeds
+from onnxplug.host import RuntimeHost, plugin_host
+from onnxplug.kinds import check_flags
 from onnxplug.observers import Observer, Span, observed, stage
-from onnxplug.packages import load
+from onnxplug.plugin_api import VerificationReport, VerificationRequest
 from onnxplug.progress import Show, StageNames, reporting, showing
 from onnxplug.run.alignment import Recipe
-from onnxplug.run.choices import outputs_of_choices
-from onnxplug.run.outputs import Tolerances
 from onnxplug.run.protobuf import to_proto
-from onnxplug.run.report import VerificationReport
 from onnxplug.run.save import Progress, check_settings, save_model
 from onnxplug.run.session import Runner
-from onnxplug.run.verify import verify_program
 from onnxplug.run.weights import check_numbers, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
 from onnxplug.torch_private import child_of, pytree
@@ -460,6 +454,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             progress: Show on standard error, if that is a terminal, the set of inputs that is compared.
 
         For a quantised model, the model before quantising is compared; the report notes it, and the quantised model's accuracy.
+        A plugin may verify models of its kind in another way (``onnxplug_verifier``).
 
         Raises:
             PluginError: A plugin's library is missing or does not load.
@@ -467,41 +462,12 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             VerificationError: An output differs (the message names it, the index, both values, sizes and seed), the
                 model has other outputs than PyTorch, or it does not run.
         """
-        check_flags(intermediates=intermediates)
-        check_seeds(seeds if seed is None else (seed,))
-        for name, tolerance in (("rtol", rtol), ("atol", atol)):
-            check_kind(name, tolerance, (int, float, type(None)), "a number")
-            if tolerance is not None and not tolerance >= 0:
-                raise UsageError(f"{name}= takes a number of at least 0, got {tolerance!r}")
-        check_lists(args=() if args is None else args)
-        check_mappings(kwargs=kwargs)
-        if intermediates and self.recipe is None:
-            raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
-        if intermediates and self.precision is not None:
-            raise UsageError(
-                "intermediates=True is about the translation, in the model's own precision",
-                hint="Export it without dtype= and quantize=.",
-            )
-        if self.unquantised is not None:
-            plain = copy.copy(self)
-            plain.model, plain.unquantised, plain.precision, plain.half = self.unquantised, None, None, None
-            report = plain.verify(
-                args=args, kwargs=kwargs, rtol=rtol, atol=atol, seeds=seeds, seed=seed, progress=progress
-            )
-            report.quantised = self.precision
-            return report
+        request = VerificationRequest(
+            args, kwargs, rtol, atol, seeds=seeds if seed is None else (seed,), intermediates=intermediates
+        )
+        verifier = (self.host if self.host is not None else plugin_host()).verifier(self)
         with showing(bool(progress)) as shown, self._stage("verification", "verify", show=shown) as work:
-            report = work.result = verify_program(
-                self,
-                args=args,
-                kwargs=kwargs,
-                tolerances=Tolerances(rtol=rtol, atol=atol, precision=self.half),
-                seeds=seeds if seed is None else (seed,),
-                judge=partial(load("intermediates="), self) if intermediates else None,
-                replay=partial(outputs_of_choices, self.model, self.recipe, self.host)
-                if self.recipe is not None and self.half is None
-                else None,
-            )
+            report = work.result = verifier(self, request)
         return report
 
     @contextmanager

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxplug.errors import UsageError
 from onnxplug.observers import STAGES, Observer, Span, events
 from onnxplug.packages import is_installed, load
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Show = Callable[[str], Any]
 
@@ -45,18 +42,6 @@ class StageNames(Observer):
 def shown() -> Display | None:
     """The display of this thread's stages; ``None`` where there is none."""
     return events().find(Display)
-
-
-def displayed(console: Console | None = None) -> contextlib.AbstractContextManager[Display]:
-    """A spinner with the stage and its seconds while the context lasts; nothing where the console is no terminal.
-
-    Args:
-        console: The console; standard error by default.
-    """
-    if not is_installed("progress="):
-        return contextlib.nullcontext(Display())
-    spinner: contextlib.AbstractContextManager[Display] = load("progress=").displayed(console)
-    return spinner
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from mkdocs.structure.files import File
 #: Public names by section: all of ``onnxplug.__all__`` but the errors, which have a page, and pluggy's two markers.
 SECTIONS = {
     "Export": "to_onnx export as_torch_onnx fake_weights string_tensor string_array Functions Metadata",
-    "What comes out": "OnnxProgram OnnxPieces",
+    "What comes out": "OnnxProgram OnnxPieces VerificationReport VerificationCase",
     "When something goes wrong": "diagnose Diagnosis bisect",
     "Rules and rewrites": "Rule Rewrite FxNode GraphBuilder OnnxRegistry DynamoInterpreter",
-    "Plugins": "PluginInfo Domain OrtLibrary ReferenceOp Evaluator OpSample ModelSource ExportRequest ExportedFile TargetInfo Observer AttemptPatch LibraryPatch LibraryFunctions CaptureMode CaptureRequest",
+    "Plugins": "PluginInfo Domain OnnxOperator OrtLibrary ReferenceOp Evaluator VerificationRequest OpSample ModelSource ExportRequest ExportedFile TargetInfo Observer AttemptPatch LibraryPatch LibraryFunctions CaptureMode CaptureRequest",
 }
 
 

@@ -1,4 +1,6 @@
-"""``type(x)``, ``isinstance(n, int)``, attributes of tensors, and modules during capture, as they are when PyTorch runs the model.
+"""Classes (``type(x)``, ``x.__class__``, ``isinstance(n, int)``), ``id(weight)``, attributes of tensors, and modules in a capture.
+
+They are as they are when PyTorch runs the model.
 
 A traced tensor is a ``FakeTensor`` and a dynamic size a ``SymInt``: code that asks for their classes would go another way than in
 PyTorch, as would code that reads what somebody has set on a weight (``weight.scale = 2.0``).
@@ -7,6 +9,8 @@ PyTorch, as would code that reads what somebody has set on a weight (``weight.sc
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -19,13 +23,13 @@ from onnxplug.capture.patching import patched
 from onnxplug.patches.lengths import Globals
 from onnxplug.torch_private import FakeTensor, FakeTensorMode, ModuleStackTracer
 
-_python_isinstance, _python_type = (
-    isinstance,
-    type,
-)  # by other names: in an export within an export, these are replaced here
+# By other names: in an export within an export, these are replaced here.
+_python_isinstance, _python_type, _python_id = isinstance, type, id
 _NUMBERS = ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float))
 #: The attribute of a traced weight or input that has its class, where that is not one of torch's.
 _CLASS = "_onnxplug_class"
+#: The attribute of a traced weight or input that has the ``id`` of the tensor itself.
+_ID = "_onnxplug_id"
 
 
 def _kind(item: Any) -> Any:
@@ -67,7 +71,12 @@ class _Type(type, metaclass=_MetaType):
         return types.GenericAlias(cls, kind)
 
 
-_REPLACED: dict[str, Any] = {"isinstance": _isinstance, "type": _Type}
+def _id(item: Any) -> int:
+    """As Python's, but of a traced weight or input the ``id`` of the tensor itself: code may have kept it."""
+    return (vars(item).get(_ID) if _python_isinstance(item, FakeTensor) else None) or _python_id(item)
+
+
+_REPLACED: dict[str, Any] = {"isinstance": _isinstance, "type": _Type, "id": _id}
 
 
 def _from_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,6 +89,7 @@ def _from_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
                     vars(fake).setdefault(name, value)
             if _python_type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 vars(fake).setdefault(_CLASS, _python_type(tensor))
+            vars(fake).setdefault(_ID, _python_id(tensor))
         return fake
 
     return from_tensor
@@ -94,7 +104,9 @@ def _module_itself(tracer: Any, name: str, value: Any, *rest: Any) -> Any:
 def kinds_as_in_pytorch(mentions: Mentions) -> Iterator[None]:
     """While it holds, the Python modules of the model's own code see the classes and attributes that there are in PyTorch."""
     with contextlib.ExitStack() as stack:
-        for namespace in _namespaces(mentions):
+        namespaces = list(_namespaces(mentions))
+        stack.enter_context(_class_attributes(namespaces))
+        for namespace in namespaces:
             for name in _REPLACED.keys() - namespace.keys():
                 stack.enter_context(patched(Globals(namespace), name, _REPLACED[name]))
         stack.enter_context(patched(FakeTensorMode, "from_tensor", _from_tensor(FakeTensorMode.from_tensor)))
@@ -102,14 +114,64 @@ def kinds_as_in_pytorch(mentions: Mentions) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _class_attributes(namespaces: list[dict[str, Any]]) -> Iterator[None]:
+    """While it holds, code in some namespaces reads the class that an item has in PyTorch from its attribute ``__class__``.
+
+    Python reads that attribute to match classes as well. All other code, such as torch's, gets the real class.
+    """
+    getframe, identity, kind_of = (
+        sys._getframe,
+        _python_id,
+        _python_type,
+    )  # names of the function, as it is called very often
+    known = {_python_id(namespace) for namespace in namespaces} | {_python_id(vars(functools))}  # singledispatch
+
+    def read(item: Any) -> Any:
+        frame: Any = getframe(1)
+        if identity(frame.f_globals) not in known:
+            while frame is not None and frame.f_code.co_name == "__instancecheck__":  # of the class that is matched
+                frame = frame.f_back
+            if frame is None or identity(frame.f_globals) not in known:
+                return kind_of(item)
+        return _kind(item) or kind_of(item)
+
+    attribute = property(read, lambda item, kind: object.__setattr__(item, "__class__", kind))
+    with contextlib.ExitStack() as stack:
+        for kind in (FakeTensor, *(symbolic for symbolic, _ in _NUMBERS)):
+            stack.enter_context(_class_attribute(kind, attribute))
+        yield
+
+
+@contextlib.contextmanager
+def _class_attribute(kind: Any, attribute: property) -> Iterator[None]:
+    """As :func:`patched`, for ``__class__``: an assignment to that of a class would be to the class's own class."""
+    namespace = next(item for item in gc.get_referents(vars(kind)) if _python_type(item) is dict)
+    before = {name: namespace[name] for name in ("__class__",) if name in namespace}
+    namespace["__class__"] = attribute
+    _forget_attributes(kind)
+    try:
+        yield
+    finally:
+        del namespace["__class__"]
+        namespace.update(before)
+        _forget_attributes(kind)
+
+
+def _forget_attributes(kind: Any) -> None:
+    """Clears Python's cache of the attributes of a class, as every assignment does."""
+    kind._onnxplug_mark = None
+    del kind._onnxplug_mark
+
+
 def _namespaces(mentions: Mentions) -> Iterator[dict[str, Any]]:
     """The globals of the functions that were met, and of all modules of their packages: code may find others by a text."""
-    met = {id(f.__globals__): f.__globals__ for f in mentions.functions}
+    met = {_python_id(f.__globals__): f.__globals__ for f in mentions.functions}
     names = {str(namespace.get("__name__")) for namespace in met.values()} | {
         kind.__module__ for kind in mentions.classes
     }
     packages = {name.partition(".")[0] for name in names} - SKIPPED - {"builtins"}
     of_packages = (m for name, m in list(sys.modules.items()) if name.partition(".")[0] in packages)
-    met.update({id(vars(m)): vars(m) for m in of_packages if _python_isinstance(m, types.ModuleType)})
+    met.update({_python_id(vars(m)): vars(m) for m in of_packages if _python_isinstance(m, types.ModuleType)})
     # onnxplug's own packages tell symbolic sizes from numbers.
     yield from (space for space in met.values() if not str(space.get("__name__")).startswith("onnxplug"))

@@ -43,7 +43,7 @@ _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None), type, typ
 _PLAIN |= {torch.dtype, torch.device, torch.Size}
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """The recorded content of a mutable object.
 
     Attributes:
@@ -266,7 +266,7 @@ class State:
     """
 
     def __init__(self, model: torch.nn.Module, mentions: Mentions) -> None:
-        self._kept: list[_Kept] = []
+        self.kept: list[Kept] = []
         self._dicts: list[tuple[Any, dict[Any, Any]]] = []
         self._seen: dict[int, Any] = {}
         self._caches: list[tuple[Any, int]] = []
@@ -322,7 +322,7 @@ class State:
     def _keep(self, owner: str | None, item: Any, kind: _Kind) -> Iterable[Any]:
         """Records an object's content, and returns the objects in it."""
         before = kind.read(item)
-        self._kept.append(_Kept(owner, item, before, kind))
+        self.kept.append(Kept(owner, item, before, kind))
         return kind.values(before)
 
     def _walk(self, items: Iterable[Any], owner: str | None) -> None:
@@ -334,7 +334,7 @@ class State:
                 continue
             seen[id(item)] = item  # kept alive: an id may be used again
             if type(item) is OrderedDict and not item:
-                self._kept.append(_Kept(owner, item, _NOTHING, _DICT))
+                self.kept.append(Kept(owner, item, _NOTHING, _DICT))
             else:
                 pending += self._meet(item, owner)
 
@@ -393,7 +393,7 @@ class State:
         for item, attributes in self._dicts:
             if attributes_of(item) is not attributes:
                 object.__setattr__(item, "__dict__", attributes)
-        changed = [(kept, kept.kind.read(kept.item)) for kept in self._kept if _is_changed(*kept)]
+        changed = [(kept, kept.kind.read(kept.item)) for kept in self.kept if _is_changed(*kept)]
         left = {
             kept.owner
             for kept, now in changed
@@ -411,7 +411,7 @@ class State:
         """Replaces the model's counts that advanced by new counts: a count can't be set back; returns the ids of the old ones."""
         begun = {id(count): _count(text) for count, text in self._counts if repr(count) != text}
         replaced: set[int] = set()
-        for owner, item, before, kind in self._kept if any(begun.values()) else ():
+        for owner, item, before, kind in self.kept if any(begun.values()) else ():
             if owner is not None or not isinstance(before, dict | list | set):
                 continue
             counts = {id(value) for value in kind.values(before) if begun.get(id(value))}

@@ -16,6 +16,7 @@ from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
 from onnxplug.patches.fakes import results_in_one_step
 from onnxplug.patches.handled import handled_errors
+from onnxplug.patches.kept_weights import weights_replaced_everywhere
 from onnxplug.patches.kinds import kinds_as_in_pytorch
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
@@ -144,10 +145,19 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="kinds",
         scope="attempt",
-        target="isinstance and type, in the Python modules of the model's code, FakeTensorMode.from_tensor",
+        target="isinstance, type and id in the Python modules of the model, FakeTensor.__class__, FakeTensorMode.from_tensor",
         why="Traced tensors and sizes have other classes, and not the attributes that were set on weights and inputs.",
         test="tests/capture/test_kinds.py::test_classes_and_attributes[isinstance of a size]",
         enter=lambda request: kinds_as_in_pytorch(request.mentions),
+        needed=lambda request: not request.strict,
+    ),
+    TorchPatch(
+        name="kept weights",
+        scope="attempt",
+        target="torch.nn.utils.stateless._reparametrize_module",
+        why="A weight in a list or a closure is another tensor than the traced one in its module.",
+        test="tests/capture/test_kept_weights.py::test_identity[list]",
+        enter=weights_replaced_everywhere,
         needed=lambda request: not request.strict,
     ),
     TorchPatch(

@@ -17,13 +17,17 @@ from onnxplug.capture.patching import patched
 from onnxplug.patches.export_passes import lean_passes
 from onnxplug.torch_private import (
     DispatchKey,
+    FakeTensor,
     ModuleStackTracer,
     OpOverload,
     backed_values,
+    detect_fake_mode,
     dispatch_utilities,
     export_trace,
+    is_transformed,
     operator_dispatch,
     proxies,
+    pytree,
     torch_c,
     use_lazy_graph_module,
 )
@@ -72,6 +76,8 @@ def lean_tracing() -> Iterator[None]:
         _modes_popped_at_once(),
         lean_passes(),
         _bindings_replaced_where_there_are_some(),
+        _arguments_walked_once(),
+        _kinds_of_constants_made_at_once(),
         _without_function_modes(proxies, "set_meta"),
         _without_function_modes(proxies, "track_tensor"),
         use_lazy_graph_module(True),
@@ -98,6 +104,56 @@ def _bindings_replaced_where_there_are_some() -> Iterator[None]:
             node.meta.pop("unbacked_bindings", None)
 
     with patched(export_trace, "_replace_unbacked_bindings", replace):
+        yield
+
+
+@contextlib.contextmanager
+def _arguments_walked_once() -> Iterator[None]:
+    """While it holds, FX looks for sizes among the arguments of a new node by a plain loop, not by torch's trees of any class."""
+    if getattr(torch.fx.graph, "pytree", None) is not pytree:
+        yield
+        return
+    with patched(torch.fx.graph, "pytree", _Arguments()):
+        yield
+
+
+class _Arguments:
+    """``torch.utils._pytree`` with a ``tree_iter`` for the tuples, lists and dicts that arguments of nodes consist of."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pytree, name)
+
+    @staticmethod
+    def tree_iter(tree: Any) -> list[Any]:
+        leaves, waiting = list[Any](), [tree]
+        for item in waiting:
+            if isinstance(item, tuple | list):
+                waiting += item
+            elif isinstance(item, dict):
+                waiting += item.values()
+            else:
+                leaves.append(item)
+        return leaves
+
+
+@contextlib.contextmanager
+def _kinds_of_constants_made_at_once() -> Iterator[None]:
+    """While it holds, the tracer makes the kind of a constant tensor without a call of an operator through all modes."""
+    original = getattr(proxies, "extract_val", None)
+    if original is None:
+        yield
+        return
+
+    def extract(val: Any, *args: Any, **kwargs: Any) -> Any:
+        is_plain = type(val) is torch.Tensor and val.layout is torch.strided and not is_transformed(val)
+        mode = detect_fake_mode(val) if is_plain and not torch._is_functional_tensor(val) else None
+        if mode is None:
+            return original(val, *args, **kwargs)
+        with torch_c._DisableTorchDispatch():
+            kind = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
+            return FakeTensor(mode, kind, val.device)
+
+    with patched(proxies, "extract_val", extract):
         yield
 
 
@@ -199,7 +255,8 @@ class _StackTraces:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[CodeType, bool] = {}
+        # By identity, as a code object is slow to hash; each function keeps its code alive.
+        self._functions: dict[int, _Function] = {}
         self._texts: dict[tuple[Any, ...], str] = {}
         self._bases: dict[Any, tuple[FrameType | None, list[Any]]] = {}
 
@@ -237,22 +294,31 @@ class _StackTraces:
         known = self._texts.get(key)
         if known is None:
             frames = zip(key[-2::-2], key[::-2], strict=True)
-            known = self._texts[key] = _written(_frame(code, line) for code, line in frames)
+            known = self._texts[key] = _written(_frame(function.code, line) for function, line in frames)
         return known
 
     def _lines(self, tracer: Any, frame: FrameType | None, base: FrameType | None) -> list[Any]:
-        """Code and line of each frame from ``frame`` outward to a base, as far as the tracer's filter keeps them."""
-        kept = self._kept
+        """Function and line of each frame from ``frame`` outward to a base, as far as the tracer's filter keeps them."""
+        functions = self._functions
         lines: list[Any] = []
         while frame is not base and frame is not None:
             code = frame.f_code
-            keeps = kept.get(code)
-            if keeps is None:
-                keeps = kept[code] = _keeps(tracer, code)
-            if keeps:
-                lines += (code, frame.f_lineno)
+            function = functions.get(id(code))
+            if function is None:
+                function = functions[id(code)] = _Function(code, _keeps(tracer, code))
+            if function.is_kept:
+                lines += (function, frame.f_lineno)
             frame = frame.f_back
         return lines
+
+
+class _Function:
+    """The code of a function, and whether the tracer's filter keeps its frames."""
+
+    __slots__ = ("code", "is_kept")
+
+    def __init__(self, code: CodeType, is_kept: bool) -> None:
+        self.code, self.is_kept = code, is_kept
 
 
 def _keeps(tracer: Any, code: CodeType) -> bool:

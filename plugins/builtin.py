@@ -10,15 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import (
-    AttemptPatch,
-    CaptureRequest,
-    LibraryPatch,
-    ModelSource,
-    PluginInfo,
-    TargetInfo,
-    hookimpl,
-)
+from onnxplug.plugin_api import AttemptPatch, CaptureRequest, Evaluator, LibraryPatch, OnnxOperator, hookimpl
+from onnxplug.plugins.api import ModelSource, PluginInfo, TargetInfo
 from onnxplug.registry.rule import Rule
 
 
@@ -51,6 +44,14 @@ def onnxplug_rewrites() -> Iterable[Any]:
 
     modules = (patterns, onnxruntime, quantised, norms, columns, convolution, attention)
     return [rewrite for module in modules for rewrite in module.REWRITES]
+
+
+@hookimpl
+def onnxplug_operators() -> Iterable[OnnxOperator]:
+    """The operators of ai.onnx."""
+    from onnxplug.operators.table import OPERATORS
+
+    return OPERATORS
 
 
 @hookimpl
@@ -119,6 +120,26 @@ def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
     from onnxplug.converters.onnx_ops import operator_of_onnx
 
     return operator_of_onnx
+
+
+@hookimpl
+def onnxplug_evaluators() -> Iterable[Evaluator]:
+    """onnx's own evaluator."""
+    return [Evaluator("onnx.reference", "onnxplug.plugins.evaluator:onnx_evaluator")]
+
+
+@hookimpl
+def onnxplug_refusals() -> Iterable[str]:
+    """The dtypes that kernels of aten refuse."""
+    return ["onnxplug.plugins.refused:refusal"]
+
+
+@hookimpl(trylast=True)
+def onnxplug_verifier(program: Any) -> Callable[[Any, Any], Any]:
+    """The comparison with eager PyTorch."""
+    from onnxplug.verification.verify import verify
+
+    return verify
 
 
 @hookimpl

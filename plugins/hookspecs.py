@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import Domain, Evaluator, ModelSource, OpSample, OrtLibrary, PluginInfo, ReferenceOp, hookspec
+from onnxplug.plugin_api import Domain, Evaluator, OnnxOperator, OrtLibrary, ReferenceOp, hookspec
+from onnxplug.plugins.api import ModelSource, OpSample, PluginInfo
 from onnxplug.registry.rule import Rule
 
 
@@ -24,6 +25,11 @@ def onnxplug_rules() -> Iterable[Rule]:  # type: ignore[empty-body]
 @hookspec
 def onnxplug_domains() -> Iterable[Domain]:  # type: ignore[empty-body]
     """ONNX domains that the rules emit, with the version imported by default and any schemas."""
+
+
+@hookspec
+def onnxplug_operators() -> Iterable[OnnxOperator]:  # type: ignore[empty-body]
+    """What is known of ONNX operators: shape inference, simplification, constant folding. The plugin's own, or ai.onnx's."""
 
 
 @hookspec
@@ -57,6 +63,25 @@ def onnxplug_evaluators() -> Iterable[Evaluator]:  # type: ignore[empty-body]
 @hookspec(firstresult=True)
 def onnxplug_missing(node: Any) -> Callable[..., Any] | None:
     """A converter for an operator that no rule translates, or ``None``."""
+
+
+@hookspec(firstresult=True)
+def onnxplug_verifier(program: Any) -> Callable[[Any, Any], Any] | None:
+    """A function that verifies this program instead of onnxplug's own comparison, or ``None``.
+
+    It takes the :class:`onnxplug.OnnxProgram` and an :class:`onnxplug.VerificationRequest`, and returns an
+    :class:`onnxplug.VerificationReport` or raises a :class:`onnxplug.VerificationError`.
+    """
+
+
+@hookspec
+def onnxplug_refusals() -> Iterable[Callable[..., str | None] | str]:  # type: ignore[empty-body]
+    """Functions, or their names, that tell why eager PyTorch refuses a call that fake tensors accept.
+
+    ``(fx, *, is_doubtful=False, is_unused=False) -> str | None``: PyTorch's error for a call of an operator in the captured graph.
+    Each function is called for each call of the model: it must be quick where there is no doubt. ``is_doubtful``: no rule
+    translates the call as it is. ``is_unused``: nothing reads its result.
+    """
 
 
 @hookspec

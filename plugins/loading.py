@@ -13,22 +13,25 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import OnnxplugError, PluginError
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, Evaluator, ModelSource, OrtLibrary, PluginInfo, ReferenceOp
+from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, Evaluator, OnnxOperator, OrtLibrary, ReferenceOp
 from onnxplug.plugins import hookspecs
+from onnxplug.plugins.api import ModelSource, PluginInfo
 from onnxplug.plugins.records import PluginRecord
 from onnxplug.registry.rule import Rule
 
 #: Hooks that are called while something runs, by pluggy; the others are called once, at load.
-LATE_HOOKS = {"onnxplug_missing", "onnxplug_commands"}
+LATE_HOOKS = {"onnxplug_missing", "onnxplug_verifier", "onnxplug_commands"}
 LIST_HOOKS = (
     "onnxplug_rules",
     "onnxplug_domains",
+    "onnxplug_operators",
     "onnxplug_rewrites",
     "onnxplug_decompositions",
     "onnxplug_observers",
     "onnxplug_patches",
     "onnxplug_runtime",
     "onnxplug_evaluators",
+    "onnxplug_refusals",
     "onnxplug_samples",
     "onnxplug_sources",
 )
@@ -151,8 +154,20 @@ def check_evaluators(items: Sequence[Any]) -> None:
             raise PluginError(f"onnxplug_evaluators returned {item!r}, which is not an Evaluator")
 
 
+def check_operators(items: Sequence[Any]) -> None:
+    for item in items:
+        if not isinstance(item, OnnxOperator):
+            raise PluginError(f"onnxplug_operators returned {item!r}, which is not an OnnxOperator")
+
+
+def check_refusals(items: Sequence[Any]) -> None:
+    for item in items:
+        if not callable(item) and not (isinstance(item, str) and item.count(":") == 1):
+            raise PluginError(f"onnxplug_refusals returned {item!r}, neither a function nor 'package.module:function'")
+
+
 def check_runtime(items: Sequence[Any]) -> None:
-    from onnxplug.run.plugin_runtime import is_kernel
+    from onnxplug.plugins.runtime import is_kernel
 
     for item in items:
         if not isinstance(item, OrtLibrary | ReferenceOp):
@@ -201,6 +216,8 @@ def made_observer(item: Any, options: Any, label: str) -> Observer | None:
 CHECKS: dict[str, Callable[[Any], None]] = {
     "onnxplug_runtime": check_runtime,
     "onnxplug_observers": check_observers,
+    "onnxplug_operators": check_operators,
+    "onnxplug_refusals": check_refusals,
     "onnxplug_evaluators": check_evaluators,
     "onnxplug_sources": check_sources,
 }

@@ -16,18 +16,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug import logs
 from onnxplug.errors import PluginError, UnknownPluginError
+from onnxplug.host import CustomOperators, Kernels
 from onnxplug.observers import Observer, step
-from onnxplug.plugin_api import (
-    API_VERSION,
-    ENTRY_POINT_GROUP,
-    PROJECT_NAME,
-    Evaluator,
-    ModelSource,
-    PluginInfo,
-    TargetInfo,
-)
+from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, Evaluator, OnnxOperator, Verifier
 from onnxplug.plugins import hookspecs
-from onnxplug.plugins.libraries import LIBRARIES
+from onnxplug.plugins.api import ModelSource, PluginInfo, TargetInfo
+from onnxplug.plugins.call import CallChecks, warn_of_unused_rules
+from onnxplug.plugins.explain import explain_domain, explain_missing
 from onnxplug.plugins.loading import (
     CHECKS,
     LATE_HOOKS,
@@ -40,12 +35,14 @@ from onnxplug.plugins.loading import (
 )
 from onnxplug.plugins.patches import PluginPatch
 from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
+from onnxplug.plugins.runtime import CallHost, PluginRuntime, kernels_for
 from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
-from onnxplug.registry.rule import Rule, load_object, object_of
+from onnxplug.registry.rule import Rule, object_of
 from onnxplug.registry.target import checked_names, closeness
 from onnxplug.text import did_you_mean, type_with_article
+from onnxplug.verification.ready import check_verifiable
 from onnxplug.warn import warn
 
 #: Hooks of the builtin plugin that import the converters.
@@ -81,6 +78,7 @@ class PluginManager:
         self._results: dict[str, list[tuple[PluginRecord, Any]]] = {}
         self._builtin: list[tuple[PluginRecord, Any]] = []
         self._rule_patches: list[Any] | None = None
+        self._operators: dict[tuple[str, str], OnnxOperator] | None = None
         self._stamps: tuple[str, ...] | None = None
         self._lock = threading.RLock()
         self._loaded = False
@@ -309,6 +307,12 @@ class PluginManager:
         """Domains that plugins declare."""
         return self._all("onnxplug_domains")
 
+    def operators(self) -> Mapping[tuple[str, str], OnnxOperator]:
+        """The records of ONNX operators by domain and name; a plugin's goes before onnxplug's own."""
+        if self._operators is None:
+            self._operators = {(item.domain, item.name): item for item in self._all("onnxplug_operators")}
+        return self._operators
+
     def rewrites(self) -> list[Any]:
         """Rewrites, the builtin rewrites first."""
         return self._all("onnxplug_rewrites")
@@ -316,16 +320,16 @@ class PluginManager:
     def sources_of_rewrites(self) -> dict[str, str]:
         """Name of each rewrite to its distribution."""
         self.load()
-        results = self._results.get("onnxplug_rewrites", ())
-        return {getattr(item, "name", ""): record.distribution for record, items in results for item in items}
+        rows = self._results.get("onnxplug_rewrites", ())
+        return {getattr(item, "name", ""): record.distribution for record, items in rows for item in items}
 
     def targets(self) -> set[str]:
         """Names of the runtimes that plugins know: the runtimes that they declare, and the targets of their rewrites."""
-        self.load()
         declared = {target.name for target in self._declared_targets()}
         return declared | {name for rewrite in self.rewrites() for name in getattr(rewrite, "targets", ())}
 
     def _declared_targets(self) -> Iterator[TargetInfo]:
+        self.load()
         for record in self._records:
             if record.status == "loaded":
                 yield from record.targets
@@ -336,7 +340,6 @@ class PluginManager:
         Raises:
             PluginError: The table can't be imported.
         """
-        self.load()
         matches = [
             (close, target)
             for target in self._declared_targets()
@@ -345,9 +348,7 @@ class PluginManager:
         if not matches:
             return None
         target = max(matches, key=lambda row: row[0])[1]
-        if not isinstance(target.kernels, str):
-            return target.kernels
-        return load_object(target.kernels, f"the kernels of {target.name}")
+        return object_of(target.kernels, f"the kernels of {target.name}")
 
     def patches(self) -> list[PluginPatch]:
         """The patches that hold during capture: of the hook, and of rules that need a patch (autograd functions)."""
@@ -366,23 +367,29 @@ class PluginManager:
             PluginError: A plugin's function raised, or returned something else.
         """
         self.load()
-        results = self._results.get("onnxplug_observers", ())
-        observers = [made_observer(item, options, record.label) for record, items in results for item in items]
+        rows = self._results.get("onnxplug_observers", ())
+        observers = (made_observer(item, options, record.label) for record, items in rows for item in items)
         return [observer for observer in observers if observer is not None]
 
-    def runtimes(self) -> list[Any]:
-        """Libraries and kernels of each plugin for its operators: :class:`~onnxplug.run.plugin_runtime.PluginRuntime` records."""
-        from onnxplug.run.plugin_runtime import PluginRuntime
-
+    def runtimes(self) -> list[PluginRuntime]:
+        """The libraries and kernels of each plugin."""
         self.load()
-        return [
-            PluginRuntime(record.label, self._domains_of(record), tuple(items))
-            for record, items in self._results.get("onnxplug_runtime", ())
-        ]
+        rows = self._results.get("onnxplug_runtime", ())
+        return [PluginRuntime(record.label, self._domains_of(record), tuple(items)) for record, items in rows]
+
+    def kernels_for(self, custom: CustomOperators, providers: Sequence[str] | None = None) -> Kernels:
+        """The libraries and kernels for a model's operators."""
+        return kernels_for(custom, self, providers)
+
+    def with_runtime(self, items: Sequence[Any]) -> CallHost:
+        """These plugins, behind the libraries and kernels of a call."""
+        return CallHost(self, items)
 
     def evaluators(self) -> list[Evaluator]:
-        """The evaluators that run models node by node."""
-        return self._all("onnxplug_evaluators")
+        """The evaluators that run models node by node; onnx's own comes last."""
+        self.load()
+        rows = sorted(self._results.get("onnxplug_evaluators", ()), key=lambda row: row[0].is_builtin)
+        return [item for _, items in rows for item in items]
 
     def _domains_of(self, record: PluginRecord) -> tuple[str, ...]:
         return tuple(d.name for r, ds in self._results.get("onnxplug_domains", ()) if r is record for d in ds)
@@ -390,21 +397,9 @@ class PluginManager:
     def explain_domain(self, domain: str) -> str:
         """The plugin that could run the operators of a domain, and why none does."""
         self.load()
-        reasons = []
-        supplied = {id(record): items for record, items in self._results.get("onnxplug_runtime", ())}
-        for record in self._records:
-            if domain in self._domains_of(record):
-                problem = (
-                    "none of its kernels is for this operator" if supplied.get(id(record)) else "it supplies no kernels"
-                )
-                reasons.append(f"The plugin {record.label} declares the domain {domain}, but {problem}.")
-        broken = [r for r in self._records if r.status == "failed"]
-        blocked = [r for r in self._records if r.status == "blocked" and r.error is None]
-        if not reasons:
-            reasons += [f"The plugin {r.label} is broken: {(r.error or '').splitlines()[-1]}" for r in broken]
-            if blocked:
-                reasons.append(f"Plugins that are left out: {', '.join(r.label for r in blocked)}.")
-        return "\n".join(reasons) or f"No installed plugin declares the domain {domain}."
+        with_kernels = [record for record, items in self._results.get("onnxplug_runtime", ()) if items]
+        declaring = [record for record in self._records if domain in self._domains_of(record)]
+        return explain_domain(domain, self._records, declaring, with_kernels)
 
     def samples(self) -> list[Any]:
         """Operator samples."""
@@ -427,10 +422,40 @@ class PluginManager:
             owners.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
         return owners
 
+    def refusals(self) -> list[Callable[..., str | None]]:
+        """The functions that tell why eager PyTorch refuses a call that fake tensors accept."""
+        return [object_of(item, "a function of onnxplug_refusals") for item in self._all("onnxplug_refusals")]
+
+    def checks(self, *call: Any) -> CallChecks:
+        """The checks of a call: its registry, rules, opsets, runtime and own domains."""
+        return CallChecks(self, *call)
+
+    def warn_of_unused_rules(self, registry: OnnxRegistry, operators: Collection[str]) -> None:
+        """Warns of rules of the call that are for none of the operators for which rules were looked up."""
+        warn_of_unused_rules(registry, operators)
+
+    def check_verifiable(self, opset: int) -> None:
+        """Checks that a model of an opset can be verified here."""
+        check_verifiable(opset)
+
     def missing(self, node: Any) -> Callable[..., Any] | None:
         """The first plugin's converter for an operator without a rule."""
         self.load()
         return self._host.hook.onnxplug_missing(node=node)
+
+    def verifier(self, program: Any) -> Verifier:
+        """The first plugin's function that compares a program with PyTorch.
+
+        Raises:
+            PluginError: There is none, or a plugin's is no function.
+        """
+        self.load()
+        verifier = self._host.hook.onnxplug_verifier(program=program)
+        if verifier is None:
+            raise PluginError("no plugin verifies programs: onnxplug's own is left out")
+        if not callable(verifier):
+            raise PluginError(f"onnxplug_verifier returned {verifier!r}, which is not a function")
+        return verifier
 
     def module_maker(self, model: Any) -> Callable[[Any], Any] | None:
         """The function that makes a Module of the argument ``model`` of ``to_onnx``: of the first source that accepts it.
@@ -445,23 +470,12 @@ class PluginManager:
                 return maker
         return None
 
-    def source(self, scheme: str) -> ModelSource | None:
-        """The source of a scheme; ``None`` where no plugin has it.
+    def only_source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:
+        """The source that a text means; ``None`` where no plugin has one.
 
         Raises:
-            PluginError: Two plugins have it.
+            PluginError: Two plugins have one.
         """
-        return self._source(f"{scheme}:", lambda source: source.scheme == scheme)
-
-    def source_of_file(self, path: str) -> ModelSource | None:
-        """The source of a file, by its name; ``None`` where no plugin has it.
-
-        Raises:
-            PluginError: Two plugins have it.
-        """
-        return self._source(path, lambda source: path.endswith(tuple(source.suffixes)))
-
-    def _source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:
         self.load()
         matches = [
             (record, source)
@@ -492,22 +506,7 @@ class PluginManager:
     def explain_missing(self, namespace: str) -> str | None:
         """Why a namespace has no rules, or nothing serves a library: the plugin for it is broken, left out or not installed."""
         self.load()
-        for record in self._records:
-            words = (record.name, record.distribution, record.value)
-            claims = namespace in (*record.namespaces, *record.libraries) or any(
-                namespace.replace("_", "-") in w.replace("_", "-") for w in words
-            )
-            if record.is_builtin or not claims:
-                continue
-            text = f"The plugin {record.name} of {record.distribution} may translate {namespace}, but it"
-            if record.status == "failed":
-                return f"{text} failed:\n{record.error}"
-            if record.status == "blocked":
-                return f"{text} is left out."
-        package = LIBRARIES.get(namespace)
-        if package in (None, *(record.distribution for record in self._records)):
-            return None
-        return f"pip install {package}: this package is for models that use {namespace}."
+        return explain_missing(namespace, self._records)
 
 
 _managers: dict[Any, PluginManager] = {}
@@ -546,10 +545,9 @@ def discovering(points: Callable[[], Iterable[Any]]) -> Iterator[None]:
 def manager_for(selection: Selection) -> PluginManager:
     """The plugins of a selection, loaded once a process."""
     with _lock:
-        manager = _managers.get(selection)
-        if manager is None:
-            manager = _managers[selection] = PluginManager(selection)
-        return manager
+        if selection not in _managers:
+            _managers[selection] = PluginManager(selection)
+        return _managers[selection]
 
 
 def host_for(plugins: Sequence[str] | None = None) -> PluginManager:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 
-from onnxplug.plugin_api import PROJECT_NAME, TargetInfo
+from onnxplug.plugin_api import PROJECT_NAME
+from onnxplug.plugins.api import TargetInfo
 
 BUILTIN = "builtin"
 ENVIRONMENT = "ONNXPLUG_PLUGINS"

@@ -14,9 +14,9 @@ from torch import nn
 import onnxplug
 import onnxplug.pipeline
 from onnxplug import OnnxplugError, Rule, SaveError, UsageError
-from onnxplug.arguments import UnusedRuleWarning
 from onnxplug.opsets import max_opset
-from onnxplug.run import loadable
+from onnxplug.plugins.call import UnusedRuleWarning
+from onnxplug.verification import ready
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -98,12 +98,12 @@ def test_verification_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch, no_c
 def test_verification_at_an_opset_that_onnx_runtime_does_not_load(
     monkeypatch: pytest.MonkeyPatch, no_capture: None
 ) -> None:
-    newest = loadable.newest_loadable_opset()
-    assert loadable.loads_opset(newest)
+    newest = ready.newest_loadable_opset()
+    assert ready.loads_opset(newest)
     opset = newest + 1
     if opset > max_opset():  # the installed ONNX Runtime loads every opset that onnx knows
         opset = newest
-        monkeypatch.setattr(loadable, "loads_opset", lambda o: o < newest)
+        monkeypatch.setattr(ready, "loads_opset", lambda o: o < newest)
     with pytest.raises(OnnxplugError, match=rf"loads opset {opset}; version .* loads opsets up to"):
         onnxplug.to_onnx(lambda x: x.relu(), (X,), verify=True, opset_version=opset)
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 import onnxplug
 from onnxplug import CaptureError, UsageError
-from onnxplug.run.compare import compare
+from onnxplug.verification.compare import compare
 
 
 def names(values: Any) -> list[str]:

@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "core": "onnxplug",
     "converters": "onnxplug.converters",
+    "operators": "onnxplug.operators",
     "rewrites": "onnxplug.rewrites",
+    "verification": "onnxplug.verification",
     "patches": "onnxplug.patches",
     "plugins": "onnxplug.plugins",
     "cli": "onnxplug.cli",
@@ -42,18 +44,19 @@ BESIDE = (
     ),
     "onnxplug_torchscript",
 )
+#: Folders of the builtin plugin: they know core, and not one another.
+SIDE_BY_SIDE = ("converters", "operators", "rewrites", "verification", "patches")
 FORBIDDEN = {
     "core": (
-        "onnxplug.converters",
-        "onnxplug.rewrites",
-        "onnxplug.patches",
+        *(f"onnxplug.{folder}" for folder in SIDE_BY_SIDE),
         "onnxplug.plugins",
         "onnxplug.cli",
         *BESIDE,
     ),
-    "converters": ("onnxplug.rewrites", "onnxplug.patches", "onnxplug.plugins", "onnxplug.cli", *BESIDE),
-    "rewrites": ("onnxplug.converters", "onnxplug.patches", "onnxplug.plugins", "onnxplug.cli", *BESIDE),
-    "patches": ("onnxplug.converters", "onnxplug.rewrites", "onnxplug.plugins", "onnxplug.cli", *BESIDE),
+    **{
+        folder: (*(f"onnxplug.{other}" for other in (*SIDE_BY_SIDE, "plugins", "cli") if other != folder), *BESIDE)
+        for folder in SIDE_BY_SIDE
+    },
     "plugins": ("onnxplug.cli", *BESIDE),
     "cli": BESIDE,
 }

@@ -17,7 +17,7 @@ import onnxplug
 from onnxplug.observers import Events, Span, events, observed, span
 from onnxplug.plugins.builtin import onnxplug_rules
 from onnxplug.plugins.manager import PluginManager, PluginWarning
-from onnxplug.plugins.records import Selection
+from onnxplug.plugins.records import BUILTIN, Selection
 from onnxplug.registry.registry import OnnxRegistry
 
 X = torch.randn(2, 4)
@@ -135,7 +135,8 @@ def plugin_of(*observers: Any) -> SimpleNamespace:
 
 def with_plugin(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[OnnxRegistry, PluginManager]:
     monkeypatch.setitem(globals(), "PLUGIN", plugin)
-    manager = PluginManager(Selection(), [EntryPoint("watching", f"{__name__}:PLUGIN", "onnxplug")])
+    builtin = EntryPoint(BUILTIN, "onnxplug.plugins.builtin", "onnxplug")
+    manager = PluginManager(Selection(), [builtin, EntryPoint("watching", f"{__name__}:PLUGIN", "onnxplug")])
     manager.load()
     return OnnxRegistry(list(onnxplug_rules()), ()), manager
 

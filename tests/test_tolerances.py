@@ -17,7 +17,7 @@ SCRIPTS = "contrib/onnxplug-torch-onnx/tests/scripts/"
 EXEMPT = {
     "support/tolerances.py",
     "opdb/tolerances.py",
-    "run/test_compare.py",
+    "verification/test_compare.py",
     "contrib/onnxplug-tools/tests/inspection/test_compare_runs.py",
 }
 #: The tests of the packages in contrib, which run without this folder: each file has its own table, LOOSER.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import onnxplug
 from onnxplug import UsageError
 from onnxplug.build.dtypes import as_array
-from onnxplug.run.compare import compare
+from onnxplug.verification.compare import compare
 from tests.support.sampling import rotated
 from tests.support.zoo import ZOO
 

@@ -12,7 +12,6 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnxplug.build import fold as folding
 from onnxplug.build.attributes import Attributes, check_dtypes, check_node
 from onnxplug.build.calls import Interpreter, NoInterpreter
 from onnxplug.build.dtypes import as_array, to_onnx_dtype
@@ -20,15 +19,16 @@ from onnxplug.build.functions import Functions
 from onnxplug.build.inference.dims import Constant, Result, content_key, text_tensor
 from onnxplug.build.kernels import HALVES, Kernels
 from onnxplug.build.names import Names
-from onnxplug.build.opset import Domains, Input, Opset
+from onnxplug.build.opset import Domains, Input, Operators, Opset
 from onnxplug.build.provenance import Provenances
 from onnxplug.build.reshape import reshape
 from onnxplug.build.scope import Scopes
 from onnxplug.build.sizes import Size, Sizes
-from onnxplug.build.spec import OpSpec
+from onnxplug.build.spec import MAX_FOLDED, OpSpec
 from onnxplug.build.stored import Make, Weights
 from onnxplug.build.widening import Widening
 from onnxplug.errors import ConversionError, OpsetError, Unsupported
+from onnxplug.host import plugin_host
 from onnxplug.observers import Events
 from onnxplug.registry.target import DEFAULT_RUNTIME
 
@@ -52,13 +52,14 @@ class GraphBuilder:
         kernels: The runtime's kernels; an operator without a kernel is computed in a wider element type. ``None``: not known.
         exact: Whether special values must be exact where that costs time.
         expressions: Name of a dynamic size to its sympy expression.
+        operators: Domain and name to the record of an ONNX operator (``onnxplug_operators``); ``None``: the installed plugins'.
         events: Receives the builder's counts and times; ``None``: nobody does.
 
     Attributes:
         op: The operators of ai.onnx at the target opset.
         opset: The target version of ai.onnx.
         opsets: Every domain that the graph imports, with its version.
-        optimize, runtime, exact: The arguments.
+        optimize, runtime, exact, operators: The arguments.
         sizes: Which values hold dynamic sizes.
         weights: The tensors that are exported with the model, and the initializers derived from them.
         scope: The graph and its subgraphs under construction.
@@ -79,6 +80,7 @@ class GraphBuilder:
         exact: bool = False,
         kernels: Kernels | None = None,
         expressions: Mapping[str, Any] | None = None,
+        operators: Operators | None = None,
         events: Events | None = None,
     ) -> None:
         self.opsets: dict[str, int] = dict(opsets)
@@ -86,6 +88,7 @@ class GraphBuilder:
         self.optimize = optimize
         self.runtime = runtime
         self.exact = exact
+        self.operators = operators if operators is not None else plugin_host().operators()
         self.op = Opset(self, "", self.opset)
         self.provenance = Provenances()
         self.names = Names()
@@ -215,10 +218,10 @@ class GraphBuilder:
         """The folded result of an operator on constants; ``None`` where it is left to the runtime."""
         assert spec.fold is not None
         arrays = [None if v is None else self.constant(v) for v in values]
-        if sum(a.size for a in arrays if a is not None) > folding.MAX_ELEMENTS:
+        if sum(a.size for a in arrays if a is not None) > MAX_FOLDED:
             return None
         result = spec.fold(arrays, raw)
-        return None if result is None or result.size > folding.MAX_ELEMENTS else self.const(result)
+        return None if result is None or result.size > MAX_FOLDED else self.const(result)
 
     def _append(
         self,
@@ -240,14 +243,8 @@ class GraphBuilder:
                 dtype = spec.output_dtype(index, values)
             kind = ir.TensorType(dtype) if dtype is not None else None
             results.append(Value(type=kind, shape=self.sizes.shape_of(dims) if dims is not None else None))
-        node = ir.Node(
-            spec.domain,
-            spec.op_type,
-            values,
-            attrs,
-            outputs=results,
-            name="",  # until the model is complete
-        )
+        # Without a name until the model is complete.
+        node = ir.Node(spec.domain, spec.op_type, values, attrs, outputs=results, name="")
         self.provenance.record(node)
         answer = tuple(node.outputs)
         self.scope.innermost.add(node, key, answer)

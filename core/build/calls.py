@@ -25,6 +25,9 @@ class Interpreter(Protocol):
     def value_of(self, argument: Any) -> Any:
         """The value of an argument of an FX node of this graph; lists element by element, numbers as they are."""
 
+    def new_call(self, fx: torch.fx.Node, name: str, args: tuple[Any, ...]) -> Any:
+        """The call of an FX node that a converter made, for ``g.convert``."""
+
     def dims(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         """The ONNX dimensions of a fake tensor."""
 

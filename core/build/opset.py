@@ -9,9 +9,12 @@ import onnx_ir as ir
 
 from onnxplug.build.spec import OpSpec, custom_spec, onnx_spec
 from onnxplug.errors import OpsetError, UsageError
+from onnxplug.plugin_api import OnnxOperator
 
 Input = Any
 """An input of an operator: a Value, None, a Python scalar or list, a numpy array or a torch tensor."""
+Operators = Mapping[tuple[str, str], OnnxOperator]
+"""Domain and name to the record of an ONNX operator."""
 
 
 class Emitter(Protocol):
@@ -20,6 +23,7 @@ class Emitter(Protocol):
     op: Opset
     opset: int
     opsets: dict[str, int]
+    operators: Operators
 
     def domain(self, name: str, version: int | None = None) -> Opset:
         """The operators of a domain."""
@@ -82,10 +86,11 @@ class Opset:
     def __getattr__(self, op_type: str) -> Operator:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
+        known = self._builder.operators.get((self._domain, op_type))
         if self._domain:
-            spec = custom_spec(self._domain, op_type, self._version, self._schemas)
+            spec = custom_spec(self._domain, op_type, self._version, self._schemas, known)
         else:
-            spec = onnx_spec(op_type, self._version)
+            spec = onnx_spec(op_type, self._version, known)
         emit_node = self._builder.emit
 
         def emit(*inputs: Input, _outputs: int = 1, **attributes: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,10 @@ import onnx.defs
 import onnx_ir as ir
 
 from onnxplug.errors import OpsetError
+from onnxplug.plugin_api import OnnxOperator
+
+#: Elements above which a folded result is left for the runtime: folding must not swell the file.
+MAX_FOLDED = 4096
 
 #: Operators whose result differs from run to run, or that have side effects: never shared, never folded.
 IMPURE = frozenset(
@@ -76,7 +81,14 @@ class OpSpec:
         "version",
     )
 
-    def __init__(self, domain: str, op_type: str, version: int, schema: onnx.defs.OpSchema | None) -> None:
+    def __init__(
+        self,
+        domain: str,
+        op_type: str,
+        version: int,
+        schema: onnx.defs.OpSchema | None,
+        known: OnnxOperator | None = None,
+    ) -> None:
         self.domain = domain
         self.op_type = op_type
         self.name = f"{domain}::{op_type}" if domain else op_type
@@ -101,9 +113,8 @@ class OpSpec:
         self.min_inputs, self.max_inputs = 0, 1 << 30
         self.min_outputs, self.max_outputs = 1, 1 << 30
         self.pure = schema is not None and op_type not in IMPURE and not getattr(schema, "non_deterministic", False)
-        self.infer: Callable[..., Any] | None = None
-        self.simplify: Callable[..., Any] | None = None
-        self.fold: Callable[..., Any] | None = None
+        known = known if known is not None else OnnxOperator(op_type, domain)
+        self.infer, self.simplify, self.fold = known.infer, known.simplify, known.fold
         if schema is not None:
             self._read(schema)
 
@@ -166,16 +177,12 @@ def _number(kind: Any) -> int:
 
 
 @lru_cache(maxsize=4096)
-def onnx_spec(op_type: str, opset: int) -> OpSpec:
-    """The specification of an ai.onnx operator at an opset.
+def onnx_spec(op_type: str, opset: int, known: OnnxOperator | None = None) -> OpSpec:
+    """The specification of an ai.onnx operator at an opset; ``known``: its record.
 
     Raises:
         OpsetError: ai.onnx has no such operator at that opset.
     """
-    from onnxplug.build.fold import FOLD
-    from onnxplug.build.inference.table import INFER
-    from onnxplug.build.simplify import SIMPLIFY
-
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
@@ -187,11 +194,7 @@ def onnx_spec(op_type: str, opset: int) -> OpSpec:
         ) from None
     if schema.deprecated:
         raise OpsetError(f"ai.onnx {opset} has deprecated {op_type}")
-    spec = OpSpec("", op_type, opset, schema)
-    spec.infer = INFER.get(op_type)
-    spec.simplify = SIMPLIFY.get(op_type)
-    spec.fold = FOLD.get(op_type)
-    return spec
+    return OpSpec("", op_type, opset, schema, known)
 
 
 def _first_version(op_type: str) -> int | None:
@@ -199,12 +202,12 @@ def _first_version(op_type: str) -> int | None:
     return min(versions) if versions else None
 
 
-def custom_spec(domain: str, op_type: str, version: int, schemas: Sequence[Any] = ()) -> OpSpec:
+def custom_spec(
+    domain: str, op_type: str, version: int, schemas: Sequence[Any] = (), known: OnnxOperator | None = None
+) -> OpSpec:
     """The specification of an operator of another domain: from its schema when one is known, permissive otherwise."""
-    for schema in schemas:
-        if schema.name == op_type and schema.domain == domain and schema.since_version <= version:
-            return OpSpec(domain, op_type, version, schema)
-    try:
-        return OpSpec(domain, op_type, version, onnx.defs.get_schema(op_type, version, domain))
-    except onnx.defs.SchemaError:
-        return OpSpec(domain, op_type, version, None)
+    schema = next((s for s in schemas if s.name == op_type and s.domain == domain and s.since_version <= version), None)
+    if schema is None:
+        with contextlib.suppress(onnx.defs.SchemaError):
+            schema = onnx.defs.get_schema(op_type, version, domain)
+    return OpSpec(domain, op_type, version, schema, known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from onnxplug.functionalize.effects import hidden_views, targets_of, writes
 from onnxplug.functionalize.inplace import Functionalized, make_functional
 from onnxplug.functionalize.memory import PART_OF_MEMORY, part_of_memory
 from onnxplug.functionalize.naming import assign_names, input_places, output_places, result_names
+from onnxplug.functionalize.shared import refusal, shared_with, with_views
 from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.text import type_with_article, with_article
@@ -83,6 +84,16 @@ def _functional(captured: Captured) -> FunctionalGraph:
             return _slots(program, graph, copies, "unchanged")
         result = make_functional(graph, _ranges(captured))
         if result is not None:
+            tensors = _tensors(program, copies)
+            groups = shared_with(result.mutated, tensors)
+            if groups:
+                graph, inner = with_views(graph, groups, tensors)
+                copies = {
+                    old: inner[new] for old, new in copies.items() if isinstance(new, torch.fx.Node) and new in inner
+                }
+                result = make_functional(graph, _ranges(captured))
+                if result is None:
+                    raise refusal(groups[0])
             _note_conditions(captured, result)
             copies = {old: result.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
             mutated = {result.nodes[old]: new for old, new in result.mutated.items()}
@@ -97,7 +108,23 @@ def _functional(captured: Captured) -> FunctionalGraph:
             hint="Replace in-place writes to views (x[...] = y) by torch.where, torch.cat or index_put.",
         ) from error
     _refuse_replaced_memory(program.graph)
+    targets_written = {output.target for output in program.graph_signature.output_specs if output.kind in _MUTATIONS}
+    inputs = dict(zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True))
+    written = [node for node, spec in inputs.items() if spec.target in targets_written]
+    for group in shared_with(written, _tensors(program, {})):
+        raise refusal(group)
     return _slots(program, program.graph, {}, "functionalized")
+
+
+def _tensors(
+    program: torch.export.ExportedProgram, copies: Mapping[torch.fx.Node, Any]
+) -> dict[torch.fx.Node, torch.Tensor]:
+    """The program's parameters, buffers and constants, by their placeholders or the copies of these."""
+    inputs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+    tensors = ((node, program.state_dict.get(spec.target, program.constants.get(spec.target))) for node, spec in inputs)
+    return {
+        copies.get(node, node): tensor for node, tensor in tensors if isinstance(tensor, torch.Tensor) and node.users
+    }
 
 
 def _ranges(captured: Captured) -> Ranges:

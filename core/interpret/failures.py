@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from onnxplug.build.complexes import PART_DTYPE, Complex
 from onnxplug.build.quantized import QUANTIZED_PREFIX, Quantized
 from onnxplug.capture.locations import raised_at
-from onnxplug.errors import ConversionError, MissingRuleError
+from onnxplug.errors import CaptureError, ConversionError, MissingRuleError
 from onnxplug.interpret.node import FxNode, OutputSpec
+from onnxplug.interpret.symbols import SymbolNames
+from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.text import counted, value_text
 
@@ -34,6 +37,26 @@ def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> Conversion
     )
     conversion_error.located, conversion_error.place = True, call.location
     return conversion_error
+
+
+def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames) -> CaptureError:
+    """The error for a call that PyTorch refuses.
+
+    Args:
+        fx: The call.
+        location: The user's line.
+        message: PyTorch's error.
+        symbols: Names of dynamic sizes.
+    """
+    vals = [v for node in fx.all_input_nodes if isinstance(v := node.meta.get("val"), torch.Tensor)]
+    operands = ", ".join(f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, symbols.dims(v)))}]" for v in vals)
+    error = CaptureError(
+        f"PyTorch itself refuses {qualified_name(fx.target)} of {operands} at {location}: {message}",
+        hint="The model does not run in eager mode with inputs of these dtypes either: cast the input (x.to(weight.dtype)) or the "
+        "module (module.to(x.dtype)), or give inputs of the dtypes that the model is run with.",
+    )
+    error.located, error.place = True, location
+    return error
 
 
 def quantized_argument(call: FxNode, reasons: Sequence[str]) -> ConversionError:

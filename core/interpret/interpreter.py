@@ -19,7 +19,6 @@ from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
 from onnxplug.capture.locations import raised_at, source_location
 from onnxplug.errors import (
-    CaptureError,
     ConversionError,
     Decline,
     MissingRuleError,
@@ -30,13 +29,11 @@ from onnxplug.errors import (
 from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
-from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument
+from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument, refused
 from onnxplug.interpret.graphs import ASSERTION, survey
-from onnxplug.interpret.mutating import convert_functionalized
 from onnxplug.interpret.node import UNKNOWN_SOURCE, FxNode, are_empty, output_specs
 from onnxplug.interpret.operators import Operator, Operators
 from onnxplug.interpret.provenance import Context, Describer, FxProvenance
-from onnxplug.interpret.refused import refusal, refused
 from onnxplug.interpret.symbols import Dim, SymbolNames
 from onnxplug.metadata import Metadata
 from onnxplug.plugin_api import PROJECT_NAME
@@ -50,6 +47,8 @@ _NUMBERS = frozenset({int, float, bool})
 _DEEPEST = 16
 
 MissingHandler = Callable[[FxNode], "Callable[..., Any] | None"]
+#: PyTorch's error for a call, ``(fx, *, is_doubtful, is_unused)``; ``None`` where it accepts the call, or that is not known.
+Refusal = Callable[..., "str | None"]
 
 
 class _Frame(NamedTuple):
@@ -80,6 +79,7 @@ class DynamoInterpreter:
         applied: Receives the rule that translated each FX node.
         module_calls: Gives the call of a module that a node comes from, of its ``nn_module_stack``.
         assertions: Receives the graph's assertions about its data, with their messages; ``None`` leaves assertions out.
+        refusals: Tell why eager PyTorch refuses a call that fake tensors accept.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class DynamoInterpreter:
         applied: dict[torch.fx.Node, Rule] | None = None,
         module_calls: Callable[[Any], str | None] | None = None,
         assertions: list[tuple[ir.Value, str]] | None = None,
+        refusals: Sequence[Refusal] = (),
     ) -> None:
         self._builder = builder
         self._registry = registry
@@ -108,6 +109,7 @@ class DynamoInterpreter:
         self._applied = applied
         self._module_calls = module_calls
         self._assertions = assertions
+        self._refusals = refusals
         self._describer = describer if describer is not None else Describer(Metadata())
         self._says_rules = self._describer.metadata.is_full
         self._operators = Operators()
@@ -194,8 +196,6 @@ class DynamoInterpreter:
                     continue
                 if called.target is operator.getitem and isinstance(values.get(fx.args[0]), (list, tuple)):
                     values[fx] = values[fx.args[0]][fx.args[1]]
-                elif called.is_functionalized:
-                    values[fx] = self._functionalized(fx)
                 else:
                     values[fx] = self._call(fx, called)
                 if called.quantizes:
@@ -266,9 +266,8 @@ class DynamoInterpreter:
             else:  # most calls: nothing to choose from, and no rules that remain
                 results = self.convert_alone(self.new_call(fx, name, args, ()), (only,))
         except ConversionError as error:
-            is_explained = isinstance(error, Unsupported) or not is_models
-            if not is_explained and (message := refusal(fx, is_doubtful=True)) is not None:
-                raise self._refused(fx, message) from error
+            if is_models and not isinstance(error, Unsupported):
+                self._check_refusals(fx, error, is_doubtful=True)
             raise
         if "unbacked_bindings" in fx.meta:
             self._builder.sizes.add_sources(results)
@@ -287,13 +286,18 @@ class DynamoInterpreter:
             CaptureError: PyTorch refuses them.
         """
         is_models = called.is_overload and not self._frame.context.decomposing
-        if is_models and (message := refusal(fx, is_unused=is_unused)) is not None:
-            raise self._refused(fx, message)
+        if is_models:
+            self._check_refusals(fx, is_unused=is_unused)
         return is_models
 
-    def _refused(self, fx: torch.fx.Node, message: str) -> CaptureError:
-        location = source_location(fx) or self._frame.context.location or UNKNOWN_SOURCE
-        return refused(fx, location, message, self._symbols)
+    def _check_refusals(
+        self, fx: torch.fx.Node, cause: Exception | None = None, *, is_doubtful: bool = False, is_unused: bool = False
+    ) -> None:
+        for refusal in self._refusals:
+            message = refusal(fx, is_doubtful=is_doubtful, is_unused=is_unused)
+            if message is not None:
+                location = source_location(fx) or self._frame.context.location or UNKNOWN_SOURCE
+                raise refused(fx, location, message, self._symbols) from cause
 
     def _add_static_sources(self, val: Any, results: Any) -> None:
         """Records the sizes that depend on data for torch and are constants here, because the data are."""
@@ -394,10 +398,6 @@ class DynamoInterpreter:
             self._module_call(fx),
             outer.decomposing if decomposed is None else (*outer.decomposing, decomposed),
         )
-
-    def _functionalized(self, fx: torch.fx.Node) -> list[Any]:
-        with self._within(self._frame._replace(context=self._within_call(fx))):
-            return convert_functionalized(self, fx)
 
     def _empty_results(self, call: FxNode) -> Any:
         """The results of a torch operator that are known to hold no element; ``None`` for any other operator.

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from onnxplug.build.quantized import QUANTIZERS
 from onnxplug.functionalize.effects import effects_of
-from onnxplug.interpret.mutating import is_functionalized
 from onnxplug.interpret.node import Parameter, schema_parameters
 from onnxplug.registry.names import qualified_name
 from onnxplug.torch_private import OpOverload
@@ -22,7 +21,6 @@ class Operator(NamedTuple):
         defaults: Their defaults.
         is_overload: Whether it has a schema.
         writes: Whether it writes an argument.
-        is_functionalized: Whether it is torch's wrapper of a mutating operator.
         quantizes: Whether it makes a quantised tensor.
     """
 
@@ -32,7 +30,6 @@ class Operator(NamedTuple):
     defaults: tuple[Any, ...]
     is_overload: bool
     writes: bool
-    is_functionalized: bool
     quantizes: bool
 
 
@@ -57,7 +54,6 @@ class Operators:
             tuple(p.default for p in parameters),
             is_overload,
             bool(effects_of(target).written),
-            is_functionalized(target),
             target in QUANTIZERS,
         )
         return operator

@@ -11,14 +11,16 @@ import itertools
 import mmap
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxplug.errors import UsageError
-from onnxplug.run.files import remove_leftovers
+from onnxplug.run.files import is_abandoned
 
 #: Tensors below this number of bytes stay in the model's file even when the weights go into a data file.
 SMALL_TENSOR_BYTES = 1024
@@ -28,10 +30,10 @@ _UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**n for n, letter in enumerate("KM
 _UNITS |= {f"{letter}IB": 1024**n for n, letter in enumerate("KMGT", 1)}
 #: No protocol buffer, and so no model, has so many bytes.
 _TOO_LARGE = 2**31
+#: No model with weights in other files is larger.
+_MOST_WITHOUT_WEIGHTS = 1 << 28
 #: The ending of a data file's name after the name of the model's file.
 _ENDING = r"\.data(\.\d+)?(-\d{5,}-of-\d{5,})?"
-#: An entry of external data as protocol buffers have it, up to the location's length.
-_LOCATION = re.compile(rb"\n\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])", re.DOTALL)
 
 
 class Place(NamedTuple):
@@ -109,7 +111,7 @@ def new_data_files(model: Path, count: int) -> list[IO[bytes]]:
     Raises:
         OSError: They can't be made.
     """
-    mentioned = _Mentions(model)
+    mentioned, _ = mentioned_files(model, _models_beside(model))
     for number in itertools.count(1):
         stem = f"{model.name}.data" + (f".{number}" if number > 1 else "")
         names = [f"{stem}-{part:05d}-of-{count:05d}" for part in range(1, count + 1)] if count > 1 else [stem]
@@ -130,15 +132,14 @@ def new_data_files(model: Path, count: int) -> list[IO[bytes]]:
     raise AssertionError("there are names without end")
 
 
-def remove_unread(model: Path, kept: Collection[str]) -> None:
-    """Removes a model's data files that no model of the folder mentions: of the replaced model, and of killed processes.
+def remove_unread(model: Path, replaced: Collection[str], kept: Collection[str]) -> None:
+    """Removes data files that no model of the folder mentions: of the replaced model, and of processes killed a day ago.
 
-    A process that saves keeps a staged file from before it makes data files until its model mentions them. So a data file that
-    exists before the search for staged files, and that no model mentions after it, is not read by a model that is being saved
-    either. While another process saves the same model, nothing is removed: that process does it.
+    A newer file may be of a process that saves the same model now: its model, which is not there yet, will mention it.
 
     Args:
         model: The model's file.
+        replaced: The data files of the model that was there.
         kept: Names of files that stay.
     """
     with os.scandir(model.parent) as entries:
@@ -149,12 +150,11 @@ def remove_unread(model: Path, kept: Collection[str]) -> None:
             and entry.name not in kept
             and entry.is_file(follow_symlinks=False)
             and os.access(entry, os.W_OK)
+            and (entry.name in replaced or is_abandoned(entry.path))
         ]
-    if not names or remove_leftovers(model):
-        return
-    mentioned = _Mentions(model)
+    mentioned, is_complete = mentioned_files(model, _models_beside(model) if names else ())
     for name in names:
-        if not mentioned.may_include(name):
+        if is_complete and name not in mentioned:
             with contextlib.suppress(OSError):
                 os.unlink(model.parent / name)
 
@@ -164,44 +164,31 @@ def is_data_file(name: str, model: Path) -> bool:
     return re.fullmatch(re.escape(model.name) + _ENDING, name) is not None
 
 
-class _Mentions:
-    """The names of a model's data files that the models of its folder mention, backups such as ``model.onnx.bak`` included.
+def mentioned_files(model: Path, readers: Iterable[Path]) -> tuple[set[str], bool]:
+    """The names of a model's data files in the bytes of files, and whether all of these could be read.
 
     Args:
-        model: The model's file; files with its ending are models too.
-        alone: Whether only this model is read.
+        model: The model's file.
+        readers: The files.
     """
-
-    def __init__(self, model: Path, *, alone: bool = False) -> None:
-        self._texts: set[bytes] = set()
-        self._is_complete = True
-        # Bytes that may follow the name are matched too: the beginning of a mention counts.
-        pattern = re.compile(re.escape(os.fsencode(model.name)) + rb"\.data[-.\dof]{0,40}")
-        for path in [model] if alone else _models_beside(model):
-            try:
-                with _mapped(path) as content:
-                    self._texts.update(pattern.findall(content))
-            except FileNotFoundError:  # removed since the folder was listed
-                continue
-            except OSError:
-                self._is_complete = False
-
-    def __contains__(self, name: str) -> bool:
-        text = os.fsencode(name)
-        # A point or a dash begins no field of a protocol buffer: the name goes on, and is another name.
-        return any(m.startswith(text) and m[len(text) : len(text) + 1] not in (b".", b"-") for m in self._texts)
-
-    def may_include(self, name: str) -> bool:
-        """Whether a model mentions a file, or can't be read and may do so."""
-        return not self._is_complete or name in self
-
-
-def is_mentioned(model: Path, name: str) -> bool:
-    """Whether a model's file mentions a data file, or may do so."""
-    return _Mentions(model, alone=True).may_include(name)
+    pattern = re.compile(re.escape(os.fsencode(model.name)) + _ENDING.encode())
+    names, is_complete = set(), True
+    for path in readers:
+        try:
+            with open(path, "rb") as file:
+                # An empty file can't be mapped, and no model has as many bytes as a protocol buffer can't have.
+                if 0 < os.fstat(file.fileno()).st_size < _TOO_LARGE:
+                    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                        names |= {os.fsdecode(match[0]) for match in pattern.finditer(content)}
+        except FileNotFoundError:  # removed since the folder was listed
+            continue
+        except OSError:
+            is_complete = False
+    return names, is_complete
 
 
 def _models_beside(model: Path) -> list[Path]:
+    """The models of a model's folder, itself and backups such as ``model.onnx.bak`` included."""
     with os.scandir(model.parent) as entries:
         return [
             Path(entry.path)
@@ -212,28 +199,15 @@ def _models_beside(model: Path) -> list[Path]:
         ]
 
 
-@contextlib.contextmanager
-def _mapped(path: Path) -> Iterator[Any]:
-    """The bytes of a model's file; empty where it is empty or larger than a model can be."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not 0 < size < _TOO_LARGE:
-            yield b""
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            yield content
-
-
 def data_files(model: Path) -> set[str]:
-    """The locations of the external data of a model's file; the weights in it are not read.
+    """The locations of the external data of a model's file; none of a file with so many bytes that it has the weights itself.
 
     Raises:
         OSError: The file can't be read.
     """
-    with _mapped(model) as content:
-        locations = set()
-        for match in _LOCATION.finditer(content):
-            length = match[1]
-            end = match.end() + (length[0] & 127) + ((length[1] << 7) if len(length) > 1 else 0)
-            locations.add(os.path.normpath(content[match.end() : end].decode("utf-8", "surrogateescape")))
-        return locations
+    proto = onnx.ModelProto()
+    if os.path.getsize(model) <= _MOST_WITHOUT_WEIGHTS:
+        with contextlib.suppress(DecodeError):  # it is no model
+            proto.ParseFromString(model.read_bytes())
+    entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
+    return {os.path.normpath(entry.value) for entry in entries if entry.key == "location"}

@@ -1,9 +1,4 @@
-"""Files that appear complete or not at all.
-
-A file is written under a hidden name in its folder, and takes its own name by ``os.replace``. The process that writes it holds a
-lock of the system on it, so that a file left by a killed process is recognised by its free lock, and removed by the next process
-that writes into the folder.
-"""
+"""Files that appear complete or not at all: written under a hidden name in their folder, they take their own by ``os.replace``."""
 
 from __future__ import annotations
 
@@ -12,79 +7,42 @@ import errno
 import io
 import os
 import secrets
-import zlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-try:
-    import fcntl
-except ImportError:  # Windows has no fcntl: files of killed processes stay there
-    fcntl = None  # type: ignore[assignment]
-
 _PREFIX, _SUFFIX = ".onnxplug-", ".tmp"
+#: Seconds after which a file that nobody has written belongs to a process that was killed.
+_ABANDONED = 24 * 3600
 
 
 @contextlib.contextmanager
 def staged(path: Path) -> Iterator[IO[bytes]]:
     """A new file under a hidden name in the folder of ``path``; it is removed at the end unless it has another name by then."""
+    for leftover in path.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if is_abandoned(leftover):
+                os.unlink(leftover)
     file = staged_file(path)
     try:
         yield file
     finally:
         with contextlib.suppress(OSError):
-            if _is_at(file, file.name):
+            if os.path.lexists(file.name):
                 os.unlink(file.name)
         with contextlib.suppress(OSError):
             file.close()
 
 
 def staged_file(path: Path) -> IO[bytes]:
-    """A new file under a hidden name in the folder of ``path``, locked until it is closed; removes files of killed processes."""
-    remove_leftovers(path)
-    while True:
-        file = open(path.parent / f"{_prefix(path)}{secrets.token_hex(6)}{_SUFFIX}", "xb")  # noqa: SIM115 - closed by the caller
-        is_ours = True
-        try:
-            _lock(file)
-        except BlockingIOError:  # another process takes it for a leftover, and removes it
-            is_ours = False
-        except OSError:  # a file system without locks: nobody takes it for a leftover
-            pass
-        if is_ours and _is_at(file, file.name):
-            return file
-        file.close()
+    """A new file under a hidden name in the folder of ``path``."""
+    return open(path.parent / f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}", "xb")
 
 
-def remove_leftovers(path: Path) -> bool:
-    """Removes the hidden files of killed processes for ``path``; returns whether a process or thread may be writing ``path``."""
-    is_busy = False
-    for leftover in path.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
-        try:
-            with open(leftover, "rb") as file:
-                _lock(file)
-                os.unlink(leftover)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            is_busy |= leftover.name.startswith(_prefix(path))
-    return is_busy
-
-
-def _prefix(path: Path) -> str:
-    return f"{_PREFIX}{zlib.crc32(os.fsencode(path.name)):08x}-"
-
-
-def _lock(file: IO[bytes]) -> None:
-    if fcntl is not None:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _is_at(file: IO[bytes], path: str | Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
-    except FileNotFoundError:
-        return False
+def is_abandoned(path: str | Path) -> bool:
+    """Whether nobody has written a file for a day."""
+    return time.time() - os.stat(path, follow_symlinks=False).st_mtime > _ABANDONED
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:

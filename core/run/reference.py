@@ -1,28 +1,18 @@
-"""Models run node by node: by a plugin's evaluator, or by onnx's own."""
+"""Models run node by node, by the evaluators of plugins (``onnxplug_evaluators``); onnx's own is the builtin plugin's."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-import onnx
-from onnx.reference import ReferenceEvaluator
-
 from onnxplug.errors import EvaluationError, OnnxplugError
 from onnxplug.host import RuntimeHost
-from onnxplug.plugin_api import Evaluator
 from onnxplug.registry.rule import object_of
 from onnxplug.text import in_a_line
 
-#: onnx's own evaluator, the last to try.
-ONNX = Evaluator("onnx.reference", "onnxplug.run.reference:onnx_evaluator")
-#: The package for models that onnx's evaluator does not run.
-MORE = "pip install onnxplug-reference, whose evaluator runs more operators and element types."
-
 
 def make_evaluator(source: str | bytes, kernels: Collection[type], host: RuntimeHost) -> tuple[str, Any]:
-    """The first evaluator that accepts a model: the plugins', then onnx's own.
+    """The first evaluator that accepts a model.
 
     Args:
         source: The model's file, or the model serialised.
@@ -37,7 +27,7 @@ def make_evaluator(source: str | bytes, kernels: Collection[type], host: Runtime
         PluginError: An evaluator can't be imported.
     """
     refusals: list[tuple[str, str | None]] = []
-    for evaluator in (*host.evaluators(), ONNX):
+    for evaluator in host.evaluators():
         make = object_of(evaluator.make, f"the evaluator {evaluator.name}")
         try:
             return evaluator.name, make(source, kernels)
@@ -45,48 +35,5 @@ def make_evaluator(source: str | bytes, kernels: Collection[type], host: Runtime
             refusals.append((f"{evaluator.name} can't run the model: {error.message}", error.hint))
         except Exception as error:
             refusals.append((f"{evaluator.name} can't run the model: {in_a_line(error)}", None))
+    refusals = refusals or [("there is no evaluator: onnxplug's own plugin is left out", None)]
     raise EvaluationError("\n".join(text for text, _ in refusals), hint=refusals[0][1])
-
-
-class OnnxEvaluator(ReferenceEvaluator):
-    """onnx's evaluator: infinities and NaN are ordinary values, and errors name the package that may do better."""
-
-    def run(self, *args: Any, **options: Any) -> Any:
-        """Runs the model.
-
-        Raises:
-            EvaluationError: It does not run.
-        """
-        try:
-            with np.errstate(all="ignore"):
-                return super().run(*args, **options)
-        except OnnxplugError:
-            raise
-        except Exception as error:
-            raise EvaluationError(
-                f"onnx.reference fails: {type(error).__name__}: {in_a_line(error)}", hint=MORE
-            ) from error
-
-
-def onnx_evaluator(source: str | bytes, kernels: Collection[type]) -> OnnxEvaluator:
-    """onnx's evaluator of a model, in the form of the hook ``onnxplug_evaluators``.
-
-    Raises:
-        EvaluationError: It has no kernel of an operator, or the model can't be read.
-    """
-    try:
-        model = onnx.load(source) if isinstance(source, str) else onnx.load_model_from_string(source)
-        return OnnxEvaluator(_inlined(model, kernels), new_ops=list(kernels))
-    except Exception as error:
-        raise EvaluationError(in_a_line(error), hint=MORE) from error
-
-
-def _inlined(model: onnx.ModelProto, kernels: Collection[type]) -> onnx.ModelProto:
-    """The model without functions: within functions onnx's evaluator finds neither plugins' kernels nor later functions."""
-    if not model.functions:
-        return model
-    import onnx.inliner
-
-    computed = {(getattr(kernel, "op_domain", ""), kernel.__name__) for kernel in kernels}
-    kept = [(f.domain, f.name) for f in model.functions if (f.domain, f.name) in computed]
-    return onnx.inliner.inline_selected_functions(model, kept, exclude=True)

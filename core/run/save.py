@@ -2,13 +2,13 @@
 
 The steps of a save; a process may be killed at any of them:
 
-1. The model's file is begun under a hidden name (``files.py``). While it is there, no other process removes data files.
+1. The model's file is begun under a hidden name (``files.py``).
 2. Weights outside of the model's file are written to new files, whose names no model of the folder mentions, and flushed.
 3. The model's file is written, which mentions them, and flushed.
 4. ``os.replace`` gives it the name of the model. Before this the old model is there with its own data, which nothing has touched;
    after it the new model with its own data.
-5. The data files that no model of the folder mentions are removed: files of the old model, unless a copy of it reads them, and
-   files of saves that were killed.
+5. The data files of the old model are removed, unless another model of the folder mentions them; so are data files that no model
+   mentions and nobody has written for a day: files of saves that were killed.
 
 So no model is ever there with weights of another model. Files that a kill leaves until the next save are read by no model.
 """
@@ -34,10 +34,8 @@ from onnxplug.kinds import check_kind, check_path
 from onnxplug.packages import load
 from onnxplug.run.data_files import (
     Place,
-    data_files,
-    is_data_file,
     is_large,
-    is_mentioned,
+    mentioned_files,
     new_data_files,
     places_of,
     remove_unread,
@@ -262,6 +260,8 @@ class _Saver:
         self._weights = weights
         self._progress = progress
         self._replaced = False
+        #: The data files that the model at the path mentions, before it is replaced.
+        self._old: set[str] = set()
 
     def save(self, beside: Mapping[str, Place], linked: Mapping[str, tuple[str, int, int]], size: int) -> None:
         """Writes the model.
@@ -291,6 +291,7 @@ class _Saver:
                     file.write(piece)
                 flush(file)
                 flush_folder(path.parent)
+                self._old, _ = mentioned_files(path, [path])
                 os.replace(file.name, path)
                 self._replaced = True
                 flush_folder(path.parent)
@@ -302,10 +303,8 @@ class _Saver:
             self._clean_up(data)
 
     def _write_data(self, files: Sequence[IO[bytes]], places: Mapping[str, Place]) -> None:
-        like = self._path
-        with contextlib.suppress(OSError):
-            old = sorted(name for name in data_files(self._path) if is_data_file(name, self._path))
-            like = self._path.parent / old[0] if old else self._path
+        old = sorted(mentioned_files(self._path, [self._path])[0])
+        like = self._path.parent / old[0] if old else self._path
         with contextlib.suppress(FileNotFoundError):
             for file in files:
                 _copy_permissions(like, file)
@@ -323,17 +322,18 @@ class _Saver:
 
     def _clean_up(self, data: Sequence[IO[bytes]]) -> None:
         """Removes the data files of a failed save, or else of the replaced model."""
+        mentioned, is_known = mentioned_files(self._path, () if self._replaced else [self._path])
         for file in data:
             with contextlib.suppress(OSError):
                 file.close()
             with contextlib.suppress(OSError):
-                if not self._replaced and not is_mentioned(self._path, Path(file.name).name):
+                if not self._replaced and is_known and Path(file.name).name not in mentioned:
                     os.unlink(file.name)
         if self._replaced:
             read = {Path(os.path.realpath(t.path)) for t in self._weights.values() if isinstance(t, ir.ExternalTensor)}
             kept = {path.name for path in read if path.parent == self._path.parent}
             with contextlib.suppress(OSError):
-                remove_unread(self._path, kept.union(Path(file.name).name for file in data))
+                remove_unread(self._path, self._old, kept.union(Path(file.name).name for file in data))
 
     def _error(self, error: OSError, size: int) -> SaveError:
         hint = "The new model is in place." if self._replaced else "What was there before is untouched."

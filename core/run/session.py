@@ -17,21 +17,16 @@ import torch
 from onnxplug import logs
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array, to_torch
 from onnxplug.errors import EvaluationError, OnnxplugError, PluginError, VerificationError
-from onnxplug.host import RuntimeHost
+from onnxplug.host import CPU, Kernels, Library, RuntimeHost, plugin_host
 from onnxplug.run.kernels import (
-    CPU,
     MISSING_HINT,
-    Kernels,
-    Library,
     custom_operators,
-    kernels_for,
     lacking_kernels,
     lacks_operator,
     missing_text,
     onnxruntime_module,
     unknown_operators,
 )
-from onnxplug.run.plugin_runtime import plugin_host
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, to_bytes, weight_bytes
 from onnxplug.run.weights import check_numbers
 from onnxplug.strings import STRING
@@ -155,7 +150,7 @@ class Runner:
         self._kernels = Kernels()
         if self._custom.domains:
             self._host = host if host is not None else plugin_host()
-            self._kernels = kernels_for(self._custom, self._host)
+            self._kernels = self._host.kernels_for(self._custom)
         self.libraries = list(self._kernels.libraries)
         self._source: str | bytes
         if isinstance(model, str):

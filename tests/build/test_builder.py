@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from onnxplug.build.assemble import assemble
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.fold import FOLD
 from onnxplug.finish.finish import finish
+from onnxplug.operators.fold import FOLD
 
 RELAXED = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 INT64_MAX = np.iinfo(np.int64).max

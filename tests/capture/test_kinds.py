@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 import warnings
 from collections.abc import Callable
@@ -37,6 +38,34 @@ class Named(nn.Module):
         return x * 2 + self.weight if self.function(self, x) else x * 3 + self.marked
 
 
+def self_class(self: Any) -> str:
+    """The first operand is called self, but the function is no method."""
+    return (lambda item: item.__class__.__name__)(self)  # type: ignore[no-any-return]
+
+
+def matched(item: Any) -> str:
+    match item:
+        case int():
+            return "int"
+        case float():
+            return "float"
+        case Weight():
+            return "Weight"
+        case torch.Tensor():
+            return "tensor"
+        case _:
+            return "other"
+
+
+@functools.singledispatch
+def dispatched(item: Any) -> str:
+    return "other"
+
+
+dispatched.register(int, lambda item: "int")
+dispatched.register(torch.Tensor, lambda item: "tensor")
+
+
 ASKS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "type of an input": lambda m, x: type(x) is torch.Tensor,
     "type of a result": lambda m, x: type(x + 1) in (torch.Tensor, nn.Parameter),
@@ -59,6 +88,12 @@ ASKS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "no list": lambda m, x: not isinstance(x, list | tuple) and not isinstance(x.shape[0], list),
     "attribute of a weight": lambda m, x: getattr(m.weight, "scale", 1.0) == 5.0 and not hasattr(m.marked, "scale"),
     "attribute of a buffer": lambda m, x: hasattr(m.shift, "offset"),
+    "class attribute": lambda m, x: x.__class__ is torch.Tensor and m.weight.__class__ is nn.Parameter and x.shape[0].__class__ is int,
+    "name of a class": lambda m, x: x.__class__.__name__ == "Tensor" and getattr(x.sum().item(), "__class__") is float,  # noqa: B009
+    "class of the model": lambda m, x: m.__class__ is Named and self_class(m.marked) == "Weight" and "a".__class__ is str,
+    "match of a size": lambda m, x: matched(x.shape[0]) == "int" and matched(x.shape[0] / 2) == "float",
+    "match of a tensor": lambda m, x: matched(x) == "tensor" and matched(m.marked) == "Weight" and matched(None) == "other",
+    "single dispatch": lambda m, x: dispatched(x.shape[0]) == "int" and dispatched(x) == "tensor" and dispatched("") == "other",
     "a class that is made": lambda m, x: isinstance(type("Made", (dict,), {"a": 1})(), dict),
 }  # fmt: skip
 

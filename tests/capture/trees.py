@@ -38,9 +38,15 @@ class Marked(nn.Parameter):
 class Shared:
     """The state that all blocks of a tree share, in containers of several kinds."""
 
-    __slots__ = ("array", "count", "queue", "table", "tables")
+    __slots__ = ("array", "count", "kept", "queue", "table", "tables", "views")
 
     def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.views: dict[str, torch.Tensor] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins all but the tensors of the model anew."""
         self.count, self.queue, self.table = 0, collections.deque([1.0]), None
         self.array, self.tables = np.ones(2), dict[str, Any]()
 
@@ -65,7 +71,8 @@ class Block(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.shared = shared
-        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("steps", torch.zeros(2))
+        self.keep(choose)
         count = choose.randrange(1, 4) if depth else 0
         self.inner = nn.ModuleList(Block(choose, shared, depth - 1) for _ in range(count))
         if count > 1 and choose.random() < 0.3:
@@ -76,6 +83,26 @@ class Block(nn.Module):
         self.asks = [choose.choice(ASKS) for _ in range(choose.randrange(4))]
         for _ in range(choose.randrange(3)):
             self.vary(choose)
+
+    def keep(self, choose: random.Random) -> None:
+        """Keeps tensors of the block where its code finds them too: themselves, and views of their memory."""
+        kept, steps, weight = self.shared.kept, self.steps, self.linear.weight
+        match choose.randrange(8):
+            case 0:
+                kept.append(steps)
+            case 1:
+                self.kept = (steps, {"weight": weight})
+            case 2:
+                kept.append(steps[:1])
+            case 3:
+                self.shared.views["steps"] = steps.view(1, 2)[0, 1:]
+            case 4:
+                self.kept = {weight: 1.5, str(id(weight)): 2.0}
+            case 5:
+                self.find = lambda: steps
+            case 6:
+                kept.append(weakref.ref(steps)())
+                self.register_buffer("again", steps.flip(0) if choose.random() < 0.5 else steps[1:])
 
     def vary(self, choose: random.Random) -> None:
         """Gives the instance what others lack."""
@@ -160,7 +187,31 @@ class Block(nn.Module):
 
     def ask_steps(self, x: torch.Tensor) -> torch.Tensor:
         self.steps.add_(1)
-        return x + self.steps
+        return x + self.steps.sum()
+
+    def ask_kept(self, x: torch.Tensor) -> torch.Tensor:
+        """Tensors of the model that the block finds elsewhere, some of them written before."""
+        found = self.find() if hasattr(self, "find") else x
+        for tensor in (*self.shared.kept, *self.shared.views.values(), found, *self.buffers()):
+            x = x * (1.25 if any(tensor is buffer for buffer in self.buffers()) else 0.75) + tensor.sum() / 8
+        kept, weight = vars(self).get("kept", ()), self.linear.weight
+        if isinstance(kept, dict):
+            x = x * kept.get(weight, 0.5) * kept.get(str(id(weight)), 0.5)
+        elif kept:
+            x = x * (2 if kept[0] is self.steps and kept[1]["weight"] is weight else 3)
+        return x
+
+    def ask_kept_write(self, x: torch.Tensor) -> torch.Tensor:
+        for tensor in self.shared.kept:
+            tensor.mul_(1.5)
+        return x
+
+    def ask_class(self, x: torch.Tensor) -> torch.Tensor:
+        match x.shape[0]:
+            case int() as size:
+                return x * (2 if x.__class__ is torch.Tensor and size.__class__ is int else 3)
+            case _:
+                return x
 
     def ask_calls(self, x: torch.Tensor) -> torch.Tensor:
         CALLS.append(self.gain)
@@ -202,7 +253,7 @@ class Tree(nn.Module):
         self.blocks = nn.ModuleList(Block(choose, self.shared, choose.randrange(1, 3)) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        self.shared.__init__()  # type: ignore[misc]
+        self.shared.begin()
         CALLS.clear()
         y = self.blocks[0](x)
         return y, self.blocks[1](y), y.mean()

@@ -48,7 +48,7 @@ def test_rules_are_for_operators_of_torch() -> None:
 
 
 #: Operators that have no ATen schema: Python's functions on sizes, higher-order operators, and a library that tests may lack.
-WITHOUT_SCHEMA = re.compile(r"(_operator|torch|math|builtins|torchao)::|\w+$")
+WITHOUT_SCHEMA = re.compile(r"(_operator|torch|math|builtins|torchao)::|(quantized:)?\w+$")
 #: Converters for dozens of operators at once, by what the operators' arguments are.
 FOR_MANY = {"partwise", "partwise_mixed", "moved", "shape_of"}
 

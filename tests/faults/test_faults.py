@@ -12,6 +12,7 @@ import torch
 
 from tests.faults.injection import FAULTS, FULL, attempt
 from tests.faults.kinds import KINDS, NEW, OLD, Kind, pieces, program
+from tests.run.saved import age
 
 #: In the default run one of so many points is taken.
 EVERY = 5
@@ -59,6 +60,7 @@ def _check(kind: Kind, folder: Path, before: bool, number: int, fault: str) -> s
         assert found == NEW or kind.may_drop, where
     elif said != "killed":
         assert said.startswith("SaveError: "), where
+    age(folder)
     kind.write(folder, NEW)
     assert kind.read(folder) == NEW, where
     left = [path for path in folder.rglob("*") if path.name.startswith(".")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug import CaptureError, ConversionError, OnnxplugError, OutputMismatchError, Rule
+from onnxplug.testing import IsolatedRegistry
 from tests.support.check import Call, check
 
 DOUBLE, HALF, LONG = torch.float64, torch.float16, torch.int64
@@ -195,3 +197,56 @@ def test_a_rule_that_mixes_dtypes_is_blamed() -> None:
             (r(2, 3), r(3, 2)),
             rules=[Rule("aten::matmul", lambda g, n: g.op.BitwiseAnd(*n.args))],
         )
+
+
+# -- refusals of a plugin ----------------------------------------------------------------------------------------------
+
+LIB = torch.library.Library("refused_test", "DEF")
+LIB.define("root(Tensor x) -> Tensor")
+torch.library.register_fake("refused_test::root", torch.empty_like)
+
+
+@torch.library.impl(LIB, "root", "CompositeExplicitAutograd")
+def _root(x: torch.Tensor) -> torch.Tensor:
+    if x.dim() != 2:
+        raise RuntimeError("root takes a matrix")
+    return x.sqrt()
+
+
+def plugin(*refusals: Any) -> IsolatedRegistry:
+    module = ModuleType("onnxplug_root")
+    module.onnxplug_refusals = onnxplug.hookimpl(lambda: refusals)  # type: ignore[attr-defined]
+    module.onnxplug_rules = onnxplug.hookimpl(  # type: ignore[attr-defined]
+        lambda: [Rule("refused_test::root", lambda g, node: g.op.Sqrt(node.args[0]))]
+    )
+    registry = IsolatedRegistry()
+    registry.add_plugin(module, distribution="onnxplug-root")
+    return registry
+
+
+def no_matrix(fx: torch.fx.Node, *, is_doubtful: bool = False, is_unused: bool = False) -> str | None:
+    is_root = fx.target is torch.ops.refused_test.root.default
+    return "root takes a matrix" if is_root and fx.meta["val"].dim() != 2 else None
+
+
+def test_a_plugin_tells_what_its_operators_refuse() -> None:
+    model = Model(lambda x: torch.ops.refused_test.root(x) + 1).eval()
+    with pytest.raises(RuntimeError, match="root takes a matrix"):
+        model(r(3))
+    with plugin(no_matrix).active():
+        with pytest.raises(
+            CaptureError, match=r"PyTorch itself refuses refused_test::root.*test_refused\.py:\d+: root takes a matrix"
+        ):
+            onnxplug.to_onnx(model, (r(3),))
+        with pytest.raises(CaptureError, match="root takes a matrix"):
+            onnxplug.to_onnx(Unused(model), (r(3),))
+        others = [(r(5, 2),), (r(7, 1) * 0,), (-r(2, 6),)]
+        check(lambda x: torch.ops.refused_test.root(x) + 1, r(2, 3), others=others, dynamic=True)
+
+
+def test_what_is_no_function_refuses_the_plugin() -> None:
+    with (
+        plugin(3).active(),
+        pytest.warns(UserWarning, match="onnxplug_refusals returned 3, neither a function nor"),
+    ):
+        onnxplug.to_onnx(nn.Tanh(), (r(2),))

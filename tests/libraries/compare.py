@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 from torch.utils._pytree import tree_leaves
 
-from onnxplug.run.compare import compare
+from onnxplug.verification.compare import compare
 
 
 def assert_same(file: str | Path, model: Any, *examples: Sequence[Any]) -> None:

@@ -20,8 +20,8 @@ import onnxplug
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, OpsetError, Unsupported, VerificationError
 from onnxplug.registry.names import without_prefix
 from onnxplug.registry.target import DEFAULT_RUNTIME
-from onnxplug.run.compare import Scale, compare
-from onnxplug.run.inputs import Sizes, generated_inputs
+from onnxplug.verification.compare import Scale, compare
+from onnxplug.verification.inputs import Sizes, generated_inputs
 from tests.opdb.tolerances import comparable, tolerance, valid_inputs
 
 #: What each status means; the ones in GOOD count as passed, those in UNMEASURABLE as not counted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +12,7 @@ import torch
 
 import onnxplug
 from onnxplug import Rule
+from onnxplug.testing import IsolatedRegistry
 from tests.support.check import check
 from tests.support.tolerances import looser
 
@@ -345,41 +347,14 @@ def test_an_operator_reached_through_a_plugins_decomposition(expect_graph: Any) 
     library.define("opaque(Tensor x) -> Tensor")
     library.impl("opaque", lambda x: x * 3 + 1, "CompositeExplicitAutograd")
 
-    class Host:
-        """What the plugin manager gives an export, with one plugin's decomposition."""
-
-        def __getattr__(self, name: str) -> Any:
-            return list
-
-        def decompositions(self) -> Any:
-            return {"shapes_within::opaque.default": lambda x: torch.ops.shapes_composite.leaf(x) + 1}
-
-        def targets(self) -> set[str]:
-            return set()
-
-        def kernels(self, runtime: str | None) -> None:
-            return None
-
-        def observers(self, options: Any) -> tuple[()]:
-            return ()
-
-        def module_maker(self, model: Any) -> None:
-            return None
-
-        def missing(self, node: Any) -> None:
-            return None
-
-        def explain_missing(self, namespace: str) -> None:
-            return None
-
-    from onnxplug.plugins.builtin import onnxplug_rules
-    from onnxplug.registry.registry import OnnxRegistry
-
-    leaf = Rule("shapes_composite::leaf", _leaf)
-    table = OnnxRegistry(onnxplug_rules(), [leaf])
-    program = check(
-        lambda x: torch.ops.shapes_within.opaque(x), X, others=OTHERS, dynamic=DYNAMIC, registry=(table, Host())
-    )
+    plugin = ModuleType("onnxplug_within")
+    decompositions = {"shapes_within::opaque.default": lambda x: torch.ops.shapes_composite.leaf(x) + 1}
+    plugin.onnxplug_decompositions = onnxplug.hookimpl(lambda: decompositions)  # type: ignore[attr-defined]
+    plugin.onnxplug_rules = onnxplug.hookimpl(lambda: [Rule("shapes_composite::leaf", _leaf)])  # type: ignore[attr-defined]
+    registry = IsolatedRegistry()
+    registry.add_plugin(plugin, distribution="onnxplug-within")
+    with registry.active():
+        program = check(lambda x: torch.ops.shapes_within.opaque(x), X, others=OTHERS, dynamic=DYNAMIC)
     expect_graph(program, "Mul Add")
 
 

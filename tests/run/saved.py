@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,12 @@ def weight(path: Path) -> float:
     array = onnx.numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == "weight"))
     assert np.all(array == array.flat[0]), "a mixture"
     return float(array.flat[0])
+
+
+def age(folder: Path) -> None:
+    """Makes files look as if they had been written two days ago."""
+    for path in folder.iterdir():
+        os.utime(path, times=(time.time() - 48 * 3600,) * 2)
 
 
 def names(folder: Path) -> list[str]:

@@ -19,6 +19,7 @@ import onnxplug.plugins.manager
 import onnxplug.runtime
 from onnxplug import PluginError, UsageError, VerificationError
 from onnxplug.cli.app import run
+from onnxplug.plugins import runtime
 from onnxplug.run import kernels
 from onnxplug.run.session import Runner
 from tests.support.child import run_child
@@ -403,16 +404,16 @@ def test_the_library_of_a_provider_that_is_there(shop: Shop, library: Any) -> No
 
 
 def test_a_library_brings_its_provider_along(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_available_providers", lambda: ["AProvider", "BProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(runtime, "available_providers", lambda: ["AProvider", "BProvider", "CPUExecutionProvider"])
     custom = kernels.CustomOperators(("kernels.test",), (("kernels.test", "Leaky"),))
     item = onnxplug.OrtLibrary(library(), providers=["NoProvider", "BProvider"])
-    runtime = kernels.PluginRuntime("p", ("kernels.test",), (item,))
-    host: Any = type("Host", (), {"runtimes": lambda self: [runtime]})()
-    assert kernels.kernels_for(custom, host).providers == ["BProvider", "CPUExecutionProvider"]
-    chosen = kernels.kernels_for(custom, host, ["AProvider", "CPUExecutionProvider"])
+    supplied = runtime.PluginRuntime("p", ("kernels.test",), (item,))
+    host: Any = type("Host", (), {"runtimes": lambda self: [supplied]})()
+    assert runtime.kernels_for(custom, host).providers == ["BProvider", "CPUExecutionProvider"]
+    chosen = runtime.kernels_for(custom, host, ["AProvider", "CPUExecutionProvider"])
     assert chosen.libraries == []
     assert "needs NoProvider or BProvider, and the session has AProvider" in chosen.passed_over[0]
-    assert kernels.kernels_for(custom, host, ["BProvider"]).libraries[0].path == str(library())
+    assert runtime.kernels_for(custom, host, ["BProvider"]).libraries[0].path == str(library())
 
 
 def test_two_libraries_for_one_domain(shop: Shop, library: Any) -> None:

@@ -19,7 +19,7 @@ import onnxplug
 from onnxplug import SaveError, UsageError, WeightsError
 from onnxplug.run import protobuf, save
 from onnxplug.run.data_files import size_of
-from tests.run.saved import names
+from tests.run.saved import age, names
 from tests.support.tolerances import looser
 
 X = torch.randn(2, 32)
@@ -164,6 +164,7 @@ def test_shards_that_a_copy_uses_stay(tmp_path: Path, program: onnxplug.OnnxProg
         assert len(names(tmp_path)) == 8
     orphan = tmp_path / "model.onnx.data-00001-of-00009"
     orphan.write_bytes(b"of a save that was killed")
+    age(tmp_path)
     program.save(path, weights=real.state_dict())
     assert not orphan.exists()
     check(backup, real)

@@ -11,9 +11,9 @@ from torch.utils import _pytree
 
 import onnxplug
 from onnxplug import OnnxProgram
-from onnxplug.run.compare import Scale
-from onnxplug.run.outputs import Tolerances
-from onnxplug.run.verify import verify_inputs
+from onnxplug.verification.compare import Scale
+from onnxplug.verification.outputs import Tolerances
+from onnxplug.verification.verify import verify_inputs
 
 #: Sets of inputs that an evaluator ran, as ONNX Runtime has no kernel, since the last test; `tests/conftest.py` adds them up.
 evaluated: list[str] = []

@@ -94,7 +94,7 @@ def copy_source(folder: Path) -> Path:
     """Copies what onnxplug is built of; building in the checkout would leave build/ and an egg-info there."""
     checkout = Path(__file__).resolve().parents[2]
     folder.mkdir()
-    for layer in ("core", "converters", "rewrites", "patches", "plugins", "cli", "src"):
+    for layer in ("core", "converters", "operators", "rewrites", "verification", "patches", "plugins", "cli", "src"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(checkout / layer, folder / layer, ignore=ignored, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

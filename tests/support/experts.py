@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import onnxplug
-from onnxplug.run.outputs import Tolerances
-from onnxplug.run.verify import verify_inputs
+from onnxplug.verification.outputs import Tolerances
+from onnxplug.verification.verify import verify_inputs
 from tests.support.contrib import plugged
 
 

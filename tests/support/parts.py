@@ -11,9 +11,9 @@ import pytest
 
 #: Tests of several cases that take more than a second of processor time, all cases together, with these seconds.
 TABLE = Path(__file__).parents[1] / "durations.txt"
-#: Of each test in the table a quarter of the cases runs by default as long as it takes no more than so many seconds,
-#: and an eighth in any event.
-SECONDS = 1.5
+#: Of each test in the table the largest of these shares of the cases runs by default that takes no more
+#: than so many seconds, and the smallest in any event.
+SHARES = ((1 / 4, 0.8), (1 / 8, 1.5), (1 / 20, 0.0))
 
 
 @cache
@@ -26,7 +26,8 @@ def costly() -> dict[str, float]:
 
 def number_by_default(cases: int, seconds: float) -> int:
     """How many of so many cases, which take so many seconds together, run by default."""
-    return max(ceil(cases / 8), min(ceil(cases / 4), int(SECONDS * cases / seconds)))
+    smallest = ceil(cases * SHARES[-1][0])
+    return max(smallest, *(min(ceil(cases * share), int(most * cases / seconds)) for share, most in SHARES))
 
 
 def mark_long(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
 """Tolerances of the tests that are looser than torch.testing's own, each with its reason: the one table that tests take them from.
 
-Rows of torch's operator database stand in ``tests/opdb/tolerances.py``, whole models' in ``onnxplug.run.compare``.
+Rows of torch's operator database stand in ``tests/opdb/tolerances.py``, whole models' in ``onnxplug.verification.compare``.
 """
 
 from __future__ import annotations

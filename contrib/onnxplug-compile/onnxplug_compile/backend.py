@@ -19,19 +19,14 @@ from torch.nn.modules import transformer
 
 from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug.host import RuntimeHost
+from onnxplug.host import Kernels, RuntimeHost, plugins_of_call
 from onnxplug.opsets import resolve_opsets
 from onnxplug.patches.attention import is_declared_causal
-from onnxplug.pipeline import Conversion, plugins_of_call
+from onnxplug.pipeline import Conversion
+from onnxplug.plugins.runtime import CallHost, kernels_for
 from onnxplug.registry.target import Target, check_runtime
 from onnxplug.run.alignment import Recipe
-from onnxplug.run.kernels import (
-    CallHost,
-    Kernels,
-    custom_operators,
-    kernels_for,
-    onnxruntime_module,
-)
+from onnxplug.run.kernels import custom_operators, onnxruntime_module
 from onnxplug.run.session import LOG_SEVERITY, make_session, model_source
 from onnxplug.torch_private import (
     TracingContext,

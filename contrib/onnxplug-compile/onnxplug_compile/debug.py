@@ -16,11 +16,12 @@ from onnxplug_tools.diagnosis.walk import walk
 
 from onnxplug.build.dtypes import as_array, to_torch
 from onnxplug.errors import OnnxplugError, VerificationError
-from onnxplug.host import RuntimeHost
+from onnxplug.host import Kernels, RuntimeHost
+from onnxplug.plugins.runtime import kernels_for
 from onnxplug.run.alignment import Alignment, Recipe
-from onnxplug.run.eager import feed_of, placeholder_values
-from onnxplug.run.kernels import Kernels, custom_operators, kernels_for
+from onnxplug.run.kernels import custom_operators
 from onnxplug.run.protobuf import to_proto
+from onnxplug.verification.eager import feed_of, placeholder_values
 from onnxplug_compile.backend import Compiled, StoredGraph, compile_graphs, recipe_for
 from onnxplug_compile.binding import Executable, RunError, laid_out
 from onnxplug_compile.dump import Dump

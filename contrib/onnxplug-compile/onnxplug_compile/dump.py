@@ -21,8 +21,8 @@ import torch
 from onnxplug.build.stored import WeightTensor
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.errors import OnnxplugError
-from onnxplug.run.eager import feed_of, placeholder_values, run_graph
 from onnxplug.run.save import save_model
+from onnxplug.verification.eager import feed_of, placeholder_values, run_graph
 from onnxplug_compile.binding import Executable, RunError
 from onnxplug_compile.lowering import Lowered
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onnxplug.errors import UsageError
+from onnxplug.host import CPU
 from onnxplug.opsets import resolve_opsets
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME
-from onnxplug.run.kernels import CPU, CallHost, onnxruntime_module
+from onnxplug.run.kernels import checked_items, onnxruntime_module
 
 #: Levels of ONNX Runtime's own graph optimisation, as ``GraphOptimizationLevel`` names them.
 LEVELS = {
@@ -94,7 +95,7 @@ class BackendOptions:
         if self.threads is not None and (type(self.threads) is not int or self.threads < 1):
             raise UsageError(f"options['threads'] is a positive number, got {self.threads!r}")
         resolve_opsets(self.opset)
-        CallHost.checked(self.runtime)
+        checked_items(self.runtime)
         _check_providers(self.providers)
 
 

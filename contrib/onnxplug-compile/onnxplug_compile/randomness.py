@@ -154,7 +154,7 @@ def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | 
     Raises:
         Unsupported: PyTorch can't draw for the operator before the graph: what is drawn could not be repeated.
     """
-    found: dict[torch.fx.Node, torch.fx.Node | None] = {}
+    operators: dict[torch.fx.Node, torch.fx.Node | None] = {}
     for node in list(graph.nodes):
         name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
         if name not in (_SAVING, _SETTING):
@@ -164,7 +164,7 @@ def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | 
         with graph.inserting_before(node):
             inner = graph.call_function(target, tuple(args), dict(node.kwargs))
         inner.meta.update(node.meta, val=_result_of(inner))
-        found[inner] = given
+        operators[inner] = given
         if given is not None:
             node.replace_all_uses_with(inner)
         else:
@@ -180,7 +180,7 @@ def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | 
         graph.erase_node(node)
         if not (is_drawn(inner) or _draws_nothing(inner)):
             raise Unsupported(f"{target} draws random numbers in a checkpointed module")
-    return found
+    return operators
 
 
 def _result_of(node: torch.fx.Node) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from onnxplug.run.compare import compare
+from onnxplug.verification.compare import compare
 from tests.support.tolerances import looser
 from tests.support.zoo import ZOO, ZooModel
 

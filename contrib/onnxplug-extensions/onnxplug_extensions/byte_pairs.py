@@ -52,8 +52,8 @@ class GPT2(TransformersEncoder):
 
     def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
         """GPT2Tokenizer of all texts; the tokens before and after are put there."""
-        found = g.domain(DOMAIN, 1).GPT2Tokenizer(self._stripped(g, texts), _outputs=2, **self._attributes)
-        tokens, mask = (typed(value, ir.DataType.INT64, 2) for value in found)
+        results = g.domain(DOMAIN, 1).GPT2Tokenizer(self._stripped(g, texts), _outputs=2, **self._attributes)
+        tokens, mask = (typed(value, ir.DataType.INT64, 2) for value in results)
         return framed(g, tokens, mask, max_length, self.before, self.after)
 
     def _stripped(self, g: Any, texts: Any) -> Any:
@@ -68,5 +68,5 @@ class GPT2(TransformersEncoder):
 def replaced(g: Any, texts: Any, pattern: str, rewrite: str, once: bool = False) -> Any:
     """Texts in which what a pattern of RE2 finds, or finds first, is replaced."""
     attributes = {"global_replace": 0} if once else {}
-    found = g.domain(DOMAIN, 1).StringRegexReplace(texts, g.const([pattern]), g.const([rewrite]), **attributes)
-    return typed(found, ir.DataType.STRING)
+    result = g.domain(DOMAIN, 1).StringRegexReplace(texts, g.const([pattern]), g.const([rewrite]), **attributes)
+    return typed(result, ir.DataType.STRING)

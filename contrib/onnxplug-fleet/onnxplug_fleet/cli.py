@@ -46,8 +46,8 @@ def run(
     count = workers if workers is not None else read.workers or processors
     read = read_manifest(manifest, threads=max(1, processors // max(1, count)))
     executor = executor_for(on, count)
-    with _progress(len(read.jobs)) as told:
-        done = run_fleet(read, out, executor, store=store, told=told)
+    with _progress(len(read.jobs)) as show:
+        done = run_fleet(read, out, executor, store=store, told=show)
     words = ", ".join(f"{number} {status}" for status, number in done.counts().items())
     console.print(f"run {done.number}: {words}", markup=False)
     err.print(f"page: {out / 'runs' / str(done.number) / 'index.html'}", markup=False)
@@ -69,12 +69,12 @@ class _progress:
 
     def __enter__(self) -> Any:
         self._progress.start()
-        return self.told
+        return self.show
 
     def __exit__(self, *_: Any) -> None:
         self._progress.stop()
 
-    def told(self, name: str, result: dict[str, Any], done: int, total: int) -> None:
+    def show(self, name: str, result: dict[str, Any], done: int, total: int) -> None:
         """Shows a job that has ended."""
         status = result["status"]
         reasons = result.get("reasons") or ([result["error"]] if result.get("error") else [])

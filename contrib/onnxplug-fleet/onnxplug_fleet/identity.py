@@ -111,8 +111,8 @@ def _state(model: Any) -> dict[str, str]:
         return {**parts, "graph": _hashed(str(getattr(model, "graph", "")).encode())}
     for name, module in model.named_modules():
         plain = {k: v for k, v in vars(module).items() if not k.startswith("_")}
-        told = sorted((k, text) for k, v in plain.items() if (text := _plain(v)) is not None)
-        parts[f"module {name or '(the model)'}"] = f"{type(module).__qualname__} {_hashed(repr(told).encode())}"
+        plain_values = sorted((k, text) for k, v in plain.items() if (text := _plain(v)) is not None)
+        parts[f"module {name or '(the model)'}"] = f"{type(module).__qualname__} {_hashed(repr(plain_values).encode())}"
     return parts
 
 

@@ -247,11 +247,11 @@ def _verified(job: Job, watch: _Watch, files: list[Path], scratch: Path) -> dict
         save=scratch,
     )
     rows = [{**vars(row), "file": Path(row.file).name if row.file else None} for row in report.measured]
-    found: dict[str, Any] = {"data": rows, "samples": report.samples}
+    outcome: dict[str, Any] = {"data": rows, "samples": report.samples}
     if not report.accepted:
         texts = [text.replace(f"{scratch}{os.sep}", "") for text in report.problems()]
-        found |= {"status": "different", "error": "; ".join(texts), "kind": "VerificationError"}
-    return found
+        outcome |= {"status": "different", "error": "; ".join(texts), "kind": "VerificationError"}
+    return outcome
 
 
 def _error(error: BaseException) -> dict[str, Any]:

@@ -246,7 +246,7 @@ class _Reader:
             files = sorted(glob.glob(file, root_dir=self._folder, recursive=True))
             if not files:
                 raise self.error((*at, "target"), f"no file is called {file}", f"It is looked for in {self._folder}.")
-            yield from (f"{found}{colon}{name}" for found in files)
+            yield from (f"{path}{colon}{name}" for path in files)
 
     def _job(
         self, name: str, target: str, model: Mapping[str, Any], options: dict[str, Any], at: tuple[str | int, ...]

@@ -100,7 +100,7 @@ def onnxplug_rewrites() -> list[Rewrite]:
     """What is found in the finished graph, put together by models themselves."""
     from onnxplug_ort import rewrites
 
-    found = [
+    patterns = [
         ("fused_matmul", "MatMul", rewrites.fused_matmul),
         ("scaled_fused_matmul", "Mul", rewrites.scaled_matmul),
         ("divided_fused_matmul", "Div", rewrites.scaled_matmul),
@@ -117,7 +117,7 @@ def onnxplug_rewrites() -> list[Rewrite]:
         ("self_attention", f"{DOMAIN}::MultiHeadAttention", _self_attention),
     ]
     return [
-        *(Rewrite(f"ort_{name}", op, apply, domains=_DOMAINS) for name, op, apply in found),
+        *(Rewrite(f"ort_{name}", op, apply, domains=_DOMAINS) for name, op, apply in patterns),
         *(
             Rewrite(f"ort_{name}", "Add", apply, domains=_DOMAINS, target="onnxruntime:cuda", reason=_SLOW_SKIP)
             for name, apply in (

@@ -34,23 +34,23 @@ def written_out_attention(g: Any, node: Any) -> Any:
     values = _rows_of_heads(product.inputs[1]) if softmax is not None else None
     if values is None or not used_once(softmax.outputs[0]) or int_attribute(softmax, "axis", -1) not in (-1, 3):
         return None
-    found, bias = _scores_and_bias(g, softmax.inputs[0])
-    if found is None or not found.scale or not all_float(*found[:2], values, *([] if bias is None else [bias])):
+    scores, bias = _scores_and_bias(g, softmax.inputs[0])
+    if scores is None or not scores.scale or not all_float(*scores[:2], values, *([] if bias is None else [bias])):
         return None
-    batch, length, heads, size = found.queries.shape
+    batch, length, heads, size = scores.queries.shape
     if not isinstance(heads, int) or not isinstance(size, int) or 0 in (heads, size):
         return None
-    keys = found.keys.shape[1]
+    keys = scores.keys.shape[1]
     of_keys = [batch, keys, heads, size]
-    if not same_sizes(found.keys.shape, of_keys) or not same_sizes(values.shape, of_keys):
+    if not same_sizes(scores.keys.shape, of_keys) or not same_sizes(values.shape, of_keys):
         return None
     if node.outputs[0].shape is None or not same_sizes(node.outputs[0].shape, [batch, length, heads * size]):
         return None
     if bias is not None and not _is_bias(bias, batch, heads, length, keys):
         return None
-    rows = [_beside(g, x, heads * size) for x in (found.queries, found.keys, values)]
+    rows = [_beside(g, x, heads * size) for x in (scores.queries, scores.keys, values)]
     return g.domain(DOMAIN).MultiHeadAttention(
-        *rows, None, None, bias, num_heads=heads, unidirectional=0, scale=found.scale
+        *rows, None, None, bias, num_heads=heads, unidirectional=0, scale=scores.scale
     )
 
 
@@ -100,14 +100,14 @@ def _rows_of_heads(value: Any) -> Any:
 
 def _scores_and_bias(g: Any, value: Any) -> tuple[_Scores | None, Any]:
     """What the scores are computed from, and what is added to them."""
-    found = _scores(g, value)
+    parts = _scores(g, value)
     total = made_by(value, "Add")
-    if found is not None or total is None or not used_once(value):
-        return found, None
+    if parts is not None or total is None or not used_once(value):
+        return parts, None
     for scores, bias in (total.inputs, total.inputs[::-1]):
-        found = _scores(g, scores)
-        if found is not None:
-            return found, bias
+        parts = _scores(g, scores)
+        if parts is not None:
+            return parts, bias
     return None, None
 
 

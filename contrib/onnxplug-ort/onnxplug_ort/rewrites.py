@@ -195,10 +195,10 @@ def skip_simplified_layer_normalization(g: Any, node: Any) -> Any:
     """``x + skip`` normed by its root mean square, as Llama writes it, the sum kept for who else reads it."""
     if not _skippable(node):
         return None
-    found = _root_mean_square(g, node.outputs[0])
-    if found is None:
+    norm = _root_mean_square(g, node.outputs[0])
+    if norm is None:
         return None
-    chain, weight, epsilon = found
+    chain, weight, epsilon = norm
     normal, _, _, kept = g.domain(_DOMAIN).SkipSimplifiedLayerNormalization(
         *node.inputs, weight, epsilon=epsilon, _outputs=4
     )
@@ -259,8 +259,8 @@ def _table(g: Any, value: Any, operation: str) -> Any:
     if shape is None or len(shape) != 4 or shape[1] != 1:  # the same for every head
         return None
     if g.constant(value) is not None:
-        found = _first_half(g, value)
-        return None if found is None else g.op.Reshape(found, g.const([-1, found.shape[-1]]))
+        half = _first_half(g, value)
+        return None if half is None else g.op.Reshape(half, g.const([-1, half.shape[-1]]))
     producer = made_by_op(value, "Unsqueeze")
     wave = made_by_op(producer.inputs[0] if producer is not None else value, operation)
     angles = _first_half(g, wave.inputs[0]) if wave is not None else None

@@ -16,7 +16,7 @@ from onnxplug import UsageError
 from onnxplug.run.save import save_model
 from onnxplug_precision.half.convert import to_half_precision
 from onnxplug_precision.integers.quantize import quantize as quantized
-from onnxplug_precision.program import asked_of
+from onnxplug_precision.program import checked_settings
 from onnxplug_precision.report import Precision
 from onnxplug_precision.samples import checked, data_of
 
@@ -69,7 +69,7 @@ def convert_file(
         VerificationError: The converted model does not run, or gives NaN.
         SaveError: It can't be written.
     """
-    asked = asked_of(dtype, quantize, calibrate is not None)
+    settings = checked_settings(dtype, quantize, calibrate is not None)
     data = data_of(calibrate) if calibrate is not None else []
     model = load_model(Path(path), infer=True)
     check_to_run(Path(path))
@@ -80,8 +80,8 @@ def convert_file(
         feed = make_feed(model, given, sizes)
         samples, assumed = [feed.values], feed.assumed
     reports = []
-    if asked is not None:
-        model, done = quantized(model, asked, samples, calls, host)
+    if settings is not None:
+        model, done = quantized(model, settings, samples, calls, host)
         reports.append(done)
     if dtype is not None:
         kernels = host.kernels(target) if host is not None else None

@@ -32,15 +32,15 @@ def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], list[
     Raises:
         UsageError: A value is none of those that there are, or data are lacking.
     """
-    asked = asked_of(options.dtype, options.quantize, options.calibrate is not None)
+    settings = checked_settings(options.dtype, options.quantize, options.calibrate is not None)
     data = data_of(options.calibrate) if options.calibrate is not None else []
 
     def convert(program: OnnxProgram, kernels: Kernels) -> list[Precision]:
         samples, calls = samples_of(program), calls_of(program, data)
         done: list[Precision] = []
-        if asked is not None:
+        if settings is not None:
             plain = program.model
-            program.model, quantised = quantize(plain, asked, samples, calls, program.host)
+            program.model, quantised = quantize(plain, settings, samples, calls, program.host)
             program.unquantised = plain
             done.append(quantised)
         if options.dtype is not None:
@@ -55,13 +55,13 @@ def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], list[
             )
             program.half = _TORCH[options.dtype]
             done.append(half)
-        return _told(program, done)
+        return _noted(program, done)
 
     return convert
 
 
-def asked_of(dtype: str | None, quantized: str | None, has_data: bool) -> Settings | None:
-    """What is asked of quantisation, checked.
+def checked_settings(dtype: str | None, quantized: str | None, has_data: bool) -> Settings | None:
+    """The settings of quantisation, checked.
 
     Raises:
         UsageError: A value is none of those that there are, both can't be had together, or data are lacking.
@@ -81,7 +81,7 @@ def asked_of(dtype: str | None, quantized: str | None, has_data: bool) -> Settin
     return settings
 
 
-def _told(program: OnnxProgram, done: list[Precision]) -> list[Precision]:
+def _noted(program: OnnxProgram, done: list[Precision]) -> list[Precision]:
     """Gives a program what was done, and counts its nodes anew."""
     program.release()
     operators = Counter(node.op_type for node in nodes_of(program.model.graph))

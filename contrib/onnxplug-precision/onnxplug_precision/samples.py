@@ -66,20 +66,20 @@ def calls_of(program: OnnxProgram, calls: Sequence[Call]) -> list[dict[str, torc
     from onnxplug_precision.program import tensors
 
     names = {str(value.name) for value in program.model.graph.inputs}
-    found = []
+    feeds = []
     for number, call in enumerate(calls):
         if isinstance(call, Mapping) and (
             call.keys() <= names or all(isinstance(v, np.ndarray) for v in call.values())
         ):
-            found.append(checked(program.model, call, f"call {number} of calibrate="))
+            feeds.append(checked(program.model, call, f"call {number} of calibrate="))
             continue
         args, kwargs = ((), dict(call)) if isinstance(call, Mapping) else (call, {})
         args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
         try:
-            found.append(tensors(program.feed(args, kwargs)))
+            feeds.append(tensors(program.feed(args, kwargs)))
         except UsageError as error:
             raise UsageError(f"call {number} of calibrate= does not fit the model: {error.message}") from error
-    return found
+    return feeds
 
 
 def checked(model: ir.Model, call: Mapping[str, Any], what: str) -> dict[str, torch.Tensor]:

@@ -23,8 +23,10 @@ _LEAST = 6.1e-5
 
 def range_of(x: Tensor, reduce_range: bool) -> tuple[Tensor, Tensor]:
     """Scale and zero point of 256 steps from the least to the greatest number, 0 among them; of 128 for a reduced range."""
-    found: tuple[Tensor, Tensor] = _OPS.choose_qparams.tensor(x, 0, 127 if reduce_range else 255, _LEAST, torch.uint8)
-    return found
+    parameters: tuple[Tensor, Tensor] = _OPS.choose_qparams.tensor(
+        x, 0, 127 if reduce_range else 255, _LEAST, torch.uint8
+    )
+    return parameters
 
 
 def _rounded(x: Tensor, scale: Tensor, zero_point: Tensor, reduced: bool = False) -> Tensor:

@@ -72,18 +72,18 @@ class QTensor:
         """
         storage, low, high = INTEGERS[self.dtype]
         high = 127 if reduced and self.dtype == torch.quint8 else high
-        found: torch.Tensor
+        numbers: torch.Tensor
         if self.axis is None and self.dtype == torch.qint32:
-            found = (
+            numbers = (
                 self.integers - self.zero_point
             ).float() * self.scale  # the difference wraps around, as in the kernel
         elif self.axis is None:
             dequantize, scale, zero_point = _with_numbers(_OPS.dequantize_per_tensor, self.scale, self.zero_point)
-            found = dequantize(self.integers, scale, zero_point, low, high, storage)
+            numbers = dequantize(self.integers, scale, zero_point, low, high, storage)
         else:
             parameters = (self.scale, self.zero_point, self.axis)
-            found = _OPS.dequantize_per_channel(self.integers, *parameters, low, high, storage)
-        return found
+            numbers = _OPS.dequantize_per_channel(self.integers, *parameters, low, high, storage)
+        return numbers
 
     def has_parameters_of(self, other: QTensor) -> bool:
         """Whether both have one scale and one zero point, the same."""

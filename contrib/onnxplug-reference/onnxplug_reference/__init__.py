@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onnxplug.plugin_api import Evaluator, PluginInfo, hookimpl
+from onnxplug.plugin_api import Evaluator, hookimpl
+from onnxplug.plugins.api import PluginInfo
 
 _HOME = {
     "ExtendedReferenceEvaluator": "evaluator",

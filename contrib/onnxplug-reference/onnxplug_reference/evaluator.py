@@ -11,8 +11,9 @@ from onnx.reference.op_run import OpRun
 
 from onnxplug.build.dtypes import to_torch
 from onnxplug.errors import UsageError
+from onnxplug.host import plugin_host
 from onnxplug.kinds import check_kind, check_lists
-from onnxplug.run.plugin_runtime import plugin_host, reference_kernels
+from onnxplug.plugins.runtime import reference_kernels
 from onnxplug_reference.arrays import Arrays, NumpyArrays
 from onnxplug_reference.control import CONTROL
 from onnxplug_reference.engine import Engine, Frame, Hook, Step, Steps, drain

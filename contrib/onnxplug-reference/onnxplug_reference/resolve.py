@@ -71,13 +71,13 @@ class NumpyResolver:
 
     def compute(self, node: onnx.NodeProto, opsets: Mapping[str, int], library: Library) -> Compute | None:
         """The kernel of a node; ``None`` if there is none."""
-        found = self._found(node, opsets)
-        if found is None:
+        kernel = self._found(node, opsets)
+        if kernel is None:
             return None
 
         def quiet(inputs: Sequence[Any]) -> Sequence[Any]:
             with np.errstate(all="ignore"):  # infinities and NaN are values like others
-                return found(inputs)
+                return kernel(inputs)
 
         return quiet
 

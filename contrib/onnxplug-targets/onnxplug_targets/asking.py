@@ -1,4 +1,4 @@
-"""What a provider does with whole models: ``python -m onnxplug_targets.asking openvino MODEL.onnx …`` prints JSON, a line for each.
+"""Whole models in a provider: ``python -m onnxplug_targets.asking openvino MODEL.onnx …`` prints the outcomes as JSON, a line each.
 
 As :mod:`onnxplug_targets.probing`, it is run where Python imports the provider's ``onnxruntime``.
 """
@@ -16,12 +16,12 @@ import numpy as np
 from onnxplug_targets.providers import PROVIDERS, Provider
 
 
-def asked(provider: Provider, path: str) -> dict[str, Any]:
+def outcome_of(provider: Provider, path: str) -> dict[str, Any]:
     """Which nodes of a file a provider leaves to others, and whether the file loads and computes what the CPU computes.
 
     Beside the file is ``FILE.npz`` with values of its inputs.
     """
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "file": os.path.basename(path),
         "error": "",
         "optimised": "",
@@ -30,17 +30,17 @@ def asked(provider: Provider, path: str) -> dict[str, Any]:
     }
     try:
         session = provider.session(path)
-        found["left"] = sorted(provider.left(session))
+        outcome["left"] = sorted(provider.left(session))
         feed = dict(np.load(f"{path}.npz"))
         results, expected = session.run(None, feed), provider.cpu(path).run(None, feed)
-        found["difference"] = max(map(_difference, results, expected), default=0.0)
+        outcome["difference"] = max(map(_difference, results, expected), default=0.0)
     except Exception as error:
-        found["error"] = str(error)[-300:]
+        outcome["error"] = str(error)[-300:]
     try:
         provider.session(path, plain=False)
     except Exception as error:
-        found["optimised"] = str(error)[-300:]
-    return found
+        outcome["optimised"] = str(error)[-300:]
+    return outcome
 
 
 def _difference(one: Any, other: Any) -> float:
@@ -65,7 +65,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
     for path in arguments.files:
-        sys.stdout.write(json.dumps(asked(PROVIDERS[arguments.target], path)) + "\n")
+        sys.stdout.write(json.dumps(outcome_of(PROVIDERS[arguments.target], path)) + "\n")
         sys.stdout.flush()
 
 

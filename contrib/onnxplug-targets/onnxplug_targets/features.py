@@ -49,8 +49,8 @@ def features(node: ir.Node, opset: int) -> frozenset[str]:
         opset: The version of ai.onnx.
     """
     schema = _schema(node.op_type, node.domain, opset)
-    found = frozenset(_all(node, schema))
-    return found if found & {"dynamic", "unknown rank"} else found | {"static"}
+    names = frozenset(_all(node, schema))
+    return names if names & {"dynamic", "unknown rank"} else names | {"static"}
 
 
 def _all(node: ir.Node, schema: Any) -> Iterator[str]:

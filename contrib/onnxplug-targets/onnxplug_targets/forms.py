@@ -372,7 +372,7 @@ def forms() -> tuple[Form, ...]:
 def _parsed(line: str) -> Iterator[Form]:
     operators, operands, attributes, rest = ([*map(str.strip, line.split("|")), "", ""])[:4]
     given = dict(re.findall(r"(\w+)=(\"[^\"]*\"|\[[^\]]*\]|\S+)", attributes))
-    found = {name: text if text.startswith("@") else json.loads(text) for name, text in given.items()}
+    values = {name: text if text.startswith("@") else json.loads(text) for name, text in given.items()}
     words = rest.split()
     outputs = next((int(w.partition("=")[2]) for w in words if w.startswith("outputs=")), 1)
     versions = next((w for w in words if re.fullmatch(r"\d*-\d*", w)), "-")
@@ -381,7 +381,7 @@ def _parsed(line: str) -> Iterator[Form]:
         yield Form(
             op,
             tuple(map(_operand, operands.split())),
-            found,
+            values,
             outputs,
             (int(first or 1), int(last or 99)),
             "ranks" in words,

@@ -76,7 +76,7 @@ def insert_assertions(graph: ir.Graph, builder: GraphBuilder, messages: Sequence
     if not graph.outputs:
         return
     result = graph.outputs[0]
-    g = GraphBuilder(builder.opsets, optimize=False, runtime=builder.runtime)
+    g = GraphBuilder(builder.opsets, optimize=False, runtime=builder.runtime, operators=builder.operators)
     name, kind, shape = result.name, result.type, result.shape
     result.name = builder.names.unique(f"{name}_unchecked")
     value = result
@@ -123,7 +123,11 @@ class _Checks:
         users = [slot for slot in slots if slot.kind is InputKind.USER]
         self._inputs = [(by_name[slot.name], slot) for slot in users]
         self._g = GraphBuilder(
-            builder.opsets, optimize=False, runtime=builder.runtime, expressions=builder.sizes.expressions
+            builder.opsets,
+            optimize=False,
+            runtime=builder.runtime,
+            expressions=builder.sizes.expressions,
+            operators=builder.operators,
         )
         #: Where each size is read that has a name: it is what others are held against.
         self._first: dict[str, tuple[ir.Value, int]] = {}
@@ -144,15 +148,15 @@ class _Checks:
     def check(self, value: ir.Value, slot: InputSlot) -> ir.Value:
         """An input after its checks; the input itself where it has none."""
         sizes: list[Any] = []
-        said: list[str] = []
+        facts: list[str] = []
         for axis, size in enumerate(slot.node.meta["val"].shape):
             expected, words = self._size(value, axis, size)
             sizes.append(expected)
-            said += [f"axis {axis} is {words}"] if words else []
+            facts += [f"axis {axis} is {words}"] if words else []
         dims = list(value.shape or ())
         sizes += dims[len(sizes) :]  # the parts of a complex tensor
-        if said:
-            value = self._reshaped(value, sizes, f"check of the input {slot.name!r}: {', '.join(said)}")
+        if facts:
+            value = self._reshaped(value, sizes, f"check of the input {slot.name!r}: {', '.join(facts)}")
         while self._conditions and sizes:
             condition = self._conditions.pop()
             place = f" ({condition.place})" if condition.place else ""

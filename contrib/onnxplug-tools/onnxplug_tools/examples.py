@@ -123,13 +123,13 @@ def _shapes(values: Sequence[Any], path: str, taken: set[str]) -> Any:
     if kind not in pytree.SUPPORTED_NODES:
         return _leaf(values, path, taken)
     children = [_children(value, kind) for value in values]
-    for number, found in enumerate(children[1:], 2):
-        if found is None or children[0] is None or found[1] != children[0][1]:
+    for number, child in enumerate(children[1:], 2):
+        if child is None or children[0] is None or child[1] != children[0][1]:
             raise UsageError(
                 f"the input {path} of example {number} has another structure than that of example 1: "
                 f"{_structure(values[number - 1])}, not {_structure(first)}"
             )
-    parts = [found[0] for found in children if found is not None]
+    parts = [child[0] for child in children if child is not None]
     specs = {key: _shapes([part[key] for part in parts], f"{path}[{key!r}]", taken) for key in parts[0]}
     return specs if isinstance(first, Mapping) else list(specs.values())
 

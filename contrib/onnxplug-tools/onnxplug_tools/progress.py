@@ -116,7 +116,7 @@ def _on_one_stream(console: Console) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reporting(asked: bool | None) -> Iterator[Callable[[int, int], Any] | None]:
+def reporting(wanted: bool | None) -> Iterator[Callable[[int, int], Any] | None]:
     """The function that is called with the written bytes and the bytes of the whole.
 
     Args:
@@ -128,10 +128,10 @@ def reporting(asked: bool | None) -> Iterator[Callable[[int, int], Any] | None]:
 
         def part(done: int, total: int) -> None:
             nonlocal display
-            if display is None and (asked or total >= _WORTH_A_BAR):
+            if display is None and (wanted or total >= _WORTH_A_BAR):
                 display = stack.enter_context(displayed())
                 display("saving")
             if display is not None:
                 display.part(done, total)
 
-        yield None if asked is False else part
+        yield None if wanted is False else part

@@ -15,8 +15,7 @@ from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.text import type_with_article
 
 if TYPE_CHECKING:
-    from onnxplug.host import RuntimeHost
-    from onnxplug.run.kernels import CustomOperators, Kernels
+    from onnxplug.host import CustomOperators, Kernels, RuntimeHost
 
 __all__ = ["custom_op_libraries", "inference_session"]
 
@@ -115,10 +114,11 @@ def _kernels(
     runtime: Iterable[Any] = (),
     providers: Sequence[str] | None = None,
 ) -> tuple[Any, Kernels, Any]:
-    from onnxplug.run.kernels import CPU, CallHost, Kernels, custom_operators, kernels_for
-    from onnxplug.run.plugin_runtime import plugin_host
+    from onnxplug.host import CPU, Kernels, plugin_host
+    from onnxplug.plugins.runtime import CallHost, kernels_for
+    from onnxplug.run.kernels import checked_items, custom_operators
 
-    items = CallHost.checked(runtime)
+    items = checked_items(runtime)
     custom = custom_operators(ir_model)
     if not custom.domains:
         return custom, Kernels(providers=list(providers) if providers is not None else [CPU]), None

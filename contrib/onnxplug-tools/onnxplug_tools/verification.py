@@ -16,13 +16,13 @@ from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import present_name
 from onnxplug.errors import VerificationError
 from onnxplug.host import RuntimeHost
-from onnxplug.run.choices import outputs_of_choices
-from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, tensor_like
-from onnxplug.run.outputs import Replay
-from onnxplug.run.report import VerificationReport
+from onnxplug.plugin_api import VerificationReport
 from onnxplug.run.session import TARGET, Runner
-from onnxplug.run.verify import state_of, verify_runner
 from onnxplug.torch_private import pytree
+from onnxplug.verification.choices import outputs_of_choices
+from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, tensor_like
+from onnxplug.verification.outputs import Replay
+from onnxplug.verification.verify import state_of, verify_runner
 from onnxplug_tools.onnx_file import read_model
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def verify_file(
 def resized_inputs(
     leaves: Sequence[Any], axes: Mapping[int, Mapping[int, str]], seed: int, attempt: int = 0
 ) -> tuple[list[Any], dict[str, int]]:
-    """As :func:`onnxplug.run.inputs.generated_inputs`, where only the names of dynamic axes are known.
+    """As :func:`onnxplug.verification.inputs.generated_inputs`, where only the names of dynamic axes are known.
 
     Args:
         leaves: The example inputs.

@@ -18,8 +18,9 @@ import onnxplug
 from onnxplug import UsageError
 from onnxplug.cli import report
 from onnxplug.cli.app import run
+from onnxplug.cli.report import displayed
 from onnxplug.observers import step
-from onnxplug.progress import Display, displayed, showing, shown
+from onnxplug.progress import Display, showing, shown
 
 X = torch.randn(2, 4)
 

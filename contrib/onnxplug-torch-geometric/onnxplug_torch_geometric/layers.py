@@ -122,10 +122,10 @@ def quantile_aggregation(
         "linear": lambda: low + (high - low) * point.frac().reshape(shape),
         "midpoint": lambda: 0.5 * low + 0.5 * high,
     }[self.interpolation]()
-    asked = self.q.numel()
-    empty = (count == 0).unsqueeze(1).expand(size, asked).reshape(-1)
+    quantiles = self.q.numel()
+    empty = (count == 0).unsqueeze(1).expand(size, quantiles).reshape(-1)
     result = torch.where(empty.reshape(shape), self.fill_value, result)
-    if asked == 1:
+    if quantiles == 1:
         return result
     # The last axis of those that follow is merged into: torch_geometric's own shape.
     return result.reshape((*x.shape[:dim], size, -1, *x.shape[dim + 2 :]))
@@ -169,8 +169,8 @@ def augment_adj(self: Any, edge_index: Tensor, edge_weight: Tensor, num_nodes: i
         for values in (edge_weight, torch.ones_like(edge_weight))
     )
     # An edge whose weight comes out 0 is one, too.
-    found = (edges @ edges > 0).nonzero().t()
-    kept = found[:, (found[0] != found[1]).nonzero().squeeze(1)]
+    pairs = (edges @ edges > 0).nonzero().t()
+    kept = pairs[:, (pairs[0] != pairs[1]).nonzero().squeeze(1)]
     return kept, (weights @ weights)[kept[0], kept[1]]
 
 

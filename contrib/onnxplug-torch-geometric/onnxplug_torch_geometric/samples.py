@@ -98,9 +98,9 @@ def samples() -> list[OpSample]:
     from onnxplug_torch_geometric import FUNCTIONS
 
     kinds = {"scatter": _scattered, "segment": _segmented, "gather": _gathered}
-    found = _of_pyg()
+    made = _of_pyg()
     for op in FUNCTIONS:
         make_inputs = kinds.get(op.partition("::")[2].partition("_")[0])
         if make_inputs is not None:
-            found += make_inputs(op)
-    return found
+            made += make_inputs(op)
+    return made

@@ -89,11 +89,11 @@ class DynamicAxes:
         called = [name for name in by_name if name not in keywords] + list(keywords)
         parts = [(name, item) for name in called for item in _leaves(by_name[name], name)]
         leaves = [item for _, item in parts]
-        asked = self._by_path([(name, path) for name, (path, value) in parts if isinstance(value, torch.Tensor)])
+        requested = self._by_path([(name, path) for name, (path, value) in parts if isinstance(value, torch.Tensor)])
         sizes: dict[str, int] = {}
         specs: list[Axes | None] = []
         for path, value in leaves:
-            axes = _in_range(asked.get(path, {}), path, value) if isinstance(value, torch.Tensor) else {}
+            axes = _in_range(requested.get(path, {}), path, value) if isinstance(value, torch.Tensor) else {}
             specs.append({axis: _unshared(axes[axis], value.shape[axis], sizes) for axis in axes} or None)
         rest = iter(specs)
         mirrored = {name: _mirrored(by_name[name], rest) for name in called}
@@ -131,10 +131,10 @@ class DynamicAxes:
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
     """What an input is made of, each part with its place, named as the graph names its inputs."""
     try:
-        found = pytree.tree_flatten_with_path(value)[0]
+        parts = pytree.tree_flatten_with_path(value)[0]
     except ValueError:  # a class that was registered without the names of its parts
         return [(f"{path}_{number}", leaf) for number, leaf in enumerate(pytree.tree_leaves(value))]
-    return [("_".join([path, *map(_key_text, keys)]), leaf) for keys, leaf in found]
+    return [("_".join([path, *map(_key_text, keys)]), leaf) for keys, leaf in parts]
 
 
 def _key_text(key: Any) -> str:

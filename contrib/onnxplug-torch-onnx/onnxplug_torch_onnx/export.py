@@ -15,10 +15,11 @@ from torch.onnx import OnnxExporterError, OperatorExportTypes, TrainingMode
 from onnxplug import arguments
 from onnxplug.errors import MissingRuleError, NameCountError, OnnxplugError
 from onnxplug.exporter import to_onnx
+from onnxplug.host import plugins_of_call
 from onnxplug.observers import observed, stage
 from onnxplug.opsets import resolve_opsets
 from onnxplug.packages import load
-from onnxplug.pipeline import plugins_of_call
+from onnxplug.verification.ready import check_verifiable
 from onnxplug_torch_onnx.artifacts import Artifacts
 from onnxplug_torch_onnx.axes import Axes, DynamicAxes, checked_axes, name_given_axes, name_output_axes
 from onnxplug_torch_onnx.old_opsets import lower
@@ -184,12 +185,12 @@ class _Exporter:
 
     def __init__(self, request: Request, options: Mapping[str, Any], verify_drawn: bool) -> None:
         self.request = request
-        asked = options.get("verify", False)
-        self._verifies_given = request.verify and not asked and not verify_drawn
-        self._verifies = asked or (request.verify and verify_drawn)
+        requested = options.get("verify", False)
+        self._verifies_given = request.verify and not requested and not verify_drawn
+        self._verifies = requested or (request.verify and verify_drawn)
         self._verifies_lowered = self._verifies and request.lowered_to is not None
         if self._verifies_given:
-            arguments.check_verifiable(resolve_opsets(request.opset_version)[""])
+            check_verifiable(resolve_opsets(request.opset_version)[""])
         self._given = isinstance(request.model, torch.export.ExportedProgram)
         versions = request.custom_opsets or {}
         plugins, prefer = options.get("plugins"), options.get("prefer")
@@ -282,11 +283,11 @@ class _Exporter:
                 spare[error.argument] = [*given[error.count :], *spare.get(error.argument, ())]
                 names[error.argument] = given[: error.count]
             except MissingRuleError as error:
-                further = kept_operators(error.missing, request.operator_export_type)
-                if not further or not {rule.op for rule in further} - kept:
+                added = kept_operators(error.missing, request.operator_export_type)
+                if not added or not {rule.op for rule in added} - kept:
                     raise
-                kept |= {rule.op for rule in further}
-                self._rules += further
+                kept |= {rule.op for rule in added}
+                self._rules += added
         for argument, names_ in spare.items():
             if argument == "input_names" and not request.dynamo:
                 with_parameter_names(program, request.model, names_)

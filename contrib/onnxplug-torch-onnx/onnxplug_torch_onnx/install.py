@@ -180,7 +180,7 @@ def _in_place_of(original: Callable[..., Any], old: bool) -> Callable[..., Any]:
 def _export(original: Callable[..., Any], old: bool, args: Any, kwargs: Any) -> Any:
     import inspect
 
-    from onnxplug.arguments import UnusedRuleWarning
+    from onnxplug.plugins.call import UnusedRuleWarning
     from onnxplug_torch_onnx.export import export, run
     from onnxplug_torch_onnx.request import Request
 

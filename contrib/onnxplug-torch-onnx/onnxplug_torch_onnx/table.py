@@ -97,11 +97,11 @@ def uses_onnxscript(function: Any) -> bool:
         return False
     # Not inspect.getclosurevars: it takes the attribute in `g.op` for the global of that name.
     loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    found = [value for name, value in inner.__globals__.items() if name in loaded]
+    values_read = [value for name, value in inner.__globals__.items() if name in loaded]
     for cell in inner.__closure__ or ():
         with contextlib.suppress(ValueError):  # a name that is not bound yet
-            found.append(cell.cell_contents)
-    return any(isinstance(item, values.Opset | values.Op) for item in found)
+            values_read.append(cell.cell_contents)
+    return any(isinstance(item, values.Opset | values.Op) for item in values_read)
 
 
 def _schema_names(target: Any) -> Sequence[str]:

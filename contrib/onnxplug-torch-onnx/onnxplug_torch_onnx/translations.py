@@ -55,13 +55,13 @@ def autograd_rules(versions: Mapping[str, int]) -> list[Rule]:
 def _subclasses(cls: type) -> Iterator[type]:
     seen: set[type] = set()
     waiting: list[type] = [cls]
-    found: type
+    subclass: type
     while waiting:
-        for found in waiting.pop().__subclasses__():
-            if found not in seen:
-                seen.add(found)
-                waiting.append(found)
-                yield found
+        for subclass in waiting.pop().__subclasses__():
+            if subclass not in seen:
+                seen.add(subclass)
+                waiting.append(subclass)
+                yield subclass
 
 
 def kept_operators(names: Mapping[str, Any], kind: Any) -> list[Rule]:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import onnxplug
 from onnxplug import OpsetError, VerificationError
-from onnxplug.run.compare import compare
+from onnxplug.verification.compare import compare
 
 OPSETS = (9, 10, 11, 12)
 Make = Callable[[int], torch.Tensor]

@@ -145,10 +145,10 @@ def _release(function: type) -> None:
 
 
 def _original_forward(function: type) -> Callable[..., Any]:
-    found = inspect.getattr_static(function, "forward")
-    while isinstance(found, _Forward):
-        found = found.original
-    forward: Callable[..., Any] = found.__get__(None, function)
+    method = inspect.getattr_static(function, "forward")
+    while isinstance(method, _Forward):
+        method = method.original
+    forward: Callable[..., Any] = method.__get__(None, function)
     return forward
 
 
@@ -272,11 +272,11 @@ class _Operator:
         forward = _original_forward(self.function)
         with torch.no_grad():
             results = forward(*arguments) if self.separate else forward(_Context(self.function), *arguments)
-        found = self.calls[call].keep(results)
+        kept = self.calls[call].keep(results)
         # An operator without alias annotations returns memory of its own.
         return [
-            t.clone() if any(t is x or _shares_memory(t, x) for x in [*tensors, *found[:i]]) else t
-            for i, t in enumerate(found)
+            t.clone() if any(t is x or _shares_memory(t, x) for x in [*tensors, *kept[:i]]) else t
+            for i, t in enumerate(kept)
         ]
 
 

@@ -90,17 +90,17 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
 
     def traced(run: Callable[..., Any]) -> Callable[..., Any]:
         def function(*operands: Any) -> tuple[Any, ...]:
-            found = list(leaves(filled(run(operands), sides[0])))
-            return tuple(as_results([found[i] for i in chosen], [joined[i] for i in chosen], operands))
+            values = list(leaves(filled(run(operands), sides[0])))
+            return tuple(as_results([values[i] for i in chosen], [joined[i] for i in chosen], operands))
 
         return function
 
     results: Sequence[Any] = ()
     if chosen:
         results = step.place.call(cond_op, condition, traced(runs[0]), traced(runs[1]), tuple(region.operands))
-    found = dict(zip(chosen, results, strict=True))
+    values = dict(zip(chosen, results, strict=True))
     every = [
-        as_before(found[i], joined[i]) if i in found else _constant(kept[i], *pair) for i, pair in enumerate(pairs)
+        as_before(values[i], joined[i]) if i in values else _constant(kept[i], *pair) for i, pair in enumerate(pairs)
     ]
     rest = iter(every)
     outputs = region.accepted(mapped(sides[0], lambda _: next(rest)))

@@ -110,9 +110,9 @@ def _in_graph(
     except ContainerChanged:
         over_a_size = is_symbolic(count) and not is_unbacked(count) and decided(step, going) is not None
         if over_a_size and _never_leaves(step, values):
-            found = _collected(interpreter, step, values, index, count, carried)
-            if found is not None:
-                return found
+            collected = _collected(interpreter, step, values, index, count, carried)
+            if collected is not None:
+                return collected
         if over_a_size:
             return _unrolled(interpreter, step, values, index, step.place.call(int, count), going, carried)
         raise CaptureError(
@@ -306,8 +306,8 @@ def _collected(
             f"graph: {error}",
             hint="Each iteration must add tensors of one shape and dtype, and not read the list.",
         ) from error
-    found = {id(one): after[key] for key, one in growing.items()}
-    outputs = [found.get(id(value), value) for value in body.finished(results[:size])]
+    grown_lists = {id(one): after[key] for key, one in growing.items()}
+    outputs = [grown_lists.get(id(value), value) for value in body.finished(results[:size])]
     for number, value in values.items():
         values[number] = after.get(id(value), value)
     return outputs
@@ -318,13 +318,13 @@ def _added_to(interpreter: Interpreter, step: Step, values: Values, carried: Seq
     (body,) = step.blocks
     inside = {**values, **dict(zip(body.inputs[1:], carried, strict=True))}
     grown = {inner.inputs[0] for inner in body.nested() if inner.kind in GROWTH}
-    found = {id(inside[n]): inside[n] for n in grown if isinstance(inside.get(n), list | Stacked)}
+    lists = {id(inside[n]): inside[n] for n in grown if isinstance(inside.get(n), list | Stacked)}
     borrowed = [*interpreter.borrowed, *(one for value in interpreter.attributes.values() for one in lists_in(value))]
     nested = [inner for value in inside.values() for inner in lists_in(value) if inner is not value]
     held = {id(one) for one in (*borrowed, *nested)}
     return [
         items
-        for key, items in found.items()
+        for key, items in lists.items()
         if key not in held
         and (isinstance(items, Stacked) or all(isinstance(item, torch.Tensor | ScalarTensor) for item in items))
     ]

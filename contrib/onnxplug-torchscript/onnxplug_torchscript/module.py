@@ -171,8 +171,8 @@ class _Module(torch.nn.Module):
         """The graph of a method."""
         if method not in self.own.graphs:
             self.own.graphs[method] = ScriptGraph(self.own.script._c._get_method(method).graph)
-        found: ScriptGraph = self.own.graphs[method]
-        return found
+        graph: ScriptGraph = self.own.graphs[method]
+        return graph
 
     def methods(self) -> Iterator[ScriptGraph]:
         """The graphs of all methods."""
@@ -225,8 +225,8 @@ def _hold_tensors(root: _Module, graph: ScriptGraph) -> None:
     parts = [part for part in root.modules() if isinstance(part, _Module)]
     for part in parts:
         by_type.setdefault(part.type_name, []).append(part)
-    for found in [graph, *(method for part in parts for method in part.methods())]:
-        for step in found.body.nested():
+    for owner in [graph, *(method for part in parts for method in part.methods())]:
+        for step in owner.body.nested():
             if step.kind in ("prim::GetAttr", "prim::SetAttr"):
                 for part in by_type.get(step.type_of_input(), ()):
                     part.hold(step.node.s("name"))

@@ -139,9 +139,9 @@ class Region:
                 for position, copy in enumerate(copies)
                 if isinstance(leaf, torch.Tensor) and isinstance(copy, torch.Tensor) and is_alias_of(leaf, copy)
             )
-        found = [i for i, o in enumerate(copies) if isinstance(o, torch.Tensor) and o._version != versions[i]]
-        self.mutated += found
-        for position in found:
+        written = [i for i, o in enumerate(copies) if isinstance(o, torch.Tensor) and o._version != versions[i]]
+        self.mutated += written
+        for position in written:
             tensor = self.operands[position]
             others = [o for o in self.operands if isinstance(o, torch.Tensor) and o is not tensor]
             if any(is_alias_of(tensor, other) for other in others):
@@ -150,7 +150,7 @@ class Region:
                     "its memory with another one that it uses",
                     hint="Write to a copy (.clone()), or take the other tensor from it in the same branch.",
                 )
-        return self.tried(run) if found else result
+        return self.tried(run) if written else result
 
     def operand(self, *results: Any) -> Any:
         """The tensor of the outside that results of the blocks are; ``None`` where one is not."""

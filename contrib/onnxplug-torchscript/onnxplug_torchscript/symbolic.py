@@ -243,8 +243,8 @@ class _Emitter:
         raise ConversionError(f"the symbolic function uses {name}, which is not a value of this graph")
 
     def _input(self, value: Any) -> Any:
-        found = self._value(value)
-        return self._g.vector(found) if isinstance(found, list) else found
+        operand = self._value(value)
+        return self._g.vector(operand) if isinstance(operand, list) else operand
 
     def _block(self, block: Any) -> None:
         for node in block.nodes():

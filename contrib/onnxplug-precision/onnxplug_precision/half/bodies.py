@@ -87,6 +87,6 @@ def _merge(
 def _range_of(value: ir.Value, ranges: Ranges, constants: Mapping[ir.Value, Any]) -> Range | None:
     if value not in constants:
         return ranges.get(value)
-    found = Range()
-    found.add(torch.from_numpy(np.array(constants[value], np.float32)))
-    return found
+    known = Range()
+    known.add(torch.from_numpy(np.array(constants[value], np.float32)))
+    return known

@@ -159,14 +159,14 @@ class Conversion:
 
     def _wanted(self, value: ir.Value) -> dict[ir.DataType, list[Any]]:
         """Who takes a value in which type: pairs of node and place, of graph and place."""
-        found: dict[ir.DataType, list[Any]] = {}
+        readers: dict[ir.DataType, list[Any]] = {}
         for node, index in value.uses():
             dtype = self.taken(node, index)
             if dtype is not None:
-                found.setdefault(dtype, []).append((node, index))
+                readers.setdefault(dtype, []).append((node, index))
         for place in self._places(value):
-            found.setdefault(self._given_type(value, place), []).append(place)
-        return found
+            readers.setdefault(self._given_type(value, place), []).append(place)
+        return readers
 
     def _widen_between(self) -> None:
         """Keeps light nodes between nodes of float32, and a Cast that these alone read, in float32 too."""
@@ -326,11 +326,11 @@ class Conversion:
             node.graph.remove(node, safe=True)
 
     def _name(self, name: str) -> str:
-        found, number = name, 1
-        while found in self._names:
-            found, number = f"{name}_{number}", number + 1
-        self._names.add(found)
-        return found
+        unique, number = name, 1
+        while unique in self._names:
+            unique, number = f"{name}_{number}", number + 1
+        self._names.add(unique)
+        return unique
 
 
 #: Elements of a constant above which it is a weight.

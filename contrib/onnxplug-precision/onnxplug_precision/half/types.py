@@ -71,10 +71,10 @@ def _read(schema: Any) -> Signature:
 def _of_onnxruntime() -> Mapping[tuple[str, str], list[Any]]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    found: dict[tuple[str, str], list[Any]] = {}
+    schemas: dict[tuple[str, str], list[Any]] = {}
     for schema in state.get_all_operator_schema():
-        found.setdefault((schema.domain, schema.name), []).append(schema)
-    return found
+        schemas.setdefault((schema.domain, schema.name), []).append(schema)
+    return schemas
 
 
 def version_of(node: ir.Node, imports: Mapping[str, int]) -> int:
@@ -171,7 +171,7 @@ def _results_of(node: ir.Node, body: ir.Graph) -> list[ir.Value]:
 
 
 def _infer(node: ir.Node, imports: Mapping[str, int]) -> None:
-    found = signature(node.domain, node.op_type, version_of(node, imports))
+    signature_of_node = signature(node.domain, node.op_type, version_of(node, imports))
     if node.op_type == "Constant" and not node.domain:
         tensor = constant_of(node)
         if tensor is not None:
@@ -182,22 +182,22 @@ def _infer(node: ir.Node, imports: Mapping[str, int]) -> None:
         node.outputs[0].type = ir.TensorType(value.as_tensor().dtype if value is not None else FLOAT)
         return
     for index, out in enumerate(node.outputs):
-        dtype = _result_dtype(node, found, index) if found is not None else None
+        dtype = _result_dtype(node, signature_of_node, index) if signature_of_node is not None else None
         if out.type is None and dtype is not None:
             out.type = ir.TensorType(dtype)
 
 
-def _result_dtype(node: ir.Node, found: Signature, index: int) -> ir.DataType | None:
+def _result_dtype(node: ir.Node, signature_of_node: Signature, index: int) -> ir.DataType | None:
     attribute = None if node.domain else node.attributes.get(TYPED_BY_ATTRIBUTE.get(node.op_type, ""))
     if attribute is not None:
         return ir.DataType(attribute.as_int())
     if node.op_type in ("RandomNormal", "RandomUniform"):
         return FLOAT
-    slot = found.output(index)
+    slot = signature_of_node.output(index)
     if len(slot.allowed) == 1:
         return next(iter(slot.allowed))
     for position, value in enumerate(node.inputs):
-        if value is not None and value.dtype is not None and found.input(position).group == slot.group:
+        if value is not None and value.dtype is not None and signature_of_node.input(position).group == slot.group:
             return value.dtype
     return None
 

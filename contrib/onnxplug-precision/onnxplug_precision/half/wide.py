@@ -161,13 +161,13 @@ def _reason(node: ir.Node, facts: Facts) -> str | None:
         return None
     if any(not isinstance(v.type, ir.TensorType | None) for v in (*node.inputs, *node.outputs) if v is not None):
         return "it takes or gives sequences or optionals"
-    found = facts.signature(node)
-    if found is None:
+    signature = facts.signature(node)
+    if signature is None:
         return f"nothing says which types {node.domain}::{node.op_type} takes"
     if not node.domain and node.op_type in KEPT_NODES:
         return "its scales and tables stay in float32"
     if node.op_type not in ANY or node.domain:
-        slots = [found.input(i) for i, _ in operands] + [found.output(i) for i, _ in results]
+        slots = [signature.input(i) for i, _ in operands] + [signature.output(i) for i, _ in results]
         if not any(facts.half in slot.allowed for slot in slots):
             return f"its schema does not allow {facts.half.name.lower()}"
     bounds = BOUNDS.get(node.op_type, frozenset()) if not node.domain else frozenset()
@@ -182,22 +182,22 @@ def _reason(node: ir.Node, facts: Facts) -> str | None:
         if problem is not None:
             return problem
     if facts.checked and (node.op_type not in ANY or facts.kernels is None):
-        return _lacks(node, found, facts)
+        return _lacks(node, signature, facts)
     return None
 
 
-def _lacks(node: ir.Node, found: Signature, facts: Facts) -> str | None:
+def _lacks(node: ir.Node, signature: Signature, facts: Facts) -> str | None:
     kept = KEPT.get((node.domain, node.op_type), frozenset())
     dtypes = [
         None
         if v is None
         else facts.half
-        if v.dtype == FLOAT and i not in kept and facts.half in found.input(i).allowed
+        if v.dtype == FLOAT and i not in kept and facts.half in signature.input(i).allowed
         else v.dtype
         for i, v in enumerate(node.inputs)
     ]
     results = [
-        facts.half if v.dtype == FLOAT and facts.half in found.output(i).allowed else v.dtype
+        facts.half if v.dtype == FLOAT and facts.half in signature.output(i).allowed else v.dtype
         for i, v in enumerate(node.outputs)
     ]
     version = version_of(node, facts.imports[node])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from onnxplug_precision.report import Precision, WideNode, differences, results_
 #: Operators that compute with integers.
 _DYNAMIC = frozenset({"MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QAttention"})
 _STATIC = ("MatMul", "Gemm", "Conv", "ConvTranspose")
+#: In the paths of the quantiser's modules.
+_QUANTISER = os.path.join("onnxruntime", "quantization", "")
 #: Of the histograms of which the entropy is taken.
 _BINS = 512
 Samples = Sequence[Mapping[str, torch.Tensor]]
@@ -214,10 +217,14 @@ def _four_bits(model: ir.Model, settings: FourBits) -> ir.Model:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The quantiser advises on the root logger what users of ours can't follow, and prints."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.root.addFilter(_is_no_advice)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        logging.disable(before)
+        logging.root.removeFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """Whether a record is not of ONNX Runtime's quantiser, or an error."""
+    return record.levelno > logging.WARNING or _QUANTISER not in record.pathname

@@ -124,9 +124,9 @@ def _all_rows(
         added = None if bias is None else bias[row if bias.shape[0] > 1 else 0]
         seen = slice(0, max(int(totals[row]), int(before[row]) + q.shape[2]))
         row_keys, row_values = (np.repeat(c[row, :, seen], group, 0) for c in (keys, values))
-        result, found = _attended(q[row], row_keys, row_values, added, int(before[row]), options, qk_output)
+        result, scores = _attended(q[row], row_keys, row_values, added, int(before[row]), options, qk_output)
         results.append(result)
-        weights.append(np.pad(found, ((0, 0), (0, 0), (0, keys.shape[2] - found.shape[-1]))))
+        weights.append(np.pad(scores, ((0, 0), (0, 0), (0, keys.shape[2] - scores.shape[-1]))))
     return np.stack(results), np.stack(weights)
 
 
@@ -176,8 +176,8 @@ def _attended(
     if options.causal and options.window > 0:
         hidden = hidden | (places <= own - options.window)
     masked = np.where(hidden, -np.inf, scores)
-    found = probabilities(masked, options.sink)
-    return found @ v, found if qk_output == 2 else np.where(hidden, 0, scores)
+    weights = probabilities(masked, options.sink)
+    return weights @ v, weights if qk_output == 2 else np.where(hidden, 0, scores)
 
 
 KERNELS = [microsoft("GroupQueryAttention", group_query_attention)]

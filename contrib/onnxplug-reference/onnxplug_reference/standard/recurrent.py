@@ -259,8 +259,14 @@ def lstm(
 def _per_direction(names: Sequence[str], direction: str, each: int) -> list[str]:
     """The names of the activations; those of one direction serve both, and what RNN's default has too many is left out."""
     count = each * (2 if direction == "bidirectional" else 1)
-    found = list(names)
-    return (found * 2)[:count] if len(found) == each else found[:count] if len(found) > count else found
+    activations = list(names)
+    return (
+        (activations * 2)[:count]
+        if len(activations) == each
+        else activations[:count]
+        if len(activations) > count
+        else activations
+    )
 
 
 KERNELS = [

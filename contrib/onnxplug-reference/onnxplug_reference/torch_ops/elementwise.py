@@ -87,9 +87,9 @@ def _shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
 
 
 def _is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    found = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
-    found = found | torch.isposinf(x) if detect_positive else found
-    return found | torch.isneginf(x) if detect_negative else found
+    infinite = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+    infinite = infinite | torch.isposinf(x) if detect_positive else infinite
+    return infinite | torch.isneginf(x) if detect_negative else infinite
 
 
 KERNELS = [

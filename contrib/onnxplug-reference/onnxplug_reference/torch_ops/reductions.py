@@ -101,10 +101,10 @@ def _arg(largest: bool) -> Callable[..., Tensor]:
         best = x.amax(axis, keepdim=True) if largest else x.amin(axis, keepdim=True)
         equal = (x == best) | (x != x)
         if select_last_index:
-            found = x.shape[axis] - 1 - equal.flip(axis).to(torch.uint8).argmax(axis, keepdim=True)
+            places = x.shape[axis] - 1 - equal.flip(axis).to(torch.uint8).argmax(axis, keepdim=True)
         else:
-            found = equal.to(torch.uint8).argmax(axis, keepdim=True)
-        return found if keepdims else found.squeeze(axis)
+            places = equal.to(torch.uint8).argmax(axis, keepdim=True)
+        return places if keepdims else places.squeeze(axis)
 
     return run
 

@@ -124,8 +124,8 @@ def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     count = math.prod(batch)
     rows, places = x.reshape((count, *x.shape[batch_dims:])), indices.reshape(count, -1, indices.shape[-1]).long()
     number = torch.arange(count, device=x.device)[:, None].expand(places.shape[:2])
-    found = rows[(number, *places.unbind(-1))]
-    return found.reshape((*indices.shape[:-1], *x.shape[batch_dims + indices.shape[-1] :]))
+    slices = rows[(number, *places.unbind(-1))]
+    return slices.reshape((*indices.shape[:-1], *x.shape[batch_dims + indices.shape[-1] :]))
 
 
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}

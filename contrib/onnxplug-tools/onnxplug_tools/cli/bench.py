@@ -69,7 +69,7 @@ def bench(
     if html is not None:
         check_writable(html, "page")
     feed = parse_feed(inputs or [])
-    told = parse_sizes(sizes)
+    named_sizes = parse_sizes(sizes)
     with progress() as shown:
         shown("loading")
         from onnxplug_tools.inspection.bench import Limits, bench as measure
@@ -77,7 +77,7 @@ def bench(
 
         eager = None
         if target is not None:
-            if told:
+            if named_sizes:
                 raise UsageError(
                     "--sizes: with --target the sizes are those of its inputs", hint="Give other ones by --input."
                 )
@@ -86,7 +86,7 @@ def bench(
         measured = measure(
             models,
             given=feed,
-            sizes=told,
+            sizes=named_sizes,
             threads=threads,
             providers=provider or (),
             limits=Limits(repeat, seconds),

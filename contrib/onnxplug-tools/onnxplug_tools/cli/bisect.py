@@ -40,7 +40,7 @@ def bisect(
         from onnxplug_tools.diagnosis.bisect import bisect as reduce_model
 
         model, args, arguments = export_of(target, inputs, dynamic, pretrained, options, shown)
-        found = reduce_model(
+        reduction = reduce_model(
             model,
             args,
             output=output,
@@ -49,10 +49,10 @@ def bisect(
             prefer=preferences(),
             **arguments,
         )
-    out.print(str(found), markup=False)
-    for path in found.files:
+    out.print(str(reduction), markup=False)
+    for path in reduction.files:
         out.print(f"written: {path}", markup=False)
-    if found.trouble is not None:
+    if reduction.trouble is not None:
         raise typer.Exit(1)
 
 

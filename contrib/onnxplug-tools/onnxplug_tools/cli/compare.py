@@ -45,7 +45,7 @@ def compare(
 ) -> None:
     """Run two models on the same inputs and compare what they compute, value by value; exit status 1 if outputs differ."""
     with trouble_is_two():
-        feed, told = parse_feed(inputs or []), parse_sizes(sizes)
+        feed, named_sizes = parse_feed(inputs or []), parse_sizes(sizes)
         models = loaded(model), loaded(other)
         from onnxplug_tools.inspection.load import check_to_run
 
@@ -55,10 +55,10 @@ def compare(
         from onnxplug_tools.inspection.compare_runs import compare_runs
 
         with progress() as shown:
-            found = compare_runs(
+            comparison = compare_runs(
                 *models,
                 given=feed,
-                sizes=told,
+                sizes=named_sizes,
                 seed=seed,
                 rtol=rtol,
                 atol=atol,
@@ -69,10 +69,10 @@ def compare(
         if as_json:
             from onnxplug_tools.inspection.summary import to_json
 
-            sys.stdout.write(f"{to_json(found)}\n")
+            sys.stdout.write(f"{to_json(comparison)}\n")
         else:
-            _show(found, show_all=show_all)
-    if not found.equal:
+            _show(comparison, show_all=show_all)
+    if not comparison.equal:
         raise typer.Exit(1)
 
 

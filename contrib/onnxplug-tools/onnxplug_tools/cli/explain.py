@@ -41,14 +41,14 @@ def why(
     op = _qualified(table, op)
     names = _operators(table, op)
     explained = [_explain(table, host, name, target, dtype) for name in names]
-    found = list({(id(row.rule), row.reason): row for rows, _ in explained for row in rows}.values())
+    candidates = list({(id(row.rule), row.reason): row for rows, _ in explained for row in rows}.values())
     notes = [note for _, notes in explained for note in notes]
     computed = host.decomposers(op)
-    if not found and computed:
+    if not candidates and computed:
         for name, package in computed.items():
             out.print(f"{name}: no rule; {package} decomposes it into other operators (onnxplug_decompositions)")
         return
-    if not found:
+    if not candidates:
         known = {name for key in table.operators() for name in (key, packet_of(key))}
         hint = host.explain_missing(op.partition("::")[0]) or did_you_mean(op, sorted(known), 3)
         raise OnnxplugError(f"no rule translates {op}; it is decomposed where torch can", hint=hint)
@@ -62,7 +62,7 @@ def why(
     grid = Table(title=title)
     for column in ("operator", "rule", "package", "", "why"):
         grid.add_column(column, overflow="fold")
-    for row in found:
+    for row in candidates:
         mark = "[green]taken[/]" if row.taken else "passed over"
         grid.add_row(row.rule.op, row.rule.name, row.source or "onnxplug", mark, escape(row.reason))
     out.print(grid)
@@ -107,7 +107,7 @@ def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> 
     if "." not in op.partition("::")[2]:
         keyed = [name for name in table.operators() if name.startswith(f"{op}.")]
         names = keyed or ([f"{op}.{overload._overloadname}"] if overload is not None else [op])
-    found: list[Any] = []
+    explanations: list[Any] = []
     notes: list[str] = []
     for name in names:
         node, made_from = make_node(name, wanted, samples)
@@ -115,8 +115,8 @@ def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> 
         if any(row.rule.when is not None for row in rows):
             evaluated = "are evaluated for" if node is not None else "are not evaluated:"
             notes.append(f"Conditions on {name} {evaluated} {made_from}.")
-        found.extend(rows)
-    return list({(id(e.rule), e.reason): e for e in found}.values()), notes
+        explanations.extend(rows)
+    return list({(id(e.rule), e.reason): e for e in explanations}.values()), notes
 
 
 def ops(

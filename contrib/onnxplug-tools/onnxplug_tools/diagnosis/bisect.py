@@ -28,11 +28,11 @@ from onnxplug.observers import step
 from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
 from onnxplug.run.alignment import Recipe
-from onnxplug.run.eager import feed_of
 from onnxplug.run.files import write_by_torch
 from onnxplug.run.save import save_model
 from onnxplug.text import counted
 from onnxplug.torch_private import child_of, pytree
+from onnxplug.verification.eager import feed_of
 from onnxplug_tools.diagnosis.delta import minimised
 from onnxplug_tools.diagnosis.pieces import Piece, Recording
 from onnxplug_tools.diagnosis.script import NAME, NotExpressed, Script, dynamic_shapes_of, script_of, script_of_model

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.signature import FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
-from onnxplug.run.eager import placeholder_values, run_graph
+from onnxplug.verification.eager import placeholder_values, run_graph
 
 _BOUNDARY = (torch.Tensor, int, float, bool)
 

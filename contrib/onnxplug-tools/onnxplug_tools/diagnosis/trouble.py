@@ -15,10 +15,10 @@ import torch
 from onnxplug.errors import MissingRuleError, OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.alignment import Recipe
-from onnxplug.run.compare import compare
-from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.eager import feed_of, placeholder_values, run_graph
 from onnxplug.run.session import Runner
+from onnxplug.verification.compare import compare
+from onnxplug.verification.conditioning import rounding_slack
+from onnxplug.verification.eager import feed_of, placeholder_values, run_graph
 from onnxplug_tools.diagnosis.pieces import Piece
 
 
@@ -102,13 +102,13 @@ def _slack(piece: Piece) -> list[torch.Tensor | None]:
     nodes = list(values)
 
     def again(_: Any, moved: Sequence[Any]) -> list[tuple[str, Any]]:
-        found: dict[torch.fx.Node, Any] = {}
+        results: dict[torch.fx.Node, Any] = {}
 
         def keep(node: torch.fx.Node, _: Any, result: Any) -> Any:
-            found[node] = result
+            results[node] = result
             return result
 
         run_graph(piece.functional, dict(zip(nodes, moved, strict=True)), keep)
-        return [(slot.name, found[slot.value]) for slot in piece.functional.outputs]
+        return [(slot.name, results[slot.value]) for slot in piece.functional.outputs]
 
     return rounding_slack(again, None, [values[node] for node in nodes])

@@ -15,11 +15,11 @@ from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.errors import OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.alignment import Alignment, Recipe
-from onnxplug.run.compare import Comparison, compare
-from onnxplug.run.eager import feed_of, placeholder_values, run_graph
-from onnxplug.run.inputs import clone_leaves
-from onnxplug.run.runs import LEVELS, Runs
 from onnxplug.run.session import lacks_kernel
+from onnxplug.verification.compare import Comparison, compare
+from onnxplug.verification.eager import feed_of, placeholder_values, run_graph
+from onnxplug.verification.inputs import clone_leaves
+from onnxplug.verification.runs import LEVELS, Runs
 from onnxplug_tools.diagnosis.delta import minimised
 from onnxplug_tools.diagnosis.optimizers import OPTIMIZERS
 from onnxplug_tools.diagnosis.walk import Difference, Walk, difference_at, rule_text, walk

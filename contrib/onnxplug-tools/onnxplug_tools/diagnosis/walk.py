@@ -14,11 +14,11 @@ from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.run.alignment import Alignment
-from onnxplug.run.choices import chooses, chosen, results_of
-from onnxplug.run.compare import Comparison, compare
-from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.eager import call_again, run_graph
 from onnxplug.torch_private import OpOverload
+from onnxplug.verification.choices import chooses, chosen, results_of
+from onnxplug.verification.compare import Comparison, compare
+from onnxplug.verification.conditioning import rounding_slack
+from onnxplug.verification.eager import call_again, run_graph
 
 _ATEN = torch.ops.aten
 #: Operators that copy elements to other places; views, which the schema tells, do so too.

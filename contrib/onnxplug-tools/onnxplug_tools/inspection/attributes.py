@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 def said(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, Any]:
     """What a node's attributes say beyond the defaults of its operator, in what compares equal."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     defaults = _defaults(node, opsets)
     for name, attribute in node.attributes.items():
         if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
@@ -22,8 +22,8 @@ def said(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, Any]:
             continue
         if not node.domain and _is_usual(node, name, value):
             continue
-        found[name] = value
-    return found
+        attributes[name] = value
+    return attributes
 
 
 def _is_usual(node: ir.Node, name: str, value: Any) -> bool:

@@ -18,9 +18,9 @@ import onnx_ir as ir
 import torch
 
 from onnxplug.errors import OnnxplugError, SaveError, UsageError
-from onnxplug.host import RuntimeHost
-from onnxplug.run.kernels import CPU, Kernels, custom_operators, kernels_for, onnxruntime_module
-from onnxplug.run.plugin_runtime import plugin_host
+from onnxplug.host import CPU, Kernels, RuntimeHost, plugin_host
+from onnxplug.plugins.runtime import kernels_for
+from onnxplug.run.kernels import custom_operators, onnxruntime_module
 from onnxplug.run.save import weight_bytes
 from onnxplug.run.session import LOG_SEVERITY, make_session, to_ort_value
 from onnxplug_tools.inspection.feeds import Feed, make_feed
@@ -162,11 +162,11 @@ def bench(
     measured = []
     for subject, timing in zip(subjects, timings, strict=False):
         subject.session = None  # the next ones have the memory for themselves
-        found = None
+        profiled = None
         if profile or optimized is not None:
             progress(f"profiling {subject.path.name}")
-            found = subject.profiled(optimized)
-        measured.append(Measured(timing, subject.loading, operators_of(subject.model), found if profile else None))
+            profiled = subject.profiled(optimized)
+        measured.append(Measured(timing, subject.loading, operators_of(subject.model), profiled if profile else None))
     return Bench(
         feed.texts,
         feed.sizes,

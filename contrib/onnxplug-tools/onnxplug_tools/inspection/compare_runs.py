@@ -11,8 +11,8 @@ import torch
 
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.host import RuntimeHost
-from onnxplug.run.compare import Comparison, compare
-from onnxplug.run.runs import Runs
+from onnxplug.verification.compare import Comparison, compare
+from onnxplug.verification.runs import Runs
 from onnxplug_tools.inspection.diff import corresponding
 from onnxplug_tools.inspection.feeds import make_feed
 from onnxplug_tools.inspection.view import view_with_model
@@ -103,7 +103,7 @@ def compare_runs(
         after: The other one.
         given, sizes, seed: Inputs, sizes of dynamic dimensions, seed of what is made up
             (:func:`onnxplug_tools.inspection.feeds.make_feed`).
-        rtol, atol: Tolerances instead of those of ``onnxplug.run.compare``.
+        rtol, atol: Tolerances instead of those of ``onnxplug.verification.compare``.
         intermediates: Also compare what corresponding nodes compute.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
         progress: Called with what is being done.
@@ -130,12 +130,12 @@ def compare_runs(
 
     def compared(value: ir.Value, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Compared | None:
         node = value.producer()
-        found = seen.nodes.get(node) if node is not None else None
+        origin = seen.nodes.get(node) if node is not None else None
         return _compared(
             str(value.name),
             name,
-            "" if found is None else found.module,
-            "" if found is None else found.operator,
+            "" if origin is None else origin.module,
+            "" if origin is None else origin.operator,
             expected.get(str(value.name)),
             actual.get(name),
             rtol,

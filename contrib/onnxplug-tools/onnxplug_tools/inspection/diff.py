@@ -160,7 +160,7 @@ def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]
     """
     differ = _Differ(before, after)
     differ.align_all()
-    found: dict[ir.Value, ir.Value] = {}
+    matches: dict[ir.Value, ir.Value] = {}
     taken: set[ir.Value] = set()
     if before.producer_name == after.producer_name:
         named = {value.name: value for node in after.graph for value in node.outputs if value.name}
@@ -168,15 +168,17 @@ def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]
             for value in node.outputs:
                 other = named.get(value.name) if value.name else None
                 if other is not None and differ.alike(value, other):
-                    found[value] = other
+                    matches[value] = other
                     taken.add(other)
     for node in before.graph:
-        pairs = [(value, differ.pairs[value]) for value in node.outputs if value in differ.pairs and value not in found]
+        pairs = [
+            (value, differ.pairs[value]) for value in node.outputs if value in differ.pairs and value not in matches
+        ]
         pairs = [(value, other) for value, other in pairs if value.name and other.name and other not in taken]
-        if pairs and differ.reads_alike(node, pairs[0][1].producer(), found, taken):
-            found.update(pairs)
+        if pairs and differ.reads_alike(node, pairs[0][1].producer(), matches, taken):
+            matches.update(pairs)
             taken.update(other for _, other in pairs)
-    return {value: found[value] for node in before.graph for value in node.outputs if value in found}
+    return {value: matches[value] for node in before.graph for value in node.outputs if value in matches}
 
 
 class _Differ:

@@ -86,10 +86,10 @@ def _parsed(text: str) -> ast.expr | None:
 
 
 def _computed(tree: ast.expr, sizes: Mapping[str, int]) -> int:
-    found = _compute(tree, sizes)
-    if abs(found) > _LARGEST:
+    size = _compute(tree, sizes)
+    if abs(size) > _LARGEST:
         raise _Unknown
-    return found
+    return size
 
 
 def _compute(tree: ast.expr, sizes: Mapping[str, int]) -> int:

@@ -100,8 +100,8 @@ def make_feed(
 
 def _by_name(names: Sequence[str], feed: Sequence[tuple[str | None, Any]]) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
-    said = {name for name, _ in feed if name is not None}
-    free = [name for name in names if name not in said]
+    taken = {name for name, _ in feed if name is not None}
+    free = [name for name in names if name not in taken]
     for name, value in feed:
         if name is None:
             if not free:

@@ -17,8 +17,8 @@ from onnxplug.plugin_api import CaptureRequest, OrtLibrary
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.patches import PluginPatch
 from onnxplug.plugins.records import PluginRecord, Selection
+from onnxplug.plugins.runtime import PluginRuntime, reference_kernels
 from onnxplug.registry.names import packet_of, without_prefix
-from onnxplug.run.plugin_runtime import PluginRuntime, reference_kernels
 from onnxplug.text import counted
 from onnxplug_tools.library.operators import LibraryOperator, import_library, operators_of
 

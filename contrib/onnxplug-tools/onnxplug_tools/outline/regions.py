@@ -139,31 +139,31 @@ class Regions:
         """
         level = dict(depth)
         while True:
-            found: dict[ir.Node | ModuleCall, list[ir.Node]] = {}
+            groups: dict[ir.Node | ModuleCall, list[ir.Node]] = {}
             for node in nodes:
                 chain = self.chains[node]
                 place = level.get(node, 0)
-                found.setdefault(chain[place] if place < len(chain) else node, []).append(node)
-            of = {node: key for key, members in found.items() for node in members}
+                groups.setdefault(chain[place] if place < len(chain) else node, []).append(node)
+            of = {node: key for key, members in groups.items() for node in members}
             order: list[Item] = []
             entangled = False
-            for group in _in_order(found, self._needs(of, found)):
+            for group in _in_order(groups, self._needs(of, groups)):
                 if len(group) > 1:
                     entangled = True
                     for key in group:
-                        for node in found[key] if isinstance(key, ModuleCall) else ():
+                        for node in groups[key] if isinstance(key, ModuleCall) else ():
                             level[node] = level.get(node, 0) + 1
                 (key, *_) = group
-                order.append(Region(key, found[key]) if isinstance(key, ModuleCall) else key)
+                order.append(Region(key, groups[key]) if isinstance(key, ModuleCall) else key)
             if not entangled:
                 return order
 
     def _needs(
-        self, of: Mapping[ir.Node, ir.Node | ModuleCall], found: Mapping[ir.Node | ModuleCall, Sequence[ir.Node]]
+        self, of: Mapping[ir.Node, ir.Node | ModuleCall], groups: Mapping[ir.Node | ModuleCall, Sequence[ir.Node]]
     ) -> dict[ir.Node | ModuleCall, list[ir.Node | ModuleCall]]:
         """What each node or region reads of the others."""
         needs = {}
-        for key, members in found.items():
+        for key, members in groups.items():
             producers = (value.producer() for node in members for value in self._reads[node])
             needed = dict.fromkeys(of[p] for p in producers if p is not None and p in of)
             needed.pop(key, None)

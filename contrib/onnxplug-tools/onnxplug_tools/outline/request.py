@@ -59,9 +59,9 @@ class Functions:
             )
         for item in classes:
             if not isinstance(item, str) and not _is_module_class(item):
-                said = "a module, not its class" if _is_module_class(type(item)) else f"{item!r}"
+                text = "a module, not its class" if _is_module_class(type(item)) else f"{item!r}"
                 raise UsageError(
-                    f"functions= takes classes of modules or their names, got {said}",
+                    f"functions= takes classes of modules or their names, got {text}",
                     hint=f"functions=[{type(item).__name__}]" if _is_module_class(type(item)) else None,
                 )
         object.__setattr__(self, "classes", tuple(classes))
@@ -98,8 +98,8 @@ class Functions:
 
     def _position(self, class_name: str) -> int | None:
         for position, item in enumerate(self.classes or ()):
-            asked = item if isinstance(item, str) else f"{item.__module__}.{item.__qualname__}"
-            if class_name == asked or (isinstance(item, str) and class_name.endswith(f".{asked}")):
+            wanted = item if isinstance(item, str) else f"{item.__module__}.{item.__qualname__}"
+            if class_name == wanted or (isinstance(item, str) and class_name.endswith(f".{wanted}")):
                 return position
         return None
 

@@ -22,25 +22,25 @@ def unnumbered(name: str) -> str:
     return _NUMBERED.sub("", name) or name
 
 
-def in_terms_of(path: str, said: Mapping[str, str]) -> dict[str, str]:
+def in_terms_of(path: str, metadata: Mapping[str, str]) -> dict[str, str]:
     """A node's metadata as seen from a module, without the numbers of FX nodes.
 
     Args:
         path: The module's path in the model.
         said: The metadata.
     """
-    found = dict(said)
-    if NAMESPACE in found:
-        found[NAMESPACE] = _namespace(found[NAMESPACE], path)
-    if NAMES in found and CLASSES in found:
-        names, classes = ast.literal_eval(found[NAMES]), ast.literal_eval(found[CLASSES])
+    terms = dict(metadata)
+    if NAMESPACE in terms:
+        terms[NAMESPACE] = _namespace(terms[NAMESPACE], path)
+    if NAMES in terms and CLASSES in terms:
+        names, classes = ast.literal_eval(terms[NAMES]), ast.literal_eval(terms[CLASSES])
         start = names.index(path) + 1 if path in names[:-1] else 0
         inner = [within(name, path) for name in names[start:-1]] if start else names[:-1]
-        found[NAMES] = repr([*inner, unnumbered(names[-1])])
-        found[CLASSES] = repr(classes[start:])
-    if REPLACED in found:
-        found[REPLACED] = repr(list(dict.fromkeys(_title(title, path) for title in ast.literal_eval(found[REPLACED]))))
-    return found
+        terms[NAMES] = repr([*inner, unnumbered(names[-1])])
+        terms[CLASSES] = repr(classes[start:])
+    if REPLACED in terms:
+        terms[REPLACED] = repr(list(dict.fromkeys(_title(title, path) for title in ast.literal_eval(terms[REPLACED]))))
+    return terms
 
 
 def _namespace(text: str, path: str) -> str:
@@ -85,5 +85,5 @@ def of_call(call: ModuleCall, path: str, full: bool | None) -> dict[str, str]:
         around = around.around
     names = [within(c.path, path) for c in reversed(chain)]
     classes = [c.class_name for c in reversed(chain)]
-    said = {NAMESPACE: "/".join(f"{name}: {kind}" for name, kind in zip(names, classes, strict=True))}
-    return {**said, **without_fx_node(classes, names)} if full else said
+    metadata = {NAMESPACE: "/".join(f"{name}: {kind}" for name, kind in zip(names, classes, strict=True))}
+    return {**metadata, **without_fx_node(classes, names)} if full else metadata

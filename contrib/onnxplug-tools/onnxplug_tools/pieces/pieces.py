@@ -23,11 +23,11 @@ from onnxplug.fake import is_fake
 from onnxplug.observers import span, stage
 from onnxplug.options import ExportOptions
 from onnxplug.program import OnnxProgram
-from onnxplug.run.compare import compare
 from onnxplug.run.files import write_whole
-from onnxplug.run.inputs import ATTEMPTS
 from onnxplug.text import counted, type_with_article
 from onnxplug.torch_private import pytree
+from onnxplug.verification.compare import compare
+from onnxplug.verification.inputs import ATTEMPTS
 from onnxplug.version import VERSION
 from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
 from onnxplug_tools.pieces.script import Step, program_text

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from onnxplug.run.compare import Comparison
-from onnxplug.run.report import MEASURED
+from onnxplug.verification.differences import ComparedInputs
 
 #: The powers of ten at which the bins of a histogram begin and end; one bin more lies before the first, and one after the last.
 DECADES = tuple(range(-8, 5))
@@ -98,53 +95,24 @@ class CaseDifference:
     runtime: str
     outputs: list[OutputDifference] = field(default_factory=list)
 
-    def measure(self, difference: torch.Tensor, allowed: torch.Tensor, same: torch.Tensor) -> Histogram:
-        """The differences of an output, as :meth:`Histogram.of` takes them."""
-        return Histogram.of(difference, allowed, same)
-
-    def add(self, name: str, actual: Any, comparison: Comparison) -> None:
-        """Takes an output that was compared."""
-        problem = "" if comparison.equal else str(comparison)
-        if not isinstance(actual, torch.Tensor):
-            self.outputs.append(
-                OutputDifference(name, "string", actual.size, 0.0, int(not comparison.equal), None, problem)
+    @classmethod
+    def of(cls, inputs: ComparedInputs) -> CaseDifference:
+        """The differences of a set of inputs that verification compared."""
+        outputs = [
+            OutputDifference(
+                output.name,
+                output.dtype,
+                output.elements,
+                output.comparison.max_abs_difference,
+                output.comparison.count if output.dtype != "string" else int(not output.comparison.equal),
+                output.comparison.histogram,
+                "" if output.comparison.equal else str(output.comparison),
             )
-            return
-        dtype = str(comparison.dtype if comparison.dtype is not None else actual.dtype).removeprefix("torch.")
-        largest = comparison.max_abs_difference
-        self.outputs.append(
-            OutputDifference(name, dtype, actual.numel(), largest, comparison.count, comparison.histogram, problem)
-        )
+            for output in inputs.outputs
+        ]
+        return cls(inputs.sizes, inputs.seed, inputs.runtime, outputs)
 
     @property
     def accepted(self) -> bool:
         """Whether no output is outside of its tolerance."""
         return not any(output.problem for output in self.outputs)
-
-
-class _Measured:
-    """The sets of inputs that verification compares."""
-
-    def __init__(self) -> None:
-        self.cases: list[CaseDifference] = []
-
-    def begin(self, sizes: Mapping[str, int], seed: int | None, runtime: str) -> None:
-        self.cases.append(CaseDifference(dict(sizes), seed, runtime))
-
-    def drop(self) -> None:
-        self.cases.pop()
-
-    @property
-    def case(self) -> CaseDifference | None:
-        return self.cases[-1] if self.cases else None
-
-
-@contextlib.contextmanager
-def measuring() -> Iterator[list[CaseDifference]]:
-    """The sets of inputs that are compared while the context lasts; one that fails is among them."""
-    measured = _Measured()
-    token = MEASURED.set(measured)
-    try:
-        yield measured.cases
-    finally:
-        MEASURED.reset(token)

@@ -43,10 +43,10 @@ def first_line(error: BaseException) -> str:
 
 def _missing(error: MissingRuleError) -> tuple[MissingRule, ...]:
     rows = []
-    for op, said in error.missing.items():
+    for op, texts in error.missing.items():
         places: dict[str, None] = {}
         reasons: dict[str, None] = {}
-        for text in said:
+        for text in texts:
             match = _PLACE.fullmatch(text)
             if match is None:
                 reasons[text] = None

@@ -84,8 +84,8 @@ def verification_text(report: Facts) -> str:
     """What verification came to, in words."""
     verification = report.verification
     if verification is None:
-        asked = report.arguments.get("verify") == "True"
-        return "not reached" if asked and report.failure is not None else "not asked for"
+        is_requested = report.arguments.get("verify") == "True"
+        return "not reached" if is_requested and report.failure is not None else "not asked for"
     if verification.error is not None:
         return "failed"
     return f"the same as PyTorch on {counted(len(verification.cases), 'set')} of inputs"
@@ -232,12 +232,12 @@ def _times(report: Facts) -> list[str]:
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """A table under its title; nothing where it is empty."""
-    found = list(rows)
-    if not found:
+    listed = list(rows)
+    if not listed:
         return []
-    cells = [head, ["---"] * len(head), *([plain(cell) for cell in row] for row in found[:_LONGEST_TABLE])]
+    cells = [head, ["---"] * len(head), *([plain(cell) for cell in row] for row in listed[:_LONGEST_TABLE])]
     lines = [f"## {title}", "", *(f"| {' | '.join(row)} |" for row in cells), ""]
-    return [*lines, f"… {len(found) - _LONGEST_TABLE} more", ""] if len(found) > _LONGEST_TABLE else lines
+    return [*lines, f"… {len(listed) - _LONGEST_TABLE} more", ""] if len(listed) > _LONGEST_TABLE else lines
 
 
 def _rows(counts: Mapping[str, int]) -> list[tuple[str, int]]:

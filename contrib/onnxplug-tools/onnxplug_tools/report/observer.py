@@ -17,10 +17,11 @@ import torch
 
 from onnxplug.capture.project import relative_line, relative_path
 from onnxplug.errors import UsageError
-from onnxplug.observers import Observer, Span, events
+from onnxplug.observers import Span, events
+from onnxplug.verification.differences import ComparedInputs, DifferenceObserver
 from onnxplug_tools.profiling.recorder import Recorder
 from onnxplug_tools.report.arguments import model_name, summarised
-from onnxplug_tools.report.differences import measuring
+from onnxplug_tools.report.differences import CaseDifference, Histogram
 from onnxplug_tools.report.failure import failure_of, first_line
 from onnxplug_tools.report.files import prepare
 from onnxplug_tools.report.record import (
@@ -76,7 +77,7 @@ class ReportWarning(UserWarning):
     """A report can't be written, and the export has failed of something else."""
 
 
-class ReportObserver(Observer):
+class ReportObserver(DifferenceObserver):
     """Collects the report of one export; of several that are made one after the other, a report of each.
 
     Args:
@@ -97,7 +98,7 @@ class ReportObserver(Observer):
         self._thread = threading.get_ident()
         self._stack = contextlib.ExitStack()
         self._has_ended = False
-        self._measured: contextlib.AbstractContextManager[Any] | None = None
+        self._cases: list[CaseDifference] = []
         self._begin()
 
     @property
@@ -130,14 +131,14 @@ class ReportObserver(Observer):
         if span.name == "capture" and span.kind == "stage":
             self._selected(span.subject.host)
         elif span.name == "verification" and (report := self._report_of(span)) is not None:
-            self._measured = measuring()
-            report.verification = Verification(self._measured.__enter__())
+            self.measures, self._cases = True, []
+            report.verification = Verification(self._cases)
 
     def end(self, span: Span) -> None:
         """Takes what a stage made."""
         if span.kind != "stage":
             return
-        if span.name == "verification" and self._measured is not None:
+        if span.name == "verification" and self.measures:
             self._verified(span)
         if span.error is not None or span.result is None:
             return
@@ -149,6 +150,14 @@ class ReportObserver(Observer):
             self._exported(span.result)
         elif span.name == "saving" and (report := self._report_of(span)) is not None:
             report.saved(span.result)
+
+    def measure(self, difference: torch.Tensor, allowed: torch.Tensor, same: torch.Tensor) -> Histogram:
+        """The histogram of the differences of an output."""
+        return Histogram.of(difference, allowed, same)
+
+    def compared(self, inputs: ComparedInputs) -> None:
+        """Takes a set of inputs that verification compared."""
+        self._cases.append(CaseDifference.of(inputs))
 
     def finish(self, error: BaseException | None) -> None:
         """Ends and writes the reports; of an export that failed, its own error is what counts."""
@@ -189,9 +198,7 @@ class ReportObserver(Observer):
 
     def _verified(self, span: Span) -> None:
         """Takes what verification compared; the last one counts."""
-        assert self._measured is not None
-        self._measured.__exit__(None, None, None)
-        self._measured = None
+        self.measures = False
         verification = span.subject.report.verification
         if span.error is not None:
             verification.error = getattr(span.error, "message", "") or first_line(span.error)

@@ -214,7 +214,7 @@ def _samples(
     manager: PluginManager,
     opsets: Sequence[int] | None,
 ) -> Iterator[_Row]:
-    from onnxplug.run.loadable import newest_loadable_opset
+    from onnxplug.verification.ready import newest_loadable_opset
     from onnxplug_tools.testing.samples import cases_of
 
     sampled = {packet_of(sample.op) for sample in samples}

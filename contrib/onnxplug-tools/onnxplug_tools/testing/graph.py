@@ -58,12 +58,12 @@ class GraphExpectation:
 
     def _skip(self, positions: set[int]) -> set[int]:
         """The positions, and those after a ``...`` that matches no operator."""
-        found = set(positions)
+        reachable = set(positions)
         for position in sorted(positions):
             while position < len(self._steps) and self._steps[position] is None:
                 position += 1
-                found.add(position)
-        return found
+                reachable.add(position)
+        return reachable
 
     def lines(self) -> list[str]:
         """The expectation, an operator a line."""

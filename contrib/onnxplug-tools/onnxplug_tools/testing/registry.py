@@ -121,15 +121,15 @@ def sample_cases(plugin: str | None = None) -> list[Any]:
 
     _, manager = load_object(f"{_HOST}:registry_for", "the plugin manager")()
     cases = []
-    found = False
+    has_samples = False
     for record in manager.records():
         if plugin not in (record.name, record.distribution) and (plugin is not None or record.is_builtin):
             continue
-        found = True
+        has_samples = True
         if record.status == "failed" and plugin is not None:
             raise PluginError(f"the plugin {record.name} of {record.distribution} is broken:\n{record.error}")
         supplied = manager.supplied(record)
         cases += cases_of(record.distribution, supplied.get("onnxplug_samples", []), supplied.get("onnxplug_rules", []))
-    if plugin is not None and not found:
+    if plugin is not None and not has_samples:
         raise PluginError(f"no plugin {plugin!r} is installed", hint="`onnxplug plugins list` shows those that are.")
     return cases

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError
 from onnxplug.opsets import MIN_OPSET, max_opset
-from onnxplug.plugin_api import OpSample
+from onnxplug.plugins.api import OpSample
 from onnxplug.registry.names import packet_of
 from onnxplug.registry.rule import Rule
-from onnxplug.run.loadable import newest_loadable_opset
+from onnxplug.verification.ready import newest_loadable_opset
 
 if TYPE_CHECKING:
     import torch
@@ -123,8 +123,8 @@ def _module(operator: Any, results: Sequence[int] | None) -> torch.nn.Module:
         """Calls one operator."""
 
         def forward(self, args: Any, kwargs: Any) -> Any:
-            found = operator(*[_as_dtype(item) for item in args], **kwargs)
-            return found if results is None else [found[position] for position in results]
+            results_of_call = operator(*[_as_dtype(item) for item in args], **kwargs)
+            return results_of_call if results is None else [results_of_call[position] for position in results]
 
     return Sample().eval()
 

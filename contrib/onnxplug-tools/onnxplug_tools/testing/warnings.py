@@ -30,7 +30,7 @@ def fail_on_shape_warnings(report: Any) -> None:
     """
     if report.when != "call" or not report.passed:
         return
-    found = [line for line in report.capstderr.splitlines() if any(text in line for text in _WRONG_SHAPE)]
-    if found:
+    lines = [line for line in report.capstderr.splitlines() if any(text in line for text in _WRONG_SHAPE)]
+    if lines:
         report.outcome = "failed"
-        report.longrepr = "ONNX Runtime found another shape than the model states:\n" + "\n".join(dict.fromkeys(found))
+        report.longrepr = "ONNX Runtime found another shape than the model states:\n" + "\n".join(dict.fromkeys(lines))

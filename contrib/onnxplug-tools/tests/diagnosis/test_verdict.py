@@ -16,7 +16,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug import Rewrite, Rule, VerificationError, hookimpl
-from onnxplug.run.runs import Runs
+from onnxplug.verification.runs import Runs
 from tests.support.check import Call
 
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from onnxplug_tools.report.differences import DECADES, Histogram, measuring
+from onnxplug_tools.report.differences import DECADES, CaseDifference, Histogram
 
 import onnxplug
-from onnxplug.run.compare import compare
-from onnxplug.run.report import begin_case, open_case
+from onnxplug.verification.compare import compare
+from onnxplug.verification.differences import ComparedInputs, DifferenceObserver
 
 
 def test_decades_in_units_of_the_tolerance() -> None:
@@ -68,22 +68,34 @@ def test_histograms_add_up() -> None:
     assert (together.equal, together.counts, together.not_finite) == (3, [3] * 14, 5)
 
 
+class Cases(DifferenceObserver):
+    """Keeps what verification compares, while it ``measures``."""
+
+    def __init__(self) -> None:
+        self.measures = True
+        self.cases: list[CaseDifference] = []
+
+    def measure(self, difference: torch.Tensor, allowed: torch.Tensor, same: torch.Tensor) -> Histogram:
+        return Histogram.of(difference, allowed, same)
+
+    def compared(self, inputs: ComparedInputs) -> None:
+        self.cases.append(CaseDifference.of(inputs))
+
+
 def test_cases_of_a_verification() -> None:
-    program = onnxplug.to_onnx(torch.nn.Linear(3, 2), (torch.randn(2, 3),), dynamic_shapes=({0: "batch"},))
-    with measuring() as cases:
-        program.verify()
-    assert [case.seed for case in cases] == [None, 0, 1, 2]
-    assert cases[0].sizes == {"batch": 2}
-    for case in cases:
+    observer = Cases()
+    program = onnxplug.to_onnx(
+        torch.nn.Linear(3, 2), (torch.randn(2, 3),), dynamic_shapes=({0: "batch"},), observers=[observer]
+    )
+    program.verify()
+    assert [case.seed for case in observer.cases] == [None, 0, 1, 2]
+    assert observer.cases[0].sizes == {"batch": 2}
+    for case in observer.cases:
         (output,) = case.outputs
         assert output.histogram is not None
         assert output.elements == output.histogram.total == 2 * case.sizes["batch"]
         assert case.accepted
         assert case.runtime == "onnxruntime"
+    observer.measures = False
     program.verify()
-    assert len(cases) == 4  # nothing measures any more
-
-
-def test_without_measuring_there_are_no_cases() -> None:
-    begin_case({}, None, "onnxruntime")
-    assert open_case() is None
+    assert len(observer.cases) == 4  # nothing measures any more

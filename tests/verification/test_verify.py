@@ -13,7 +13,7 @@ from torch import nn
 import onnxplug
 from onnxplug import VerificationError
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.run.inputs import generated_inputs
+from onnxplug.verification.inputs import generated_inputs
 
 
 def program(**options: Any) -> onnxplug.OnnxProgram:

@@ -7,55 +7,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
-import onnx_ir as ir
 import torch
 
 from onnxplug import logs
 from onnxplug.capture.eager import inference
-from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
-from onnxplug.errors import VerificationError
+from onnxplug.capture.signature import Captured, InputKind, OutputKind
+from onnxplug.errors import UsageError, VerificationError
 from onnxplug.fake import is_fake
-from onnxplug.host import RuntimeHost
 from onnxplug.observers import step
-from onnxplug.run.compare import compare
-from onnxplug.run.conditioning import rounding_slack
-from onnxplug.run.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, sized
-from onnxplug.run.outputs import MODEL, Outputs, Replay, Tolerances, compare_all, outputs_of, size_text, where_text
-from onnxplug.run.report import MEASURED, VerificationCase, VerificationReport, begin_case, drop_case
+from onnxplug.packages import load
+from onnxplug.plugin_api import VerificationCase, VerificationReport, VerificationRequest
+from onnxplug.program import OnnxProgram
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers
 from onnxplug.text import counted
 from onnxplug.torch_private import pytree
+from onnxplug.verification.choices import outputs_of_choices
+from onnxplug.verification.compare import compare
+from onnxplug.verification.conditioning import rounding_slack
+from onnxplug.verification.differences import ComparedInputs
+from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, sized
+from onnxplug.verification.outputs import (
+    MODEL,
+    Outputs,
+    Replay,
+    Tolerances,
+    compare_all,
+    outputs_of,
+    size_text,
+    where_text,
+)
 from onnxplug.warn import warn
-
-
-class Verifiable(Protocol):
-    """The part of an exported program that verification reads; :class:`onnxplug.OnnxProgram` has it.
-
-    Attributes:
-        model: The ONNX model.
-        exported_program: The captured program.
-        captured: The capture, with the eager model and the example inputs.
-        inputs: The slots of the graph's inputs.
-        slots: The captured graph's results, in order; ``None`` for a result that is not an output of the ONNX graph.
-        host: The plugins that run custom operators.
-    """
-
-    model: ir.Model
-    exported_program: torch.export.ExportedProgram | None
-    captured: Captured | None
-    inputs: list[InputSlot]
-    slots: list[OutputSlot]
-    host: RuntimeHost | None
-
-    def feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The graph's inputs for a call of the PyTorch model."""
-
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The inputs of a call of the PyTorch model as a flat list."""
-
 
 _LOGGER = logs.logger("verify")
 
@@ -76,17 +60,32 @@ class Uncertain(Exception):
     """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause has the difference."""
 
 
-def verify_program(
-    program: Verifiable,
-    *,
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    tolerances: Tolerances = MODEL,
-    seeds: Sequence[int] = (0, 1, 2),
-    judge: Judge | None = None,
-    replay: Replay | None = None,
-) -> VerificationReport:
-    """See :meth:`OnnxProgram.verify`; ``judge`` decides who is wrong, ``replay`` gives PyTorch's results for ONNX's choices."""
+def verify(program: OnnxProgram, request: VerificationRequest) -> VerificationReport:
+    """Compares a program with eager PyTorch: on the export's inputs (or given inputs), and on generated inputs.
+
+    Raises:
+        UsageError: The verdict on intermediate values is asked of a program without a captured graph, or in another precision.
+        VerificationError: An output differs, the model has other outputs than PyTorch, or either does not run.
+    """
+    if request.intermediates and program.recipe is None:
+        raise UsageError("intermediates=True needs a program that to_onnx made: this one has no captured graph")
+    if request.intermediates and program.precision is not None:
+        raise UsageError(
+            "intermediates=True is about the translation, in the model's own precision",
+            hint="Export it without dtype= and quantize=.",
+        )
+    if program.unquantised is not None:
+        plain = copy.copy(program)
+        plain.model, plain.unquantised, plain.precision, plain.half = program.unquantised, None, None, None
+        report = verify(plain, request)
+        report.quantised = program.precision
+        return report
+    args, kwargs = request.args, request.kwargs
+    tolerances = Tolerances(rtol=request.rtol, atol=request.atol, precision=program.half)
+    judge = partial(load("intermediates="), program) if request.intermediates else None
+    replay = None
+    if program.recipe is not None and program.half is None:
+        replay = partial(outputs_of_choices, program.model, program.recipe, program.host)
     captured, exported = _captured(program)
     sets = [(args or (), kwargs or {})]
     if args is None and kwargs is None:
@@ -106,14 +105,14 @@ def verify_program(
             return None
         return generated_inputs(inputs[0], values, chosen, seed, attempt), pair.named(chosen)
 
-    report = _verify(pair, inputs, seeds, draw)
+    report = _verify(pair, inputs, request.seeds, draw)
     if judge is not None:
         report.intermediates = judge(inputs[0], False)
     return report
 
 
 def verify_inputs(
-    program: Verifiable, sets: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], tolerances: Tolerances
+    program: OnnxProgram, sets: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], tolerances: Tolerances
 ) -> VerificationReport:
     """Compares a program with eager PyTorch only on given inputs.
 
@@ -211,7 +210,7 @@ def _verify(
     return report
 
 
-def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgram]:
+def _captured(program: OnnxProgram) -> tuple[Captured, torch.export.ExportedProgram]:
     if program.captured is None or program.exported_program is None:
         raise VerificationError("the program has no PyTorch model to compare with")
     model = program.captured.reference
@@ -226,7 +225,7 @@ def _captured(program: Verifiable) -> tuple[Captured, torch.export.ExportedProgr
     return program.captured, program.exported_program
 
 
-def _recorded(program: Verifiable) -> list[Any]:
+def _recorded(program: OnnxProgram) -> list[Any]:
     """torch's record of each of the flattened inputs."""
     return [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
 
@@ -264,12 +263,12 @@ class _Pair:
     tolerances: Tolerances = MODEL
     judge: Judge | None = None
     replay: Replay | None = None
-    program: Verifiable | None = None
+    program: OnnxProgram | None = None
 
     @classmethod
     def of_program(
         cls,
-        program: Verifiable,
+        program: OnnxProgram,
         leaves: Sequence[Any],
         tolerances: Tolerances,
         judge: Judge | None = None,
@@ -348,18 +347,21 @@ class _Pair:
             self.program.exported_program if self.program is not None else None,
             self.tolerances.precision,
         )
-        begin_case(sizes, seed, runner.runtime)
+        compared = ComparedInputs.begun(sizes, seed, runner.runtime)
         try:
-            worst, unstable, ties = compare_all(outputs, self.tolerances, sizes, seed)
+            worst, unstable, ties = compare_all(outputs, self.tolerances, sizes, seed, compared)
         except VerificationError as error:
             if (reason := self._assumed(leaves) or self._unsteady(leaves, expected)) is not None:
+                compared.finish()
                 raise VerificationError(error.message, hint=reason) from error
             if not self._wavers(outputs, leaves):
+                compared.finish()
                 raise
             unsure = VerificationError(error.message, hint=_WAVERS)
             if seed is not None:
                 raise Uncertain from unsure
             raise unsure from error
+        compared.finish()
         return VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties)
 
     def _wavers(self, outputs: Outputs, leaves: Sequence[Any]) -> bool:
@@ -367,15 +369,11 @@ class _Pair:
 
         Unlike in a comparison, choices may flip.
         """
-        precision, token = self.tolerances.precision, MEASURED.set(None)
-        slack = partial(rounding_slack, self.eager, self.model, leaves, precision, same_choices=False)
+        slack = partial(rounding_slack, self.eager, self.model, leaves, self.tolerances.precision, same_choices=False)
         try:
             compare_all(replace(outputs, slack=slack, ties=lambda: None), self.tolerances, {}, None)
         except VerificationError:
             return False
-        finally:
-            MEASURED.reset(token)
-        drop_case()
         return True
 
     def _unsteady(self, leaves: Sequence[Any], expected: Sequence[tuple[str, Any]]) -> str | None:
@@ -438,7 +436,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 def eager_outputs(
-    program: Verifiable, reference: Callable[..., Any], leaves: list[Any], spec: Any
+    program: OnnxProgram, reference: Callable[..., Any], leaves: list[Any], spec: Any
 ) -> list[tuple[str, Any]]:
     """PyTorch's result for each output of the ONNX graph, by its name, including mutated inputs and buffers.
 

@@ -12,8 +12,8 @@ from onnxplug_tools.verification import verify_file
 
 import onnxplug
 from onnxplug import VerificationError
-from onnxplug.run.compare import compare
-from onnxplug.run.inputs import generated_inputs
+from onnxplug.verification.compare import compare
+from onnxplug.verification.inputs import generated_inputs
 
 INTEGERS = [
     torch.uint8,

@@ -10,9 +10,8 @@ import torch
 
 from onnxplug.build.dtypes import as_array, to_torch
 from onnxplug.build.scope import detach
-from onnxplug.host import RuntimeHost
-from onnxplug.run.kernels import Kernels, custom_operators, kernels_for, onnxruntime_module
-from onnxplug.run.plugin_runtime import plugin_host
+from onnxplug.host import Kernels, RuntimeHost, plugin_host
+from onnxplug.run.kernels import custom_operators, onnxruntime_module
 from onnxplug.run.reference import make_evaluator
 from onnxplug.run.session import make_session, model_source, run_session
 
@@ -48,7 +47,7 @@ class Runs:
         custom = custom_operators(model)
         self._kernels = Kernels()
         if custom.domains:
-            self._kernels = kernels_for(custom, host if host is not None else plugin_host())
+            self._kernels = (host if host is not None else plugin_host()).kernels_for(custom)
         #: Every tensor of the graph: inputs, constants and results of nodes, by name.
         self._values = _tensors(model)
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 
-from onnxplug.run.compare import Scale, compare
-from onnxplug.run.conditioning import rounding_slack
+from onnxplug.verification.compare import Scale, compare
+from onnxplug.verification.conditioning import rounding_slack
 
 INF, NAN, LOWEST = float("inf"), float("nan"), torch.finfo(torch.float32).min
 NORMAL = torch.randn(40, 25, generator=torch.Generator().manual_seed(0))

@@ -17,49 +17,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.fx.immutable_collections import immutable_list
 
+from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.quantized import QUANTIZED_PREFIX, is_quantized
 from onnxplug.interpret.decompose import trace_function
 from onnxplug.interpret.node import FxNode, meta_of
 from onnxplug.registry.names import qualified_name
+from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import pytree
 
 
-class Walk(Protocol):
-    """The part of the interpreter that this module uses."""
-
-    def value_of(self, argument: Any) -> Any:
-        """The value of an FX argument."""
-
-    def inline(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        """Converts a graph in place."""
-
-    def new_call(self, fx: torch.fx.Node, name: str, args: tuple[Any, ...]) -> FxNode:
-        """The call of an FX node."""
-
-    def convert_alone(self, call: FxNode) -> Any:
-        """Converts a call."""
-
-
-def is_functionalized(target: Any) -> bool:
-    """Whether an FX target is torch's wrapper of a mutating operator."""
-    return getattr(target, "__name__", "") == "auto_functionalized_v2"
-
-
-def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
-    """Converts a wrapped call; returns the operator's results (``None`` for none), then the new value of each base."""
+def auto_functionalized(g: GraphBuilder, node: FxNode) -> list[Any]:
+    """``auto_functionalized_v2``: the operator's results (``None`` for none), then the new value of each base."""
     from onnxplug.torch_private import get_mutable_args, read_view_information_from_args
 
+    fx = node.fx
     operator: Any = fx.args[0]
     kwargs: dict[str, Any] = dict(fx.kwargs)
     bases: list[torch.fx.Node] = list(kwargs.pop("_all_bases"))
     names, types = get_mutable_args(operator)
     views = read_view_information_from_args(names, types, kwargs, bases)
-    scratch = _Scratch(walk, fx)
+    scratch = _Scratch(g, fx)
     placeholders = [scratch.place(base) for base in bases]
     operands: dict[str, Any] = {name: torch.fx.map_arg(value, scratch.place) for name, value in kwargs.items()}
     for name in names:
@@ -74,8 +56,8 @@ def convert_functionalized(walk: Walk, fx: torch.fx.Node) -> list[Any]:
     returned = list(fx.meta["val"][:count])
     arguments = [operands[a.name] for a in operator._schema.arguments if a.name in operands]
     call = scratch.call(operator, arguments, operands, [*returned, *written])
-    results = _regrouped(walk.convert_alone(call), [*returned, *written])
-    values = [walk.value_of(base) for base in bases]
+    results = _regrouped(g.convert(call), [*returned, *written])
+    values = [g.interpreter.value_of(base) for base in bases]
     news = iter(results[count:])
     for name in names:
         if operands[name] is None:
@@ -108,8 +90,8 @@ def _with_sizes(info: Any, number: Callable[[torch.fx.Node], Any]) -> Any:
 class _Scratch:
     """A scratch FX graph with the call of the mutating operator itself, as it was before torch's functionalization."""
 
-    def __init__(self, walk: Walk, fx: torch.fx.Node) -> None:
-        self._walk = walk
+    def __init__(self, g: GraphBuilder, fx: torch.fx.Node) -> None:
+        self._walk = g.interpreter
         self._fx = fx
         self._graph = torch.fx.Graph()
         self._placed: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -193,3 +175,9 @@ class _Scratch:
         values = tuple([self._value_of(a) for a in args])
         name = QUANTIZED_PREFIX + qualified_name(operator) if is_quantized(values) else qualified_name(operator)
         return self._walk.new_call(fx, name, values)
+
+
+RULES: list[Rule] = [
+    Rule("auto_functionalized_v2", auto_functionalized),
+    Rule(f"{QUANTIZED_PREFIX}auto_functionalized_v2", auto_functionalized),
+]

@@ -1,6 +1,6 @@
 """Operators that choose among elements (topk, sort, argmax …): which of equal elements it is, PyTorch mostly leaves open; operators
 that jump (comparisons, casts to integers, steps); and operators that choose the order and the phases of vectors
-(:mod:`onnxplug.run.spectra`).
+(:mod:`onnxplug.verification.spectra`).
 
 The choices differ, too, where rounding made elements differ that are equal in PyTorch, or the reverse. All results computed from
 the chosen elements then differ, and neither is wrong. :func:`chosen` decides whether a result of ONNX is a right choice;
@@ -18,15 +18,15 @@ import torch
 
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.host import RuntimeHost
-from onnxplug.run import spectra
 from onnxplug.run.alignment import Alignment, Recipe
-from onnxplug.run.compare import compare
-from onnxplug.run.conditioning import jumping, rounding_slack
-from onnxplug.run.eager import Visit, arguments_of, call_again, feed_of, placeholder_values, run_graph
-from onnxplug.run.inputs import clone_leaves
-from onnxplug.run.repetition import beyond_rounding, is_real, jumps
-from onnxplug.run.runs import Runs
 from onnxplug.torch_private import OpOverload
+from onnxplug.verification import spectra
+from onnxplug.verification.compare import compare
+from onnxplug.verification.conditioning import jumping, rounding_slack
+from onnxplug.verification.eager import Visit, arguments_of, call_again, feed_of, placeholder_values, run_graph
+from onnxplug.verification.inputs import clone_leaves
+from onnxplug.verification.repetition import beyond_rounding, is_real, jumps
+from onnxplug.verification.runs import Runs
 
 #: Operators whose last result is indices, where the order of equal elements is open.
 _OPEN = frozenset(

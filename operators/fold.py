@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-#: Elements above which a result is left for the runtime: folding must not swell the file.
-MAX_ELEMENTS = 4096
+from onnxplug.build.spec import MAX_FOLDED
 
 Arrays = Sequence[Any]
 Attributes = Mapping[str, Any]
@@ -104,21 +103,21 @@ def _transpose(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:
 
 def _expand(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:
     shape = np.broadcast_shapes(arrays[0].shape, tuple(int(s) for s in arrays[1]))
-    if math.prod(shape) > MAX_ELEMENTS:
+    if math.prod(shape) > MAX_FOLDED:
         return None
     return np.ascontiguousarray(np.broadcast_to(arrays[0], shape))
 
 
 def _range(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:
     start, limit, delta = (a.reshape(()) for a in arrays)
-    if start.dtype.kind != "i" or delta == 0 or abs((int(limit) - int(start)) // int(delta)) > MAX_ELEMENTS:
+    if start.dtype.kind != "i" or delta == 0 or abs((int(limit) - int(start)) // int(delta)) > MAX_FOLDED:
         return None
     return np.arange(int(start), int(limit), int(delta), dtype=start.dtype)
 
 
 def _constant_of_shape(arrays: Arrays, attributes: Attributes) -> np.ndarray | None:
     shape = tuple(int(s) for s in arrays[0])
-    if math.prod(shape) > MAX_ELEMENTS:
+    if math.prod(shape) > MAX_FOLDED:
         return None
     value = attributes.get("value")
     fill = value.numpy().reshape(()) if value is not None else np.float32(0)

@@ -15,10 +15,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.errors import CaptureError
 from onnxplug.interpret.node import meta_of
-from onnxplug.interpret.symbols import SymbolNames
-from onnxplug.registry.names import qualified_name
 from onnxplug.torch_private import OpOverload, pytree
 
 #: The most elements of a tensor with which an operator is run; of larger tensors the large sizes are replaced.
@@ -61,26 +58,6 @@ def refusal(fx: torch.fx.Node, *, is_doubtful: bool = False, is_unused: bool = F
     if message is None:
         _taken.add(key)
     return message
-
-
-def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames) -> CaptureError:
-    """The error for a call that PyTorch refuses.
-
-    Args:
-        fx: The call.
-        location: The user's line.
-        message: PyTorch's error.
-        symbols: Names of dynamic sizes.
-    """
-    vals = [v for node in fx.all_input_nodes if isinstance(v := node.meta.get("val"), torch.Tensor)]
-    operands = ", ".join(f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, symbols.dims(v)))}]" for v in vals)
-    error = CaptureError(
-        f"PyTorch itself refuses {qualified_name(fx.target)} of {operands} at {location}: {message}",
-        hint="The model does not run in eager mode with inputs of these dtypes either: cast the input (x.to(weight.dtype)) or the "
-        "module (module.to(x.dtype)), or give inputs of the dtypes that the model is run with.",
-    )
-    error.located, error.place = True, location
-    return error
 
 
 def _kind(argument: Any) -> Any:

@@ -11,9 +11,9 @@ import torch
 
 from onnxplug import logs
 from onnxplug.errors import VerificationError
-from onnxplug.run.compare import Scale, compare
-from onnxplug.run.conditioning import Run, in_double, quantises, quantum_slack, rounding_slack
-from onnxplug.run.report import open_case
+from onnxplug.verification.compare import Scale, compare
+from onnxplug.verification.conditioning import Run, in_double, quantises, quantum_slack, rounding_slack
+from onnxplug.verification.differences import ComparedInputs
 
 _LOGGER = logs.logger("verify")
 
@@ -88,7 +88,11 @@ def outputs_of(
 
 
 def compare_all(
-    outputs: Outputs, tolerances: Tolerances, sizes: Mapping[str, int], seed: int | None
+    outputs: Outputs,
+    tolerances: Tolerances,
+    sizes: Mapping[str, int],
+    seed: int | None,
+    compared: ComparedInputs | None = None,
 ) -> tuple[float, int, bool]:
     """Compares outputs with PyTorch's; where one differs, compares all again with PyTorch's results for ONNX's choices.
 
@@ -99,22 +103,21 @@ def compare_all(
     Raises:
         VerificationError: An output differs, or their number does.
     """
-    case = open_case()
+    compared = compared if compared is not None else ComparedInputs(sizes, seed, "")
     try:
-        return *_compare_each(outputs, tolerances, sizes, seed), False
+        return *_compare_each(outputs, tolerances, sizes, seed, compared), False
     except VerificationError:
         with_choices = _with_choices(outputs) if tolerances == MODEL else None
         if with_choices is None:
             raise
-        before = list(case.outputs) if case is not None else []
-        if case is not None:
-            case.outputs.clear()
+        again = compared.anew()
         try:
-            return *_compare_each(with_choices, tolerances, sizes, seed), True
+            worst, unstable = _compare_each(with_choices, tolerances, sizes, seed, again)
         except VerificationError as error:
             _LOGGER.debug("also different with ONNX's choices among equal elements: %s", error.message)
-            if case is not None:
-                case.outputs[:] = before
+        else:
+            compared.outputs = again.outputs
+            return worst, unstable, True
         raise
 
 
@@ -136,7 +139,7 @@ def _with_choices(outputs: Outputs) -> Outputs | None:
 
 
 def _compare_each(
-    outputs: Outputs, tolerances: Tolerances, sizes: Mapping[str, int], seed: int | None
+    outputs: Outputs, tolerances: Tolerances, sizes: Mapping[str, int], seed: int | None, compared: ComparedInputs
 ) -> tuple[float, int]:
     got, expected, where = outputs.got, outputs.expected, where_text(sizes, seed)
     if len(got) != len(expected):
@@ -144,9 +147,8 @@ def _compare_each(
         raise VerificationError(
             f"the model has {len(got)} outputs ({', '.join(got)}), PyTorch {len(expected)} ({names}); {where}"
         )
-    case = open_case()
     options: dict[str, Any] = {"scale": tolerances.scale, "rtol": tolerances.rtol, "atol": tolerances.atol}
-    options |= {"measure": case.measure if case is not None else None, "precision": tolerances.precision}
+    options |= {"measure": compared.measure, "precision": tolerances.precision}
     measured = tolerances.measured
     worst, unstable = 0.0, 0
     for index, ((name, actual), (_, wanted)) in enumerate(zip(got.items(), expected, strict=True)):
@@ -158,8 +160,7 @@ def _compare_each(
             if comparison.count:
                 exact = (outputs.exact() or [None] * len(got))[index]
                 comparison = compare(actual, wanted, **options, slack=slack, exact=exact)
-        if case is not None:
-            case.add(name, actual, comparison)
+        compared.add(name, actual, comparison)
         if not comparison.equal:
             again = f"verify(seed={seed}) draws these inputs again; " if seed is not None else ""
             hint = f"{again}verify(intermediates=True) tells whether a rule, a rewrite or ONNX Runtime is wrong; please report it."

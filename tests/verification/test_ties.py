@@ -12,8 +12,8 @@ from torch import nn
 
 import onnxplug
 from onnxplug import Rule, VerificationError
-from onnxplug.run.compare import compare
-from onnxplug.run.outputs import Outputs
+from onnxplug.verification.compare import compare
+from onnxplug.verification.outputs import Outputs
 from tests.support.check import Call
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -248,9 +248,9 @@ def test_nothing_runs_again_where_all_agree(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("onnxplug.run.outputs.rounding_slack", refuse)
-    monkeypatch.setattr("onnxplug.run.outputs.in_double", refuse)
-    monkeypatch.setattr("onnxplug.program.outputs_of_choices", refuse)
+    monkeypatch.setattr("onnxplug.verification.outputs.rounding_slack", refuse)
+    monkeypatch.setattr("onnxplug.verification.outputs.in_double", refuse)
+    monkeypatch.setattr("onnxplug.verification.verify.outputs_of_choices", refuse)
     assert len(onnxplug.to_onnx(nn.Linear(3, 2), (torch.randn(2, 3),)).verify().cases) == 4
     assert Outputs.__dataclass_fields__["ties"]
 

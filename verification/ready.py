@@ -1,10 +1,12 @@
-"""The opsets that the installed ONNX Runtime loads."""
+"""Whether ONNX Runtime can verify a model of an opset."""
 
 from __future__ import annotations
 
 import functools
 
+from onnxplug.errors import OnnxplugError
 from onnxplug.opsets import MIN_OPSET, max_opset
+from onnxplug.run.kernels import onnxruntime_module
 
 
 @functools.cache
@@ -33,3 +35,18 @@ def newest_loadable_opset() -> int:
     except ImportError:
         return max_opset()
     return next((opset for opset in range(max_opset(), MIN_OPSET, -1) if loads_opset(opset)), MIN_OPSET)
+
+
+def check_verifiable(opset: int) -> None:
+    """Checks that ONNX Runtime is installed and loads models of an opset.
+
+    Raises:
+        OnnxplugError: It is not installed, or too old.
+    """
+    runtime = onnxruntime_module()
+    if not loads_opset(opset):
+        raise OnnxplugError(
+            f"verification needs an ONNX Runtime that loads opset {opset}; version {runtime.__version__} is installed, which "
+            f"loads opsets up to {newest_loadable_opset()}",
+            hint="Install a newer one (pip install -U onnxruntime), or choose an older opset.",
+        )

@@ -17,10 +17,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.run.eager import run_graph
-from onnxplug.run.inputs import clone_leaves
-from onnxplug.run.repetition import WIDE, Repetition
 from onnxplug.torch_private import TorchDispatchMode
+from onnxplug.verification.eager import run_graph
+from onnxplug.verification.inputs import clone_leaves
+from onnxplug.verification.repetition import WIDE, Repetition
 
 #: How often inputs and weights are changed by one unit of rounding.
 _RUNS = 3
@@ -48,7 +48,7 @@ def rounding_slack(
     The model runs again with each floating-point input and weight changed by one unit of rounding, up or down at random. The
     change of an element is its uncertainty: large for a sum of large numbers that nearly cancel, small for an ordinary element,
     and too small to excuse a model that computes something else altogether. Indices, masks, branches and integers stay those of
-    the first run, so that a choice that rounding flips gives no slack: :mod:`onnxplug.run.choices` judges choices.
+    the first run, so that a choice that rounding flips gives no slack: :mod:`onnxplug.verification.choices` judges choices.
 
     Args:
         run: Runs a model on flattened inputs, which it may write, and gives its results by name.

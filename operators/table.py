@@ -1,9 +1,11 @@
-"""Dtype and shape of the results of ai.onnx operators, as far as they are cheap to infer: a function for each operator.
+"""The table of ai.onnx operators, of shape inference, simplification (``simplify.py``) and folding (``fold.py``).
+
+Inference gives dtype and shape of results, as far as they are cheap to infer.
 
 Every emitted value carries its dtype and shape at once: converters read them, and the interpreter compares a converter's
 result with torch's. Each function takes ``(inputs, attributes, spec)`` and gives one ``(dtype, dims)`` an output; a
 ``None`` dtype means the schema's, ``None`` dims an unknown rank, and a ``None`` dimension an unknown size. For an
-operator without a function here, and for an unknown rank, onnx's own inference is used (``by_onnx.py``).
+operator without a function here, and for an unknown rank, onnx's own inference is used (``build/inference/by_onnx.py``).
 
 An example: ``g.op.Concat(a, b, axis=0)`` of ``a`` ``[s0, 3]`` and ``b`` ``[2, 3]`` calls ``INFER["Concat"]``, which gives
 ``[(None, (None, 3))]``: the schema's dtype, and a first size that is neither operand's. The interpreter, which knows from
@@ -15,8 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug.build.inference import control, elements, layout, windows
 from onnxplug.build.inference.dims import Attributes, Inputs, Result
+from onnxplug.operators import control, elements, layout, windows
+from onnxplug.operators.fold import FOLD
+from onnxplug.operators.simplify import SIMPLIFY
+from onnxplug.plugin_api import OnnxOperator
 
 _UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh CumSum Elu Erf Exp Floor Gelu "
@@ -86,3 +91,8 @@ INFER: dict[str, Callable[[Inputs, Attributes, Any], Result]] = {
     "Unique": elements.unique,
     "Unsqueeze": layout.unsqueeze,
 }
+
+OPERATORS = [
+    OnnxOperator(name, infer=INFER.get(name), simplify=SIMPLIFY.get(name), fold=FOLD.get(name))
+    for name in sorted({*INFER, *SIMPLIFY, *FOLD})
+]
