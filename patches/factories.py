@@ -242,6 +242,7 @@ _BY_NUMBERS: dict[Any, Callable[..., Tensor]] = {
 }
 _BY_SHAPES: dict[Any, Callable[..., Tensor]] = {torch.vander: vander, torch.combinations: combinations}
 _OF_DATA = frozenset((torch.as_tensor, torch.asarray))
+_DRAWS = frozenset((torch.rand, torch.randn, torch.randint, torch.randperm))
 
 
 def instead(func: Any, args: Any, kwargs: Any) -> Any:
@@ -256,6 +257,9 @@ def instead(func: Any, args: Any, kwargs: Any) -> Any:
         return replacement, args, kwargs
     if func in _OF_DATA and has_symbols(args):
         return torch.tensor, *_data(*args, **kwargs)
+    if func in _DRAWS and kwargs.get("generator") is not None and has_symbols((args, kwargs)):
+        # The overloads with a generator take plain ints; a runtime draws by a generator of its own.
+        return func, args, {name: value for name, value in kwargs.items() if name != "generator"}
     return None
 
 

@@ -32,16 +32,19 @@ Errors = tuple[type[BaseException], ...]
 ANY: Errors = (BaseException,)
 #: Methods that Python calls by itself, and the errors that it treats as an answer.
 _PROTOCOLS: dict[str, Errors] = {
-    "__getattr__": (AttributeError,),
-    "__getattribute__": (AttributeError,),
-    "__get__": (AttributeError,),
-    "__getitem__": (IndexError, StopIteration),
-    "__missing__": (KeyError,),
-    "__next__": (StopIteration,),
-    "__iter__": (TypeError,),
-    "__len__": (TypeError,),
-    "__length_hint__": (TypeError,),
-    "__del__": ANY,
+    f"__{name}__": errors
+    for name, errors in {
+        "getattr": (AttributeError,),
+        "getattribute": (AttributeError,),
+        "get": (AttributeError,),
+        "getitem": (IndexError, StopIteration),
+        "missing": (KeyError,),
+        "next": (StopIteration,),
+        "iter": (TypeError,),
+        "len": (TypeError,),
+        "length_hint": (TypeError,),
+        "del": ANY,
+    }.items()
 }
 
 

@@ -103,6 +103,31 @@ def test_tensors_made_of_a_size(name: str) -> None:
     compare(MADE[name])
 
 
+GENERATOR = torch.Generator().manual_seed(0)
+DRAWN: dict[str, tuple[Model, float, float]] = {
+    "rand": (lambda x: torch.rand(x.shape[0], 300, generator=GENERATOR), 0, 1),
+    "rand of a tuple": (lambda x: torch.rand(size=(x.shape[0], 300), generator=GENERATOR), 0, 1),
+    "randn": (lambda x: torch.randn((x.shape[0], 300), generator=GENERATOR, dtype=torch.float64), -9, 9),
+    "randint": (lambda x: torch.randint(2, 9, (x.shape[0], 300), generator=GENERATOR, dtype=torch.int32), 2, 8),
+    "randint below a size": (lambda x: torch.randint(x.shape[0], (x.shape[0], 300), generator=GENERATOR), 0, 8),
+    "randperm": (lambda x: torch.randperm(x.shape[0], generator=GENERATOR), 0, 8),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_by_a_generator_of_a_dynamic_size(name: str) -> None:
+    draw, low, high = DRAWN[name]
+    program = onnxplug.to_onnx(draw, (numbers(5),), dynamic_shapes=({0: "n"},))
+    for size in (5, 9):
+        (drawn,), expected = program(numbers(size)), draw(numbers(size))
+        assert (drawn.shape, drawn.dtype) == (expected.shape, expected.dtype)
+        assert low <= drawn.min()
+        assert drawn.max() <= high
+        assert drawn.unique().numel() > min(size - 1, 4)
+    if name.startswith("randint"):
+        assert drawn.max() == 8  # of 2,700 numbers
+
+
 REFUSED: dict[str, Model] = {
     "linspace of halves": lambda x: torch.linspace(-1, 3, x.shape[0], dtype=torch.float16),
     "pieces": lambda x: x.chunk(x.shape[0])[0],

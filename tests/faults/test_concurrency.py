@@ -16,6 +16,7 @@ import torch
 
 import onnxplug
 from tests.faults.kinds import NEW, OLD, Model, number_in, program
+from tests.run.saved import age
 from tests.support.child import run_child
 
 #: Megabytes that a process may have more after 800 exports than after 200.
@@ -154,7 +155,7 @@ def test_threads_with_a_backend() -> None:
 @pytest.mark.parametrize("turns", [6, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("period", [1, 3, 0], ids=["data", "now and then", "single"])
 def test_processes_that_save_one_file(tmp_path: Path, turns: int, period: int) -> None:
-    """The file is whole at any time, with the data of its own model; in the end there are no more than its files.
+    """The file is whole at any time, with the data of its own model; a save a day later leaves no more than its files.
 
     Args:
         period: The weights lie in a data file in each save, in two of three, or in none.
@@ -180,6 +181,7 @@ def test_processes_that_save_one_file(tmp_path: Path, turns: int, period: int) -
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
     assert number_in(path) in (OLD, NEW)
+    age(tmp_path)
     program(NEW).save(path, external_data=external)
     assert number_in(path) == NEW
     assert len(list(tmp_path.iterdir())) == (2 if external else 1)
