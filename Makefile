@@ -36,7 +36,7 @@ LIBRARIES_FLAGS ?=
 PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug-reference contrib/onnxplug-precision contrib/onnxplug-tools \
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes diffusers extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio xformers
+LIBRARIES := bitsandbytes diffusers extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio torchvision vllm xformers
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
 # for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
@@ -54,9 +54,12 @@ ALONE_mmcv := mmcv-lite==2.2.0 mmengine==0.10.7 mmdeploy==1.3.1 addict==2.4.0 te
 # Without its CUDA kernels, which setup.py leaves out where there is no GPU.
 ALONE_natten := --no-build-isolation natten==0.21.7
 ALONE_torchaudio := torchaudio==2.11.0
+# Libraries whose operators of masks and boxes need no package.
+ALONE_torchvision := segment-anything==1.0 kornia==0.9.0 kornia_rs==0.2.0
 # Packages beside, which another one needs.
 WITH_diffusers := -e ./contrib/onnxplug-transformers
 WITH_xformers := -e ./contrib/onnxplug-flash-attn
+WITH_extensions := -e ./contrib/onnxplug-transformers
 WITH_mmcv := -e ./contrib/onnxplug-torchvision
 # optimum, and the versions of what it imports that it knows.
 OPTIMUM := optimum==2.3.0 optimum-onnx==0.1.0 transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0 diffusers==0.35.2 \

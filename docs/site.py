@@ -17,7 +17,7 @@ SECTIONS = {
     "What comes out": "OnnxProgram OnnxPieces VerificationReport VerificationCase",
     "When something goes wrong": "diagnose Diagnosis bisect",
     "Rules and rewrites": "Rule Rewrite FxNode GraphBuilder OnnxRegistry DynamoInterpreter",
-    "Plugins": "PluginInfo Domain OnnxOperator OrtLibrary ReferenceOp Evaluator VerificationRequest OpSample ModelSource ExportRequest ExportedFile TargetInfo Observer AttemptPatch LibraryPatch CaptureMode CaptureRequest",
+    "Plugins": "PluginInfo Domain OnnxOperator OrtLibrary ReferenceOp Evaluator VerificationRequest OpSample ModelSource ExportRequest ExportedFile TargetInfo Observer AttemptPatch LibraryPatch LibraryFunctions CaptureMode CaptureRequest",
 }
 
 

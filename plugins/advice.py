@@ -19,8 +19,8 @@ class LibraryAdvice(Observer):
     stays = False
 
     def end(self, span: Span) -> None:
-        """Looks at a capture that failed."""
-        if span.name == "capture" and span.kind == "stage" and isinstance(span.error, CaptureError):
+        """Looks at a capture that failed, at once or as its tensors were read."""
+        if span.name in ("capture", "conversion") and span.kind == "stage" and isinstance(span.error, CaptureError):
             host, model = span.subject.host, span.subject.model
             advice = [host.explain_missing(library) for library in _known_libraries(span.error, model)]
             span.error.hint = "\n".join(text for text in [*advice, span.error.hint] if text) or None
@@ -36,7 +36,9 @@ def _known_libraries(error: BaseException, model: Any) -> list[str]:
     Returns:
         Namespaces of operators that the error names, libraries whose code it came through, and libraries of the model's modules.
     """
-    names = re.findall(r"\b([A-Za-z_]\w*)(?:::|\.)\w", str(error))
+    # vLLM's namespace is called as torch's own module torch._C is.
+    found = re.findall(r"\b([A-Za-z_]\w*)(::|\.)\w", str(error))
+    names = [name for name, mark in found if mark == "::" or name != "_C"]
     cause: BaseException | None = error
     while cause is not None:
         names += [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(cause.__traceback__)]

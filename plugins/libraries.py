@@ -9,6 +9,7 @@ from __future__ import annotations
 #: A namespace of torch, or the import name of a library, to the package.
 LIBRARIES: dict[str, str] = {
     "DaoAILab": "onnxplug-mamba",
+    "_C": "onnxplug-vllm",
     "bitsandbytes": "onnxplug-bitsandbytes",
     "causal_conv1d": "onnxplug-mamba",
     "diffusers": "onnxplug-diffusers",
@@ -20,12 +21,14 @@ LIBRARIES: dict[str, str] = {
     "natten": "onnxplug-natten",
     "pyg": "onnxplug-torch-geometric",
     "pyg_lib": "onnxplug-torch-geometric",
+    "sgl_kernel": "onnxplug-vllm",
     "torch_geometric": "onnxplug-torch-geometric",
     "torch_scatter": "onnxplug-torch-geometric",
     "torchaudio": "onnxplug-torchaudio",
     "torchrec": "onnxplug-fbgemm",
     "torchvision": "onnxplug-torchvision",
     "transformers": "onnxplug-transformers",
+    "vllm": "onnxplug-vllm",
     "xformers": "onnxplug-xformers",
     "xformers_flash": "onnxplug-xformers",
 }

@@ -351,16 +351,19 @@ class _Replay:
 
         For a pointwise operator these are all such elements, for another operator the elements that jump on the way there.
         """
-        near = torch.ones((), dtype=torch.bool)
+        near, is_pointwise = torch.ones((), dtype=torch.bool), torch.Tag.pointwise in node.target.tags  # type: ignore[union-attr]
         for operand, x, y in zip(node.all_input_nodes, inputs, own, strict=True):
             if is_real(x):
-                near = near & _is_near(x, y, self._moves(operands).get(operand))
+                elements = _is_near(x, y, self._moves(operands).get(operand))
+                near = near & (
+                    elements if is_pointwise else elements.all()
+                )  # operands of others have sizes of their own
         first, masks = jumps(node.target, arguments_of(node, inputs), arguments_of(node, own), [there])
         if masks[0] is None:
             return None
-        if torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+        if is_pointwise:
             return torch.where(near, there, first[0])
-        return torch.where(masks[0], there, first[0]) if near.all() else None
+        return torch.where(masks[0], there, first[0]) if near else None
 
 
 def _is_near(x: torch.Tensor, y: torch.Tensor, slack: torch.Tensor | None) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 import onnxplug
 from onnxplug import PluginInfo, hookimpl
 from onnxplug.cli.app import run
+from onnxplug.plugins.advice import _known_libraries
 from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.testing import IsolatedRegistry
 
@@ -84,6 +85,25 @@ def test_a_module_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     error = error_of(torch.nn.Sequential(torch.nn.Linear(3, 3), Refused()))
     assert isinstance(error, onnxplug.CaptureError)
     assert str(error.hint).startswith("pip install onnxplug-annex: this package is for models that use annex_models.\n")
+
+
+def test_a_capture_that_proves_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of bitsandbytes' layers of 4 bits, whose tensors torch.export loses: onnxplug-bitsandbytes tests that."""
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise onnxplug.CaptureError("torch.export left 'lifted_tensor_0' without its values", hint="Register it.")
+
+    monkeypatch.setattr(Refused, "__module__", "annex_models.layers")
+    monkeypatch.setattr("onnxplug.pipeline.convert", lost)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: False)
+    assert str(error_of(Refused().eval()).hint).count(ADVICE) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("torch._C._nn.gelu got no tensor", False), ("_C::rms_norm has no fake", True)]
+)
+def test_a_namespace_with_the_name_of_a_module_of_torch(text: str, named: bool) -> None:
+    assert _known_libraries(RuntimeError(text), None) == (["_C"] if named else [])
 
 
 def test_code_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

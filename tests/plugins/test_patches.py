@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,3 +125,92 @@ def test_a_patch_of_a_library_is_made_where_the_library_is_imported(module: str)
     with registry.active():
         onnxplug.to_onnx(nn.ReLU(), (torch.ones(2),))
     assert entered == (["ReLU"] if module in sys.modules else [])
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A library of a function, a static method and an operator, of which another module has the function."""
+
+    def doubled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        raise RuntimeError("needs a GPU")
+
+    class Kernel:
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("needs a GPU")
+
+    module, other = ModuleType("annexed.ops"), ModuleType("annexed_models")
+    vars(module).update(doubled=doubled, Kernel=Kernel, builtin=max, operator=torch.ops.aten.logaddexp)
+    vars(other).update(doubled=doubled)
+    top = ModuleType("annexed")
+    top.__version__ = "2.5.1"  # type: ignore[attr-defined]
+    for one in (top, module, other):
+        monkeypatch.setitem(sys.modules, one.__name__, one)
+    return module
+
+
+def ours(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+    return x * by
+
+
+FUNCTIONS = {"annexed.ops:doubled": f"{__name__}:ours", "annexed.ops:Kernel.forward": lambda ctx, x: x + 1}
+
+
+@contextlib.contextmanager
+def with_functions(functions: Any, requires: str = "annexed>=2,<3") -> Iterator[onnxplug.LibraryFunctions]:
+    item = onnxplug.LibraryFunctions(functions, requires)
+    registry = IsolatedRegistry()
+    plugin = SimpleNamespace(onnxplug_patches=onnxplug.hookimpl(lambda: [item]))
+    registry.add_plugin(plugin, name="annexed", distribution="onnxplug-annexed", version="1")
+    with registry.active():
+        yield item
+
+
+def test_functions_of_a_library_are_exchanged_wherever_a_module_has_them(library: Any) -> None:
+    models, before = sys.modules["annexed_models"], library.doubled
+    x = torch.randn(3)
+    with with_functions({**FUNCTIONS, "not_imported.ops:f": "not_there:f", "annexed.ops:absent": ours}) as item:
+        program = onnxplug.to_onnx(lambda x: models.doubled(x, 3.0) + library.Kernel.forward(None, x), (x,))
+        for given in (x, x + 1):
+            torch.testing.assert_close(program(given)[0], given * 4 + 1)
+        assert library.doubled is models.doubled is before
+        item.put()
+        item.put()
+        assert library.doubled is models.doubled is ours
+        assert library.Kernel.forward(None, x).equal(x + 1)
+
+
+@pytest.mark.parametrize("version", ["1.9", "3.0.0"])
+def test_functions_of_another_version(library: Any, version: str) -> None:
+    sys.modules["annexed"].__version__ = version  # type: ignore[attr-defined]
+    message = rf"the functions of annexed>=2,<3 are translated; {version} is installed"
+    with with_functions(FUNCTIONS) as item:
+        onnxplug.to_onnx(nn.ReLU(), (torch.ones(2),))
+        for call in (lambda x: library.doubled(x), lambda x: library.Kernel.forward(None, x)):
+            with pytest.raises(onnxplug.OnnxplugError, match=message):
+                onnxplug.to_onnx(call, (torch.ones(2),))
+        for function in (item.put, item.check):
+            with pytest.raises(onnxplug.PluginError, match=message) as raised:
+                function()
+            assert raised.value.hint == "pip install 'annexed>=2,<3'"
+
+
+def test_functions_with_other_parameters(library: Any) -> None:
+    """Operators and functions of extensions name theirs otherwise, or none."""
+    with with_functions({"annexed.ops:doubled": lambda x, factor: x, "annexed.ops:builtin": lambda a, b: a}) as item:
+        item.check()
+        assert item.places()[-1][1] == "builtin"
+        with pytest.raises(onnxplug.OnnxplugError, match=r"annexed.ops.doubled of 2.5.1 has other parameters"):
+            onnxplug.to_onnx(lambda x: library.doubled(x), (torch.ones(2),))
+    alike, differs = (
+        onnxplug.LibraryFunctions({"annexed.ops:operator": f}, "annexed") for f in (lambda a, b: a, lambda a, b, c: a)
+    )
+    assert alike.places()[0][2](1, 2) == 1
+    with pytest.raises(onnxplug.PluginError, match="other parameters"):
+        differs.places()[0][2](1, 2)
+
+
+def test_a_library_that_is_absent() -> None:
+    item = onnxplug.LibraryFunctions({"package_that_is_not_there.ops:f": ours}, "package_that_is_not_there>=1")
+    item.check()
+    assert item.places() == []

@@ -22,7 +22,13 @@ from onnxplug.testing import IsolatedRegistry
 
 CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
 #: These import torchvision, which on this machine may lack its compiled kernels.
-VISION = ("onnxplug-bitsandbytes", "onnxplug-diffusers", "onnxplug-extensions", "onnxplug-torchvision", "onnxplug-transformers")
+VISION = (
+    "onnxplug-bitsandbytes",
+    "onnxplug-diffusers",
+    "onnxplug-extensions",
+    "onnxplug-torchvision",
+    "onnxplug-transformers",
+)
 #: Folders that go when the process ends.
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 

@@ -511,6 +511,26 @@ def test_wrong_places_are_found(rule: Rule) -> None:
         program.verify(seeds=())
 
 
+@torch.library.custom_op("ties::quarters", mutates_args=())
+def quarters(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x @ weight * 4).round() / 4
+
+
+quarters.register_fake(lambda x, weight: x @ weight)
+
+
+def test_operands_of_other_sizes_than_the_result() -> None:
+    """A product that is rounded, at the middle between two steps; the operator behind it is wrong."""
+    rules = [
+        Rule("ties::quarters", lambda g, n: g.op.Div(g.op.Round(g.op.Mul(g.op.MatMul(*n.args), 4.0)), 4.0)),
+        Rule("aten::tanh", lambda g, n: g.op.Add(g.call_next(n), 0.01)),
+    ]
+    args = (torch.full((3, 5), 0.125), torch.eye(5, 7))
+    onnxplug.to_onnx(quarters, args, rules=rules[:1]).verify()
+    with pytest.raises(VerificationError, match="differs"):
+        onnxplug.to_onnx(lambda x, weight: quarters(x, weight).tanh(), args, rules=rules).verify()
+
+
 class Unstable(nn.Module):
     """For some inputs its results follow from the signs of differences that are 0 but for rounding."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from onnxplug import Domain, LibraryPatch, OpSample, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, LibraryPatch, Observer, OpSample, PluginInfo, Rule, hookimpl
 
 REQUIRED = "bitsandbytes>=0.50,<0.51"
 _FUSED = "ONNX Runtime multiplies by the packed weights as they are"
@@ -44,6 +45,20 @@ def onnxplug_domains() -> list[Domain]:
 def onnxplug_patches() -> list[LibraryPatch]:
     """What torch.export needs of bitsandbytes' layers."""
     return [LibraryPatch(("bitsandbytes.nn",), "onnxplug_bitsandbytes.layers:plain_layers")]
+
+
+@hookimpl
+def onnxplug_observers() -> list[Any]:
+    """What verification compares with, on processors with AVX512-BF16."""
+    return [_float32]
+
+
+def _float32(_: Any) -> Observer | None:
+    if "bitsandbytes.nn" not in sys.modules:
+        return None
+    from onnxplug_bitsandbytes.layers import VerifiedInFloat32
+
+    return VerifiedInFloat32()
 
 
 @hookimpl

@@ -17,7 +17,7 @@ from bitsandbytes.nn.modules import Embedding4bit, Embedding8bit, Linear4bit, Li
 from packaging.requirements import Requirement
 from torch import nn
 
-from onnxplug import UsageError
+from onnxplug import Observer, UsageError
 from onnxplug.capture.patching import patched
 from onnxplug.torch_private import disable_current_modes
 from onnxplug_bitsandbytes import REQUIRED
@@ -66,6 +66,33 @@ def plain_layers(module: nn.Module) -> Iterator[None]:
         for kind in _LAYERS:
             stack.enter_context(patched(kind, "forward", called))
         yield
+
+
+class VerifiedInFloat32(Observer):
+    """While a program is verified, layers of 4 bits compute in the dtype of their input.
+
+    On processors with AVX512-BF16 bitsandbytes computes them in bfloat16, whatever it is.
+    """
+
+    def __init__(self) -> None:
+        self._held = contextlib.ExitStack()
+
+    def begin(self, span: Any) -> None:
+        """Looks at a verification."""
+        captured = span.subject.captured if span.name == "verification" and span.kind == "stage" else None
+        model = getattr(captured, "reference", None)
+        for layer in model.modules() if isinstance(model, nn.Module) else ():
+            if isinstance(layer, Linear4bit) and layer.support_avx512bf16_for_cpu:
+                state = getattr(layer.weight, "quant_state", None)
+                if getattr(state, "packing_format_for_cpu", False):  # its bytes are in the order of those kernels
+                    self._held.enter_context(plain_layers(model))
+                    return
+                self._held.enter_context(patched(layer, "support_avx512bf16_for_cpu", False))
+
+    def end(self, span: Any) -> None:
+        """The layers are as before."""
+        if span.name == "verification" and span.kind == "stage":
+            self._held.close()
 
 
 def _check_version() -> None:

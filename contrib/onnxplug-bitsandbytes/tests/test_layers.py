@@ -33,8 +33,14 @@ TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
 }
 
 
+#: Whether bitsandbytes computes layers of 4 bits in bfloat16 here, by kernels that take the bytes in another order.
+BFLOAT16_KERNELS = bool(bnb.functional.has_avx512bf16())
+
+
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Layers compute in the dtype of their input, on every processor."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -49,6 +55,20 @@ def four_bits(columns: int, rows: int, size: int = 64, **options: Any) -> Any:
     layer = bnb.nn.Linear4bit(columns, rows, **options)
     layer.weight.blocksize = size
     return layer.to("cpu").eval()
+
+
+def by_the_format(layer: Any) -> nn.Linear:
+    """A layer's plain equivalent: its levels times the factor of each block, one block after the other."""
+    state, packed = layer.weight.quant_state, layer.weight.data.reshape(-1)
+    factors = state.absmax
+    if state.nested:
+        factors = bnb.functional.dequantize_blockwise(factors, state.state2) + state.offset
+    numbers = state.code[torch.stack([packed >> 4, packed & 15], 1).reshape(-1).int()]
+    count = state.shape.numel()
+    plain = nn.Linear(*reversed(state.shape), bias=layer.bias is not None)
+    weight = (numbers[:count] * factors.repeat_interleave(state.blocksize)[:count]).view(state.shape)
+    plain.load_state_dict({"weight": weight} | ({} if layer.bias is None else {"bias": layer.bias}))
+    return plain.eval()
 
 
 def operators(program: Any) -> Counter[str]:
@@ -78,9 +98,22 @@ def test_linear_4bit(
     layer = four_bits(columns, rows, size, bias=bias, quant_type=kind, compress_statistics=nested)
     x = torch.randn(3, columns)
     more = [(torch.randn(1, columns) * 3,), (torch.zeros(6, columns),), (torch.randn(0, columns),)]
-    program = onnx_check(
-        layer, (x,), dynamic_shapes=DYNAMIC, inputs=more, target=target, opsets=(21, 13), **TOLERANCES[torch.float32]
-    )
+    plain = by_the_format(layer)
+    if columns % size and not columns % 32 and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        # bitsandbytes' kernel for these processors takes other factors for blocks that go on in the next row.
+        program = onnxplug.to_onnx(layer, (x,), dynamic_shapes=DYNAMIC, target=target)
+    else:
+        program = onnx_check(
+            layer,
+            (x,),
+            dynamic_shapes=DYNAMIC,
+            inputs=more,
+            target=target,
+            opsets=(21, 13),
+            **TOLERANCES[torch.float32],
+        )
+    for (given,) in ((x,), *more):
+        torch.testing.assert_close(program(given)[0], plain(given), **TOLERANCES[torch.float32])
     assert operators(program)["MatMulBnb4"] == (target is not None)
     stored = program.model.graph.initializers
     assert (stored["weight"].dtype.name, list(stored["weight"].shape)) == ("UINT8", [(rows * columns + 1) // 2])
@@ -126,6 +159,24 @@ def test_the_order_of_processors_with_bfloat16() -> None:
     torch.testing.assert_close(program(x)[0], expected, **LOOSER["factors"][0])
 
 
+@pytest.mark.skipif(not BFLOAT16_KERNELS, reason="a processor without AVX512-BF16")
+def test_verified_on_processors_with_bfloat16() -> None:
+    """Layers that have not run, and layers that have: with them is compared in float32; otherwise they compute as before."""
+    model = nn.Sequential(four_bits(128, 64), nn.ReLU(), four_bits(64, 32)).eval()
+    model[0].support_avx512bf16_for_cpu = model[2].support_avx512bf16_for_cpu = True
+    x = torch.randn(3, 128)
+    onnxplug.to_onnx(model, (x,), dynamic_shapes=DYNAMIC, verify=True)
+    assert not getattr(model[0].weight.quant_state, "packing_format_for_cpu", False)
+    with torch.no_grad():
+        expected = model(x)
+    assert model[0].weight.quant_state.packing_format_for_cpu
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=DYNAMIC, verify=True)
+    assert model[0].support_avx512bf16_for_cpu
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(program(x)[0], expected, **LOOSER["factors"][0])
+
+
 def test_shared_weights_are_stored_once() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -143,6 +194,9 @@ def test_shared_weights_are_stored_once() -> None:
     assert sum(list(v.shape) == [64 * 32] for v in program.model.graph.initializers.values()) == 1
 
 
+@pytest.mark.skipif(
+    BFLOAT16_KERNELS, reason="bitsandbytes' function takes the bytes in another order there, or ends the process"
+)
 def test_products_of_one_row(onnx_check: Callable[..., Any]) -> None:
     """bitsandbytes' older function, whose code tells NF4 from FP4."""
     packed, state = bnb.functional.quantize_4bit(torch.randn(6, 128), quant_type="nf4", blocksize=64)
@@ -304,7 +358,7 @@ class Doubled(bnb.nn.LinearNF4):
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_forward_around_the_layers(strict: bool) -> None:
     x = torch.randn(3, 64)
-    model = nn.Sequential(Doubled(64, 32), four_bits(32, 8)).to("cpu").eval()
+    model = nn.Sequential(Doubled(64, 64), four_bits(64, 8)).to("cpu").eval()
     program = onnxplug.to_onnx(model, (x,), dynamic_shapes=DYNAMIC, strict=strict)
     torch.testing.assert_close(program(x)[0], model(x), **TOLERANCES[torch.float32])
     assert operators(program)["MatMulBnb4"] == 2
@@ -332,6 +386,11 @@ def test_a_layer_that_is_not_quantised_yet(kind: str) -> None:
     x = torch.zeros(2, 64) if "Linear" in kind else torch.zeros(2, dtype=torch.int64)
     with pytest.raises(onnxplug.OnnxplugError, match=f"layer 0 .{kind}. is not quantised yet"):
         onnxplug.to_onnx(model, (x,))
+
+
+def test_without_the_package() -> None:
+    with pytest.raises(onnxplug.OnnxplugError, match="may translate bitsandbytes, but it is left out"):
+        onnxplug.to_onnx(four_bits(64, 8), (torch.zeros(2, 64),), plugins=[])
 
 
 def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,18 @@ from typing import Any
 
 from onnxplug import Domain, OpSample, OrtLibrary, PluginInfo, Rule, hookimpl
 
-__all__ = ["Tokenizer"]
+__all__ = ["Detokenizer", "Labels", "LogMel", "Sound", "Tokenizer"]
 
 #: The domain of onnxruntime-extensions' operators.
 DOMAIN = "ai.onnx.contrib"
 REQUIRED = "onnxruntime-extensions>=0.15.2,<0.16"
-_HOME = {"Tokenizer": "tokenizers"}
+_HOME = {
+    "Tokenizer": "tokenizers",
+    "Detokenizer": "decoding",
+    "Labels": "decoding",
+    "LogMel": "sound",
+    "Sound": "sound",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -25,11 +31,14 @@ def __getattr__(name: str) -> Any:
 @hookimpl
 def onnxplug_rules() -> list[Rule]:
     """The translations: each asks the processor that its operator names."""
-    place = f"{__name__}.operators"
-    return [Rule(f"onnxplug_extensions::{name}", f"{place}:convert_{name}", opset=(18, None)) for name in _OPERATORS]
+    return [
+        Rule(f"onnxplug_extensions::{name}", f"{__name__}.{module}:convert_{name}", opset=(18, None))
+        for name, module in _OPERATORS.items()
+    ]
 
 
-_OPERATORS = ("tokenize",)
+#: Operators to the modules of their rules.
+_OPERATORS = {"tokenize": "operators", "detokenize": "operators", "named": "operators", "decode_sound": "sound"}
 
 
 @hookimpl

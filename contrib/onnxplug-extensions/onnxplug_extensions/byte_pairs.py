@@ -65,7 +65,8 @@ class GPT2(TransformersEncoder):
         return texts
 
 
-def replaced(g: Any, texts: Any, pattern: str, rewrite: str) -> Any:
-    """Texts in which what a pattern of RE2 finds is replaced."""
-    result = g.domain(DOMAIN, 1).StringRegexReplace(texts, g.const([pattern]), g.const([rewrite]))
+def replaced(g: Any, texts: Any, pattern: str, rewrite: str, once: bool = False) -> Any:
+    """Texts in which what a pattern of RE2 finds, or finds first, is replaced."""
+    attributes = {"global_replace": 0} if once else {}
+    result = g.domain(DOMAIN, 1).StringRegexReplace(texts, g.const([pattern]), g.const([rewrite]), **attributes)
     return typed(result, ir.DataType.STRING)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
-from onnxplug import Unsupported, string_array
+from onnxplug import Unsupported, string_array, string_tensor
 from onnxplug_extensions.library import check_library
 
 
@@ -25,6 +26,8 @@ class Encoder(Protocol):
         """The tokens of all texts, padded at the end, and the mask, as values of a model."""
 
 
+#: The dtype of tensors of strings in PyTorch.
+_STRING = torch.bits16
 #: Processors by name; a module keeps its own alive.
 _processors: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
@@ -72,3 +75,44 @@ def convert_tokenize(g: Any, node: Any) -> Any:
     check_library()
     tokens, mask = _processor(name).emit(g, texts, max_length)
     return g.op.Where(g.cast(mask, torch.bool), tokens, g.const(padding)), mask
+
+
+@torch.library.custom_op("onnxplug_extensions::detokenize", mutates_args=())
+def detokenize(ids: torch.Tensor, tokenizer: str) -> torch.Tensor:
+    """Texts of rows of token numbers, [texts, length]."""
+    return string_tensor(_processor(tokenizer).decode(ids.tolist())) if len(ids) else _no_strings(ids)
+
+
+@detokenize.register_fake
+def _(ids: torch.Tensor, tokenizer: str) -> torch.Tensor:
+    torch._check(ids.dim() == 2, lambda: f"detokenize: rows of token numbers, not a tensor of {ids.dim()} axes")
+    return ids.new_empty(ids.shape[:1], dtype=_STRING)
+
+
+def convert_detokenize(g: Any, node: Any) -> Any:
+    """detokenize(Tensor ids, str tokenizer) -> Tensor"""
+    ids, name = node.args
+    check_library()
+    return _processor(name).emit(g, ids)
+
+
+@torch.library.custom_op("onnxplug_extensions::named", mutates_args=())
+def named(index: torch.Tensor, names: str) -> torch.Tensor:
+    """The names that numbers stand for, of a list in JSON."""
+    known = json.loads(names)
+    return string_tensor(np.array(known, dtype=object)[index.numpy()]) if index.numel() else _no_strings(index)
+
+
+@named.register_fake
+def _(index: torch.Tensor, names: str) -> torch.Tensor:
+    return index.new_empty(index.shape, dtype=_STRING)
+
+
+def convert_named(g: Any, node: Any) -> Any:
+    """named(Tensor index, str names) -> Tensor"""
+    index, names = node.args
+    return g.op.Gather(g.const(json.loads(names)), index, axis=0)
+
+
+def _no_strings(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[:1] if x.dim() == 2 else x.shape, dtype=_STRING)

@@ -12,9 +12,15 @@ _kept: list[Any] = []
 
 
 def samples() -> list[OpSample]:
-    """One for each kind of tokenizer."""
-    about: dict[str, Any] = {"dynamic_shapes": _ROWS, "others": (), "opsets": (18, 21)}
-    return [OpSample("onnxplug_extensions::tokenize", lambda: _tokenize(_wordpiece), **about)]
+    """One for each kind of tokenizer, and for each other operator."""
+    about: dict[str, Any] = {"others": (), "opsets": (18, 21)}
+    here = "onnxplug_extensions"
+    return [
+        OpSample(f"{here}::tokenize", lambda: _tokenize(_wordpiece), dynamic_shapes=_ROWS, **about),
+        OpSample(f"{here}::detokenize", _detokenize, dynamic_shapes=({0: "texts", 1: "length"}, None), **about),
+        OpSample(f"{here}::named", _named, dynamic_shapes=({0: "texts"}, None), **about),
+        OpSample(f"{here}::decode_sound", _sound, dynamic_shapes=({0: "bytes"},), **about),
+    ]
 
 
 #: Any number of texts; the other arguments are no tensors.
@@ -28,6 +34,37 @@ def _tokenize(make: Any, max_length: int = 0) -> tuple[Any, ...]:
     encoder, name = encoder_of(make())
     _kept.append(encoder)
     return string_tensor(_TEXTS), name, max_length, 1
+
+
+def _detokenize() -> tuple[Any, ...]:
+    import torch
+
+    from onnxplug_extensions.decoding import Detokenizer
+
+    module = Detokenizer(_wordpiece())
+    _kept.append(module)
+    return torch.tensor([[2, 25, 26, 3, 0], [2, 5, 17, 18, 3]]), module._name
+
+
+def _named() -> tuple[Any, ...]:
+    import torch
+
+    return torch.tensor([2, 0, 1, 1]), '["bad", "neither", "good"]'
+
+
+def _sound() -> tuple[Any, ...]:
+    import io
+    import wave
+
+    import torch
+
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(bytes(range(200)))
+    return (torch.tensor(list(content.getvalue()), dtype=torch.uint8),)
 
 
 def _wordpiece() -> Any:

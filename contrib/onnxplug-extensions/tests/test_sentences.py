@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ def example() -> Any:
 def exported(example: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     path = tmp_path_factory.mktemp("sentences") / "sentences.onnx"
     return example.export(path), path
+
+
+def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {"__name__": "readme"}
+    for block in blocks:
+        exec(block, names)
 
 
 def test_the_script(example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import LibraryPatch, OpSample, PluginInfo, hookimpl
+from onnxplug import LibraryFunctions, OpSample, PluginInfo, hookimpl
 
 __all__ = ["stand_in"]
 
 #: Operator to the function in ``operators.py`` that computes it by ATen operators.
-FUNCTIONS = {"_flash_attn_forward": "dense", "_flash_attn_varlen_forward": "packed"}
+OPERATORS = {"_flash_attn_forward": "dense", "_flash_attn_varlen_forward": "packed"}
+
+#: The function of flash_attn's extension that writes to a cache, exchanged for ATen operators; also asked for its version.
+FUNCTIONS = LibraryFunctions(
+    {"flash_attn_2_cuda:fwd_kvcache": "onnxplug_flash_attn.cache:with_cache"}, "flash_attn>=2.8,<2.9"
+)
 
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
     """The operators, computed by PyTorch's attention, whose rules choose the form for the opset and the target."""
-    return {f"flash_attn::{name}.default": _later(function) for name, function in FUNCTIONS.items()}
+    return {f"flash_attn::{name}.default": _later(function) for name, function in OPERATORS.items()}
 
 
 def _later(name: str) -> Callable[..., Any]:
@@ -25,6 +30,7 @@ def _later(name: str) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         from onnxplug_flash_attn import operators
 
+        FUNCTIONS.check()
         return getattr(operators, name)(*args, **kwargs)
 
     decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.operators"
@@ -32,9 +38,9 @@ def _later(name: str) -> Callable[..., Any]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[LibraryPatch]:
+def onnxplug_patches() -> list[LibraryFunctions]:
     """What torch.export needs of flash_attn."""
-    return [LibraryPatch(("flash_attn_2_cuda",), "onnxplug_flash_attn.cache:exchanged")]
+    return [FUNCTIONS]
 
 
 @hookimpl

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnxplug.capture.patching import patched
 from onnxplug_flash_attn.attention import Lengths, Terms, attend
 
 
@@ -92,8 +89,3 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: b
     both = (first * cos - second * sin, first * sin + second * cos)
     turned = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
     return torch.cat([turned.to(x.dtype), rest], -1)
-
-
-def exchanged() -> contextlib.AbstractContextManager[None]:
-    """Holds while a model is captured: the extension's function is exchanged."""
-    return patched(sys.modules["flash_attn_2_cuda"], "fwd_kvcache", with_cache)

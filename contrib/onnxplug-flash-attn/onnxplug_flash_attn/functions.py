@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key
-from onnxplug_flash_attn import FUNCTIONS, operators
+from onnxplug_flash_attn import OPERATORS, operators
 from onnxplug_flash_attn.cache import with_cache
 
 _RESULTS = "(Tensor, Tensor, Tensor, Tensor)"
@@ -31,7 +31,7 @@ SCHEMAS = {
 def define() -> None:
     """Gives torch the operators that it doesn't know, and a kernel for the CPU to those that have none."""
     for name, schema in SCHEMAS.items():
-        kernel, op = getattr(operators, FUNCTIONS[name]), f"flash_attn::{name}"
+        kernel, op = getattr(operators, OPERATORS[name]), f"flash_attn::{name}"
         if not hasattr(torch.ops.flash_attn, name):
             definition = torch.library.custom_op(
                 op, kernel, mutates_args=(), device_types="cpu", schema=f"{schema} -> {_RESULTS}"

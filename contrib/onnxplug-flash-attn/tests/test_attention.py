@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -217,3 +219,11 @@ def test_dropout_is_refused() -> None:
 
     with pytest.raises(onnxplug.OnnxplugError, match="dropout"):
         onnxplug.to_onnx(model, drawn(2, 5, 7))
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = types.ModuleType("flash_attn")
+    library.__version__ = "1.0.9"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", library)
+    with pytest.raises(onnxplug.OnnxplugError, match=r"flash_attn>=2.8,<2.9 are translated; 1.0.9 is installed"):
+        onnxplug.to_onnx(flash_attn.flash_attn_func, drawn(2, 5, 7))

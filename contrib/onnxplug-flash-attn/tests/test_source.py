@@ -16,7 +16,7 @@ FOLDER = os.environ.get("ONNXPLUG_SOURCES", "")
 CODE = """
 import sys, types
 extension = types.ModuleType("flash_attn_2_cuda")
-extension.fwd_kvcache = None
+extension.fwd_kvcache = max  # a function that names no parameters
 sys.modules["flash_attn_2_cuda"] = extension
 import importlib.util, torch, onnxplug
 spec = importlib.util.spec_from_file_location("flash_attn_interface", sys.argv[1])

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import LibraryPatch, OpSample, PluginInfo, hookimpl
+from onnxplug import LibraryFunctions, LibraryPatch, OpSample, PluginInfo, hookimpl
 
 __all__ = ["stand_in"]
 
 #: causal_conv1d's operators, with the functions in ``convolution.py`` that compute what they write.
 OPERATORS = {"_causal_conv1d_fwd_cpp": "forward", "_causal_conv1d_update_cpp": "update"}
+
+_TRITON, _HERE = "mamba_ssm.ops.triton", "onnxplug_mamba"
+#: Functions of mamba_ssm that launch kernels, exchanged for ATen operators.
+FUNCTIONS = LibraryFunctions(
+    {
+        "selective_scan_cuda:fwd": f"{_HERE}.scans:selective",
+        f"{_TRITON}.ssd_combined:_mamba_chunk_scan_combined_fwd": f"{_HERE}.scans:chunked",
+        f"{_TRITON}.selective_state_update:selective_state_update": f"{_HERE}.scans:state_update",
+        f"{_TRITON}.layernorm_gated:_layer_norm_fwd": f"{_HERE}.norms:gated",
+        f"{_TRITON}.layer_norm:_layer_norm_fwd": f"{_HERE}.norms:layer",
+        f"{_TRITON}.k_activations:_swiglu_fwd": f"{_HERE}.norms:swiglu",
+    },
+    "mamba_ssm>=2.2.6,<2.4",
+)
+#: causal_conv1d has operators alone.
+OF_CONVOLUTIONS = LibraryFunctions({}, "causal_conv1d>=1.6,<1.8")
 
 
 @hookimpl
@@ -25,6 +41,7 @@ def _later(name: str) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         from onnxplug_mamba import convolution
 
+        OF_CONVOLUTIONS.check()
         return getattr(convolution, name)(*args, **kwargs)
 
     decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.convolution"
@@ -32,9 +49,10 @@ def _later(name: str) -> Callable[..., Any]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[LibraryPatch]:
-    """What torch.export needs of mamba_ssm."""
-    return [LibraryPatch(("mamba_ssm", "selective_scan_cuda"), "onnxplug_mamba.library:exchanged")]
+def onnxplug_patches() -> list[LibraryFunctions | LibraryPatch]:
+    """What torch.export needs of the libraries."""
+    steps = "onnxplug_mamba.library:steps_of_static_sizes"
+    return [FUNCTIONS, OF_CONVOLUTIONS, LibraryPatch(("mamba_ssm", "selective_scan_cuda"), steps)]
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""What the libraries launch on a GPU, exchanged for ATen operators that compute it: in a capture, or for good (``stand_in``)."""
+"""The libraries where they were not compiled: their operators with kernels for the CPU, and what stands for their extensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from onnxplug.capture.patching import patched
 from onnxplug.torch_private import DispatchKey, dynamo_config, has_kernel_for_dispatch_key, higher_order_utilities
-from onnxplug_mamba import OPERATORS, convolution, norms, scans
+from onnxplug_mamba import FUNCTIONS, OPERATORS, convolution, scans
 
 #: As causal_conv1d 1.7.0 registers them.
 SCHEMAS = {
@@ -25,30 +25,10 @@ SCHEMAS = {
     "_causal_conv1d_update_cpp": "(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor(b!) out, "
     "bool silu_activation, Tensor? cache_seqlens, Tensor? conv_state_indices) -> ()",
 }
-_TRITON = "mamba_ssm.ops.triton."
-#: Functions that launch kernels, by module and name, with those that take their place.
-KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("selective_scan_cuda", "fwd"): scans.selective,
-    (f"{_TRITON}ssd_combined", "_mamba_chunk_scan_combined_fwd"): scans.chunked,
-    (f"{_TRITON}selective_state_update", "selective_state_update"): scans.state_update,
-    (f"{_TRITON}layernorm_gated", "_layer_norm_fwd"): norms.gated,
-    (f"{_TRITON}layer_norm", "_layer_norm_fwd"): norms.layer,
-    (f"{_TRITON}k_activations", "_swiglu_fwd"): norms.swiglu,
-}
 
 
 @contextlib.contextmanager
-def exchanged() -> Iterator[None]:
-    """Holds while a model is captured: the kernels' functions are exchanged wherever a module has them."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_steps_of_static_sizes())
-        for module, name, function in _places():
-            stack.enter_context(patched(module, name, function))
-        yield
-
-
-@contextlib.contextmanager
-def _steps_of_static_sizes() -> Iterator[None]:
+def steps_of_static_sizes() -> Iterator[None]:
     """While it holds, sizes that are static outside of a scan's step are static inside too.
 
     torch.export has Dynamo take every size for a dynamic one, those of 1 that are broadcast among them, which it then refuses.
@@ -62,26 +42,6 @@ def _steps_of_static_sizes() -> Iterator[None]:
 
     with patched(higher_order_utilities, "_set_compilation_env", environment):
         yield
-
-
-def _places() -> list[tuple[ModuleType, str, Callable[..., Any]]]:
-    """Each module, of anyone, that has a function of the table. One with other parameters, of another version, stays."""
-    places = []
-    for (path, name), function in KERNELS.items():
-        theirs = getattr(sys.modules.get(path), name, None)
-        if theirs is None or theirs is function or not _is_alike(theirs, function):
-            continue
-        holders = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType) and vars(m).get(name) is theirs]
-        places += [(module, name, function) for module in holders]
-    return places
-
-
-def _is_alike(theirs: Callable[..., Any], ours: Callable[..., Any]) -> bool:
-    """Whether two functions have the same parameters; one of an extension doesn't tell its own."""
-    try:
-        return list(inspect.signature(theirs).parameters) == list(inspect.signature(ours).parameters)
-    except ValueError:
-        return True
 
 
 def define() -> None:
@@ -127,8 +87,7 @@ def put_modules() -> None:
         for library in ("causal_conv1d", "mamba_ssm"):
             if find_spec(library) is not None:
                 import_module(library)
-    for module, name, function in _places():
-        setattr(module, name, function)
+    FUNCTIONS.put()
 
 
 def _module(name: str, attributes: dict[str, Any]) -> ModuleType:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from onnxplug_mamba import library
+from onnxplug_mamba import library, stand_in
 from torch import Tensor
 
 import onnxplug
@@ -169,6 +169,16 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert namespace["result"].shape == (3, 1, 64)
 
 
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mamba_ssm.__version__", "1.2.0")
+    with pytest.raises(onnxplug.PluginError, match=r"mamba_ssm>=2.2.6,<2.4 are translated; 1.2.0 is installed"):
+        stand_in()
+    monkeypatch.setattr("causal_conv1d.__version__", "1.0.0")
+    x, weight = torch.randn(2, 8, 5), torch.randn(8, 3)
+    with pytest.raises(onnxplug.OnnxplugError, match=r"causal_conv1d>=1.6,<1.8 are translated; 1.0.0 is installed"):
+        onnxplug.to_onnx(lambda x: causal_conv1d_fwd_function(x, weight, None, None, None, None, True), (x,))
+
+
 def test_schemas() -> None:
     for name, schema in library.SCHEMAS.items():
         theirs = getattr(torch.ops.DaoAILab, name).default._schema
@@ -224,7 +234,7 @@ def test_functions_beside_those_of_the_library() -> None:
 #: Models computed by the library's kernels in triton's interpreter, and exported.
 INTERPRETED = """
 import contextlib, sys, torch
-from onnxplug_mamba import library
+from onnxplug_mamba import library, stand_in
 library.put_extensions()
 import mamba_ssm, onnxplug, onnxplug_mamba
 from onnxplug.testing import IsolatedRegistry

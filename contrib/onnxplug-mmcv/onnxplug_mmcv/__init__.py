@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import Domain, LibraryPatch, OpSample, OrtLibrary, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, LibraryFunctions, LibraryPatch, OpSample, OrtLibrary, PluginInfo, Rule, hookimpl
 
 __all__ = ["stand_in"]
 
 #: The domain of the operators in mmdeploy's library for ONNX Runtime.
 DOMAIN = "mmdeploy"
+_OPS, _HERE = "mmcv.ops", "onnxplug_mmcv"
+#: Functions of mmcv's own in Python that ask for sizes, and those of ``autograd.Function``s, exchanged for ATen operators.
+FUNCTIONS = LibraryFunctions(
+    {
+        f"{_OPS}.nms:nms_rotated": f"{_HERE}.boxes:nms_rotated",
+        f"{_OPS}.nms:soft_nms": f"{_HERE}.boxes:soft_nms",
+        f"{_OPS}.nms:batched_nms": f"{_HERE}.boxes:batched_nms",
+        f"{_OPS}.deform_conv:DeformConv2dFunction.forward": f"{_HERE}.convolution:deform",
+        f"{_OPS}.modulated_deform_conv:ModulatedDeformConv2dFunction.forward": f"{_HERE}.convolution:modulated",
+        f"{_OPS}.multi_scale_deform_attn:MultiScaleDeformableAttnFunction.forward": f"{_HERE}.library:deformable",
+    },
+    "mmcv>=2.1,<2.3",
+)
 
 
 @hookimpl
@@ -69,9 +82,9 @@ def _library() -> str | None:
 
 
 @hookimpl
-def onnxplug_patches() -> list[LibraryPatch]:
+def onnxplug_patches() -> list[LibraryFunctions | LibraryPatch]:
     """What torch.export needs of mmcv."""
-    return [LibraryPatch(("mmcv.ops",), "onnxplug_mmcv.library:exchanged")]
+    return [FUNCTIONS, LibraryPatch(("mmcv.ops",), "onnxplug_mmcv.library:exchanged")]
 
 
 @hookimpl
@@ -85,7 +98,10 @@ def onnxplug_samples() -> list[OpSample]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it translates."""
-    return PluginInfo(api=1, namespaces=("onnxplug_mmcv",), libraries=("mmcv",))
+    replaced = [
+        f"mmcv._ext::{name}" for name in ("nms", "box_iou_rotated", "roi_align_forward", "roi_align_rotated_forward")
+    ]
+    return PluginInfo(api=1, namespaces=("onnxplug_mmcv",), libraries=("mmcv",), replaced=replaced)
 
 
 def stand_in() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxplug import Unsupported
+from onnxplug import Unsupported, UsageError
 from onnxplug.torch_private import scan
 
 #: How far from an edge a point still is on it, as a part of the boxes' sizes: an edge that two boxes share is counted once.
@@ -53,6 +53,61 @@ def nms_rotated(
     boxes = dets if clockwise else dets * dets.new_tensor([1, 1, 1, 1, -1])
     keep = torch.ops.onnxplug_mmcv.nms_rotated(boxes, scores, float(iou_threshold))
     return torch.cat([dets[keep], scores[keep].reshape(-1, 1)], 1), keep
+
+
+def soft_nms(
+    boxes: Tensor,
+    scores: Tensor,
+    iou_threshold: float = 0.3,
+    sigma: float = 0.5,
+    min_score: float = 1e-3,
+    method: str = "linear",
+    offset: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """mmcv's function of that name: boxes by falling score, of which each lowers the scores of those that it overlaps.
+
+    Args:
+        boxes: [N, 4], rows of (x1, y1, x2, y2).
+        scores: [N]
+        iou_threshold: From which overlap on scores are lowered, by ``"naive"`` to 0 and by ``"linear"`` by the overlap.
+        sigma: How fast ``"gaussian"`` lowers them, from any overlap on.
+        min_score: Boxes of lower scores, once they are lowered, are left out.
+        method: One of the three.
+        offset: 1 where a box from 0 to 0 is a pixel wide.
+
+    Returns:
+        What is left, [K, 5], with the scores, and which.
+    """
+    if method not in ("naive", "linear", "gaussian"):
+        raise UsageError(f"soft_nms has no method {method!r}", hint="naive, linear or gaussian")
+    # One that is never left behind them: ONNX Runtime has no scan of nothing.
+    rows = torch.cat([boxes.float(), boxes.new_zeros((1, 4), dtype=torch.float32)])
+    first = torch.cat([scores.float(), scores.new_zeros(1, dtype=torch.float32)])
+    places = torch.arange(rows.shape[0], device=boxes.device)
+    areas = (rows[:, 2] - rows[:, 0] + offset) * (rows[:, 3] - rows[:, 1] + offset)
+
+    def step(state: tuple[Tensor, Tensor], _: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        given, left = state
+        best = torch.where(left, given, float("-inf")).argmax()
+        is_best = places == best
+        one, own = (x.index_select(0, best.reshape(1)) for x in (rows, areas))
+        sides = rows[:, 2:].minimum(one[:, 2:]) - rows[:, :2].maximum(one[:, :2]) + offset
+        shared = sides.clamp(min=0.0).prod(-1)
+        overlap = shared / (own + areas - shared)
+        if method == "gaussian":
+            factor = (-(overlap * overlap) / sigma).exp()
+        else:
+            lowered = 1.0 - overlap if method == "linear" else torch.zeros_like(overlap)
+            factor = torch.where(overlap >= iou_threshold, lowered, 1.0)
+        others = left & ~is_best
+        now = torch.where(others, given * factor, given)
+        chosen = torch.where(left.any(), best, -1)
+        return (now, others & ~(now < min_score)), (chosen, given.index_select(0, best.reshape(1)).squeeze(0))
+
+    _, (chosen, values) = scan(step, (first, places < boxes.shape[0]), places)
+    kept = chosen >= 0
+    inds = chosen[kept]
+    return torch.cat([boxes[inds], values[kept].to(boxes.dtype).unsqueeze(1)], 1), inds
 
 
 def batched_nms(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from onnxplug import Unsupported
 from onnxplug.capture.patching import patched
-from onnxplug_mmcv import boxes, convolution, regions
+from onnxplug_mmcv import FUNCTIONS, boxes, regions
 
 EXTENSION = "mmcv._ext"
 
@@ -37,7 +36,7 @@ def _roi_align_rotated(
     output.copy_(torch.ops.onnxplug_mmcv.roi_align_rotated(input, rois, *sizes))
 
 
-def _deformable(
+def deformable(
     ctx: Any,
     value: Tensor,
     value_spatial_shapes: Tensor,
@@ -58,23 +57,15 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "roi_align_forward": regions.roi_align,
     "roi_align_rotated_forward": _roi_align_rotated,
 }
-#: Functions of mmcv's own in Python that ask for sizes, and those of ``autograd.Function``s, by module and name.
-FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("mmcv.ops.nms", "nms_rotated"): boxes.nms_rotated,
-    ("mmcv.ops.nms", "batched_nms"): boxes.batched_nms,
-    ("mmcv.ops.deform_conv", "DeformConv2dFunction.forward"): convolution.deform,
-    ("mmcv.ops.modulated_deform_conv", "ModulatedDeformConv2dFunction.forward"): convolution.modulated,
-    ("mmcv.ops.multi_scale_deform_attn", "MultiScaleDeformableAttnFunction.forward"): _deformable,
-}
 
 
 @contextlib.contextmanager
 def exchanged() -> Iterator[None]:
-    """Holds while a model is captured: the functions are exchanged wherever a module has them."""
+    """Holds while a model is captured: those of the extension are exchanged."""
     define()
     with contextlib.ExitStack() as stack:
-        for owner, name, function in _places():
-            stack.enter_context(patched(owner, name, function))
+        for name, kernel in KERNELS.items() if EXTENSION in sys.modules else ():
+            stack.enter_context(patched(sys.modules[EXTENSION], name, kernel))
         yield
 
 
@@ -86,8 +77,8 @@ def put() -> None:
         sys.modules[EXTENSION].__spec__ = ModuleSpec(EXTENSION, None)
     import mmcv.ops  # noqa: F401
 
-    for owner, name, function in _places():
-        setattr(owner, name, function)
+    FUNCTIONS.put()
+    vars(sys.modules[EXTENSION]).update(KERNELS)
 
 
 class Extension(ModuleType):
@@ -104,30 +95,6 @@ class Extension(ModuleType):
             )
 
         return absent
-
-
-def _places() -> list[tuple[Any, str, Any]]:
-    """Each class, and each module of anyone, that has a function of the tables; one with other parameters stays."""
-    extension = sys.modules.get(EXTENSION)
-    places: list[tuple[Any, str, Any]] = []
-    if extension is not None:
-        places += [(extension, name, kernel) for name, kernel in KERNELS.items()]
-    for (path, name), function in FUNCTIONS.items():
-        name, _, method = name.partition(".")
-        theirs = getattr(sys.modules.get(path), name, None)
-        found = getattr(theirs, method, None) if method else theirs
-        if found is None or found is function or _parameters(found) != _parameters(function):
-            continue
-        if method:
-            places.append((theirs, method, staticmethod(function)))
-            continue
-        holders = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType) and vars(m).get(name) is theirs]
-        places += [(module, name, function) for module in holders]
-    return places
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(function).parameters)
 
 
 def define() -> None:

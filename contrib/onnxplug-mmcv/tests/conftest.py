@@ -22,6 +22,7 @@ else:
 #: The functions that are compiled, with the files that have them.
 KERNELS = {
     "nms": "nms",
+    "softnms": "nms",
     "nms_rotated": "nms_rotated",
     "box_iou_rotated": "box_iou_rotated",
     "roi_align_forward": "roi_align",
@@ -39,7 +40,7 @@ def compiled(ops: Path) -> Any:
     folder.mkdir(exist_ok=True)
     text = (sources / "pybind.cpp").read_text(encoding="utf-8")
     bound = [re.search(rf'  m\.def\("{name}",.*?\);\n', text, re.DOTALL)[0] for name in KERNELS]  # type: ignore[index]
-    included = [f'#include "pytorch/{file}.cpp"\n' for file in KERNELS.values()]
+    included = [f'#include "pytorch/{file}.cpp"\n' for file in dict.fromkeys(KERNELS.values())]
     binding = [
         "#include <torch/extension.h>\n",
         *included,
@@ -50,7 +51,10 @@ def compiled(ops: Path) -> Any:
     (folder / "binding.cpp").write_text("".join(binding), encoding="utf-8")
     return cpp_extension.load(
         "mmcv_kernels",
-        [str(folder / "binding.cpp"), *(str(sources / "cpu" / f"{file}.cpp") for file in KERNELS.values())],
+        [
+            str(folder / "binding.cpp"),
+            *(str(sources / "cpu" / f"{file}.cpp") for file in dict.fromkeys(KERNELS.values())),
+        ],
         extra_include_paths=[str(ops / "csrc"), str(ops / "csrc" / "common")],
         extra_cflags=["-O1", "-w"],
         build_directory=str(folder),

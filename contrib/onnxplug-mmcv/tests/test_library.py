@@ -155,6 +155,18 @@ def test_nms_at_the_threshold() -> None:
         check(lambda b, s, t=threshold: ops.nms(b, s, t), [(pair, torch.tensor([1.0, 0.5]))], None)
 
 
+@pytest.mark.parametrize("method", ["naive", "linear", "gaussian"])
+@pytest.mark.parametrize(("options", "opset"), [({}, 13), ({"min_score": 0.3, "offset": 1, "iou_threshold": 0.1}, 21)])
+def test_soft_nms(method: str, options: dict[str, Any], opset: int) -> None:
+    def model(b: Tensor, s: Tensor) -> Any:
+        return ops.soft_nms(b, s, method=method, **options)
+
+    inputs = [(straight(n), torch.rand(n)) for n in COUNTS]
+    program = check(model, inputs, (BOXES, BOXES), opset_version=opset)
+    assert [tuple(x.shape) for x in program(torch.zeros(0, 4), torch.zeros(0))] == [(0, 5), (0,)]
+    assert 1 < len(program(*inputs[1])[1]) <= 40
+
+
 @pytest.mark.parametrize("opset", [16, 23, {"": 18, "mmdeploy": 1}], ids=["16", "23", "mmdeploy"])
 @pytest.mark.parametrize("clockwise", [True, False])
 def test_nms_rotated(clockwise: bool, opset: Any) -> None:
@@ -179,6 +191,12 @@ def test_batched_nms(kind: str, agnostic: bool, split: int) -> None:
     inputs = [(made(n), torch.rand(n), torch.randint(0, 3, (n,))) for n in COUNTS]
     check(model, inputs, (BOXES, BOXES, BOXES))
     check(lambda b, s, i: ops.batched_nms(b, s, i, None), inputs[:1], None)
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcv.__version__", "1.7.2")
+    with pytest.raises(onnxplug.OnnxplugError, match=r"mmcv>=2.1,<2.3 are translated; 1.7.2 is installed"):
+        onnxplug.to_onnx(lambda b, s: ops.nms_rotated(b, s, 0.3), (rotated(5), torch.rand(5)))
 
 
 def test_labels_are_refused() -> None:

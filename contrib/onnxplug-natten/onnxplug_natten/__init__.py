@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from onnxplug import LibraryPatch, PluginInfo, hookimpl
+from onnxplug import LibraryFunctions, PluginInfo, hookimpl
+
+_NAMES = ("neighborhood_attention_generic", "attention", "merge_attentions")
+#: natten's functions, exchanged for ATen operators that compute them.
+FUNCTIONS = LibraryFunctions(
+    {f"natten.functional:{name}": f"onnxplug_natten.attention:{name}" for name in _NAMES}, "natten>=0.21.5,<0.22"
+)
 
 
 @hookimpl
-def onnxplug_patches() -> list[LibraryPatch]:
+def onnxplug_patches() -> list[LibraryFunctions]:
     """What torch.export needs of natten."""
-    return [LibraryPatch(("natten.functional",), "onnxplug_natten.library:exchanged")]
+    return [FUNCTIONS]
 
 
 @hookimpl

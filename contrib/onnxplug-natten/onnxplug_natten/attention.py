@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxplug import Unsupported
+from onnxplug import UsageError
 
 
 def neighborhood_attention_generic(
@@ -95,15 +95,79 @@ def attention(
     torch_compile: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """natten's plain attention, of queries [batch, queries, heads, D] to keys [batch, keys, heads that queries share, D]."""
-    if seqlens_Q is not None or cumulative_seqlen_Q is not None:
-        raise Unsupported("natten's attention of sequences packed one after the other")
-    if is_causal:
-        raise Unsupported("natten's causal attention", hint="na1d of a window of all keys is the same.")
+    """natten's plain attention, in float32.
+
+    Args:
+        query: [batch, queries, heads, D]
+        key: [batch, keys, heads that queries share, D]
+        value: [batch, keys, heads that queries share, V]
+        is_causal: Whether a query sees no key behind its own number: the mask begins in the upper left corner, of each sequence.
+        scale: Of the scores.
+        seqlens_Q, seqlens_KV: The lengths of sequences one after the other, the batch is 1 then.
+        cumulative_seqlen_Q, cumulative_seqlen_KV: Their ends, with a 0 in front, instead of the lengths.
+        max_seqlen_Q, and those that follow: Ways to the same numbers.
+        return_lse: Whether the logarithms of the sums are asked for.
+    """
     sys.modules["natten.utils.checks"].fmha_tensor_checks(query, key, value)
-    out, total = _attend(query, key.unsqueeze(1), value.unsqueeze(1), None, scale, None, None)
+    ends = _ends(seqlens_Q, cumulative_seqlen_Q), _ends(seqlens_KV, cumulative_seqlen_KV)
+    if ends[0] is not None and ends[1] is not None:
+        out, total = _packed(query, key, value, ends[0], ends[1], is_causal, scale)
+    elif ends != (None, None):
+        raise UsageError("natten's attention needs the lengths of queries and of keys, or neither")
+    else:
+        seen = _not_behind(query.shape[1], key.shape[1], query.device) if is_causal else None
+        out, total = _attend(query, key.unsqueeze(1), value.unsqueeze(1), seen, scale, None, None)
     out = out.to(value.dtype)
     return (out, total) if return_lse else out
+
+
+def merge_attentions(
+    outputs: list[Tensor], lse_tensors: list[Tensor], torch_compile: bool = True, use_autograd_fix: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Attention to several sets of keys from the attention to each, [batch, queries, heads, V], and the logarithms of its sums."""
+    totals = torch.stack([x.float() for x in lse_tensors], -1)
+    merged = (torch.stack([x.float() for x in outputs], -1) * totals.softmax(-1).unsqueeze(-2)).sum(-1)
+    return merged.to(outputs[0].dtype), totals.logsumexp(-1)
+
+
+def _ends(lengths: Tensor | None, ends: Tensor | None) -> Tensor | None:
+    """Where sequences end, with a 0 in front; ``None`` where there is one of everything."""
+    if lengths is None:
+        return None if ends is None else ends.long()
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).long()
+
+
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ends_of_keys: Tensor, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention within sequences one after the other, padded to the longest at run time; rows in none of them are 0."""
+    if query.shape[0] != 1:
+        raise UsageError(f"natten's attention of packed sequences takes a batch of 1, not of {query.shape[0]}")
+    starts, lengths = ends[:-1], ends[1:] - ends[:-1]
+    counts = ends_of_keys[1:] - ends_of_keys[:-1]
+    rows, columns = _numbers(lengths), _numbers(counts)
+    inside = columns < counts.unsqueeze(1)
+    keys, values = (x[0][torch.where(inside, ends_of_keys[:-1, None] + columns, 0)] for x in (key, value))
+    seen = inside.unsqueeze(1) & ((columns <= rows[:, None]) if is_causal else torch.ones_like(rows[:, None] > -1))
+    padded = query[0][torch.where(rows < lengths.unsqueeze(1), starts.unsqueeze(1) + rows, 0)]
+    out, total = _attend(padded, keys.unsqueeze(1), values.unsqueeze(1), seen, scale, None, None)
+    place = torch.arange(query.shape[1], device=query.device)
+    sequence = (place.unsqueeze(1) >= ends[1:]).sum(1).clamp(max=lengths.shape[0] - 1)
+    row = (place - starts[sequence]).clamp(max=rows.shape[0] - 1)
+    out = out[sequence, row].masked_fill((place >= ends[-1])[:, None, None], 0.0)
+    return out.unsqueeze(0), total[sequence, row].unsqueeze(0)
+
+
+def _numbers(lengths: Tensor) -> Tensor:
+    """The numbers below the largest of lengths."""
+    longest = int(lengths.max().item())
+    torch._check(longest >= 0)
+    return torch.arange(longest, device=lengths.device)
+
+
+def _not_behind(queries: Any, keys: Any, device: torch.device) -> Tensor:
+    """Which query sees which key under a causal mask, [queries, keys]."""
+    return torch.arange(keys, device=device) <= torch.arange(queries, device=device).unsqueeze(1)
 
 
 def _attend(
@@ -115,16 +179,22 @@ def _attend(
     more: Tensor | None,
     last: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Of queries [batch, queries, heads, D] to windows [batch, queries or 1, window, shared heads, D]; results and logarithms."""
+    """Results and logarithms of queries [batch, queries, heads, D] to windows [batch, queries or 1, window, shared heads, D].
+
+    What they see is [queries, window] or [batch, queries, window]; a query that sees nothing has a result of 0.
+    """
     shared = keys.shape[3]
     q = query.float().unflatten(2, (shared, -1)) * (scale or query.shape[-1] ** -0.5)
     scores = q @ keys.float().permute(0, 1, 3, 4, 2)  # [batch, queries, shared heads, group, window]
     if seen is not None:
-        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+        hidden = ~seen.unsqueeze(-2).unsqueeze(-2)
+        scores = scores.masked_fill(hidden, float("-inf"))
     window = scores.shape[-1]
     if more is not None:
         scores = torch.cat([scores, q @ more.float().permute(0, 2, 3, 1).unsqueeze(1)], -1)
     parts = scores.softmax(-1)
+    if seen is not None and seen.dim() == 3:
+        parts = parts.masked_fill(hidden, 0.0)
     out = parts[..., :window] @ values.float().permute(0, 1, 3, 2, 4)
     if last is not None:
         out = out + parts[..., window:] @ last.float().transpose(1, 2).unsqueeze(1)

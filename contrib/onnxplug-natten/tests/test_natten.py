@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from onnxplug_natten import attention, library
+from onnxplug_natten import FUNCTIONS, attention
 from torch import Tensor
 
 import onnxplug
@@ -130,6 +130,73 @@ def test_plain_attention() -> None:
     check(model, inputs, ({0: "batch", 1: "queries"}, {0: "batch", 1: "keys"}, {0: "batch", 1: "keys"}))
 
 
+def by_the_formula(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """PyTorch's attention, whose causal mask begins in the upper left corner, too."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return attention(q, k, v, is_causal=causal, scale=0.3, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+def test_causal_attention(opset: int) -> None:
+    """natten has kernels of it for GPUs alone, of CUTLASS: the mask is their ``CausalFromTopLeft``."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return natten.attention(q, k, v, True, 0.3)
+
+    inputs = [(drawn(b, (n,))[0], *drawn(b, (m,), 2)[1:]) for b, n, m in ((2, 5, 7), (1, 6, 3), (3, 4, 4))]
+    keys = {0: "batch", 1: "keys"}
+    shapes = ({0: "batch", 1: "queries"}, keys, keys)
+    program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, opset_version=opset)
+    for args in inputs:
+        torch.testing.assert_close(program(*args)[0], by_the_formula(*args, causal=True), **PLAIN)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("as_lengths", [True, False])
+def test_packed_sequences(causal: bool, as_lengths: bool) -> None:
+    """Of any number and lengths; natten has kernels of them for GPUs alone."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor, of_queries: Tensor, of_keys: Tensor) -> Any:
+        if as_lengths:
+            return natten.attention(q, k, v, causal, 0.3, of_queries, of_keys, return_lse=True)
+        ends = {"cumulative_seqlen_Q": of_queries, "cumulative_seqlen_KV": of_keys}
+        return natten.attention(q, k, v, causal, 0.3, **ends, max_seqlen_Q=5, max_seqlen_KV=4, return_lse=True)
+
+    def drawn_sequences(queries: list[int], keys: list[int]) -> tuple[Tensor, ...]:
+        lengths = [torch.tensor(x, dtype=torch.int32) for x in (queries, keys)]
+        if not as_lengths:
+            lengths = [torch.cat([x.new_zeros(1), x.cumsum(0)]).int() for x in lengths]
+        return (drawn(1, (sum(queries),))[0], *drawn(1, (sum(keys),), 2)[1:], *lengths)
+
+    cases = [([3, 5], [4, 3]), ([2, 1, 6], [2, 7, 1]), ([4], [9])]
+    inputs = [drawn_sequences(*case) for case in cases]
+    keys, of = {1: "keys"}, {0: torch.export.Dim("sequences", min=1 if as_lengths else 2)}
+    program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=({1: "queries"}, keys, keys, of, of))
+    for (queries, counts), args in zip(cases, inputs, strict=True):
+        result, totals = program(*args)
+        parts = zip(*(x.split(n, 1) for x, n in zip(args[:3], (queries, counts, counts), strict=True)), strict=True)
+        torch.testing.assert_close(result, torch.cat([by_the_formula(*p, causal=causal) for p in parts], 1), **PLAIN)
+        assert totals.shape == (1, sum(queries), 4)
+        # The logarithms of the first sequence's first head, score by score.
+        scores = args[0][0, : queries[0], 0] @ args[1][0, : counts[0], 0].t() * 0.3
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf"))
+        torch.testing.assert_close(totals[0, : queries[0], 0], scores.logsumexp(-1), **PLAIN)
+
+
+def test_merged_attention() -> None:
+    """To three sets of keys, as the attention to all of them at once."""
+
+    def model(q: Tensor, *sets: Tensor) -> Any:
+        parts = [natten.attention(q, x, x, scale=0.3, return_lse=True) for x in sets]
+        options = {"torch_compile": False, "use_autograd_fix": False}
+        return natten.merge_attentions([p[0] for p in parts], [p[1] for p in parts], **options)
+
+    inputs = [(drawn(2, (n,))[0], *(drawn(2, (m,))[0] for m in (4, 7, 2))) for n in (5, 3)]
+    check(model, inputs, ({1: "queries"}, (None, None, None)))
+
+
 def test_every_neighbour_by_hand() -> None:
     """The windows of a few axes, as natten's documentation draws them."""
     places, seen = attention._window(7, torch.device("cpu"), 3, 1, 1, False)
@@ -141,18 +208,31 @@ def test_every_neighbour_by_hand() -> None:
 
 
 def test_refusals() -> None:
-    q, k, v = drawn(1, (6,))
-    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
-    for options, match in (({"is_causal": True}, "causal"), ({"seqlens_Q": ends, "seqlens_KV": ends}, "packed")):
+    q, k, v = drawn(2, (6,))
+    lengths = torch.tensor([2, 4], dtype=torch.int32)
+    for options, match in (
+        ({"seqlens_Q": lengths}, "or neither"),
+        ({"seqlens_Q": lengths, "seqlens_KV": lengths}, "batch of 1"),
+    ):
         with pytest.raises(onnxplug.OnnxplugError, match=match):
             onnxplug.to_onnx(lambda q, k, v, o=options: natten.attention(q, k, v, **o), (q, k, v))
 
 
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = drawn(1, (6,))
+    monkeypatch.setattr(natten, "__version__", "0.17.5")
+    onnxplug.to_onnx(torch.nn.ReLU(), args[:1])
+    with pytest.raises(onnxplug.OnnxplugError, match=r"natten>=0.21.5,<0.22 are translated; 0.17.5 is installed"):
+        onnxplug.to_onnx(lambda q, k, v: natten.na1d(q, k, v, 3), args)
+
+
 def test_functions_of_the_library() -> None:
-    for name, function in library.FUNCTIONS.items():
-        theirs = getattr(natten.functional, name)
-        assert list(inspect.signature(theirs).parameters) == list(inspect.signature(function).parameters)
-    holders = {module.__name__ for module, name, _ in library._places() if name == "neighborhood_attention_generic"}
+    places = FUNCTIONS.places()
+    assert {name for _, name, _ in places} == {place.partition(":")[2] for place in FUNCTIONS.functions}
+    for name in ("neighborhood_attention_generic", "attention", "merge_attentions"):
+        theirs, ours = getattr(natten.functional, name), getattr(attention, name)
+        assert list(inspect.signature(theirs).parameters) == list(inspect.signature(ours).parameters)
+    holders = {module.__name__ for module, name, _ in places if name == "neighborhood_attention_generic"}
     assert {"natten.functional", "natten.modules"} <= holders
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from onnxplug import LibraryPatch, PluginInfo, hookimpl
+from onnxplug import LibraryFunctions, PluginInfo, hookimpl
+
+_FILTERS = "onnxplug_torchaudio.filters"
+#: torchaudio's functions that its compiled extension computes, exchanged for ATen operators.
+FUNCTIONS = LibraryFunctions(
+    {
+        "torchaudio.functional.filtering:_lfilter_core_loop": f"{_FILTERS}:lfilter_core_loop",
+        "torchaudio.functional.filtering:_overdrive_core_loop_cpu": f"{_FILTERS}:overdrive_core_loop",
+        "torchaudio.functional.filtering:_overdrive_core_loop_generic": f"{_FILTERS}:overdrive_core_loop",
+        "torchaudio.functional._alignment:forced_align": "onnxplug_torchaudio.alignment:forced_align",
+    },
+    "torchaudio>=2.10,<2.12",
+)
 
 
 @hookimpl
-def onnxplug_patches() -> list[LibraryPatch]:
+def onnxplug_patches() -> list[LibraryFunctions]:
     """What torch.export needs of torchaudio."""
-    return [LibraryPatch(("torchaudio.functional",), "onnxplug_torchaudio.library:exchanged")]
+    return [FUNCTIONS]
 
 
 @hookimpl

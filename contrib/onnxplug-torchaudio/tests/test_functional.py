@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from onnxplug_torchaudio import alignment, filters, library
+from onnxplug_torchaudio import FUNCTIONS, alignment, filters
 from torch import Tensor
 
 import onnxplug
@@ -174,9 +174,9 @@ def test_forced_align_of_ties_and_another_blank() -> None:
 
 def test_kernels_beside_those_of_the_library() -> None:
     """Every function of the table is there, and takes what the library's takes."""
-    places = {(module.__name__, name) for module, name, _ in library._places()}
-    assert set(library.FUNCTIONS) <= places
-    assert ("torchaudio.functional", "forced_align") in places
+    places = {f"{module.__name__}:{name}" for module, name, _ in FUNCTIONS.places()}
+    assert set(FUNCTIONS.functions) <= places
+    assert "torchaudio.functional:forced_align" in places
     assert list(inspect.signature(alignment.forced_align).parameters) == list(
         inspect.signature(F.forced_align).parameters
     )
@@ -185,6 +185,12 @@ def test_kernels_beside_those_of_the_library() -> None:
     filters.lfilter_core_loop(x, a, ours)
     torch.ops.torchaudio._lfilter_core_loop(x, a, theirs)
     torch.testing.assert_close(ours, theirs, **LOOSER["float32"][0])
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchaudio.__version__", "2.1.0")
+    with pytest.raises(onnxplug.OnnxplugError, match=r"torchaudio>=2.10,<2.12 are translated; 2.1.0 is installed"):
+        onnxplug.to_onnx(lambda x: F.lowpass_biquad(x, 16000, 300.0), (torch.rand(2, 100),))
 
 
 def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,19 @@
-"""Fixtures of these tests."""
+"""Fixtures of these tests. Where torchvision's compiled kernels are absent, the checkout's stand for them."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+
+with contextlib.suppress(ImportError):
+    from tests.support.vision_kernels import define_vision_kernels
+
+    define_vision_kernels()
 
 
 @pytest.fixture(autouse=True)

@@ -90,6 +90,13 @@ def export(
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Copy the tokenizer, which must be there; or do without")
     ] = True,
+    processor: Annotated[
+        bool,
+        typer.Option(
+            "--with-processor",
+            help="Models of text with one call: the tokenizer in the file, strings as inputs; names of classes as a result",
+        ),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder holds")] = False,
 ) -> list[ExportedFile]:
     """Exports a folder of ``save_pretrained``."""
@@ -121,6 +128,7 @@ def export(
         merged_adapter=merged_adapter,
         adapters=adapters,
         tokenizer=tokenizer,
+        processor=processor,
         overwrite=overwrite,
         verify=request.verify,
         external_data=request.external_data,

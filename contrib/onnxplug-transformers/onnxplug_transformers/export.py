@@ -39,6 +39,7 @@ from onnxplug_transformers.layouts import (
 from onnxplug_transformers.merged import merge, merged_samples
 from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
 from onnxplug_transformers.packed import store_halves
+from onnxplug_transformers.processors import with_processor
 from onnxplug_transformers.sentences import Sentences
 from onnxplug_transformers.static import StaticDecoder, check_static, check_step, share_data, static_example
 from onnxplug_transformers.tasks import Task, TaskExample, task_example
@@ -68,6 +69,7 @@ def export_folder(
     merged_adapter: str | os.PathLike[str] | None = None,
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     tokenizer: bool = True,
+    processor: bool = False,
     overwrite: bool = False,
     verify: bool = False,
     external_data: bool | None = None,
@@ -101,6 +103,7 @@ def export_folder(
         adapters: Folders of PEFT by name, of a model for text generation: the adapters' factors are inputs of the graph, and each
             adapter is in a file ``NAME.onnx_adapter``.
         tokenizer: Copy the tokenizer; ``False`` does without.
+        processor: Put the tokenizer into the file, whose input is strings, and names of classes, of a model of text with one call.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
         external_data: Weights in a file of their own; ``None`` decides by size.
@@ -123,6 +126,8 @@ def export_folder(
         kind, whole = task_of(config, task, source), source
         source = transformer_folder(source)
         chosen.check_task(kind)
+        if processor and (kind in (TEXT_GENERATION, *ENCODER_DECODERS) or chosen.name != "genai"):
+            raise UsageError("--with-processor is for models of text with one call, without --for")
         flags = {
             "--static": static is not None,
             "--last-logits": last_logits,
@@ -169,7 +174,11 @@ def export_folder(
             elif kind in ENCODER_DECODERS:
                 (_write_merged if chosen.merged else _write_parts)(call, model, source)
             else:
-                _write_model(call, _of_one_call(model, kind, whole), task_example(model, source))
+                single = _of_one_call(model, kind, whole)
+                if processor:
+                    _write_model(call, *with_processor(single, model, kind, source))
+                else:
+                    _write_model(call, single, task_example(model, source))
             copy_companions(source, folder, tokenizer=tokenizer)
             if chosen.name == BROWSERS:
                 write_browser_configuration(source, folder, config, dtypes)

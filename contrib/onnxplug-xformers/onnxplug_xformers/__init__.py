@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import LibraryPatch, OpSample, PluginInfo, hookimpl
+from onnxplug import LibraryFunctions, OpSample, PluginInfo, hookimpl
 
 __all__ = ["stand_in"]
+
+_FMHA, _ATTENTION = "xformers.ops.fmha", "onnxplug_xformers.attention"
+#: What xformers launches on a GPU, exchanged for ATen operators that compute it.
+FUNCTIONS = LibraryFunctions(
+    {
+        f"{_FMHA}:_memory_efficient_attention": f"{_ATTENTION}:forward",
+        f"{_FMHA}:_memory_efficient_attention_forward": f"{_ATTENTION}:forward",
+        f"{_FMHA}:_memory_efficient_attention_forward_requires_grad": f"{_ATTENTION}:forward_with_logarithms",
+        "xformers.ops.rmsnorm:rms_norm": f"{_ATTENTION}:rms_norm",
+        "xformers.ops.rmsnorm:rms_norm_add": f"{_ATTENTION}:rms_norm_add",
+    },
+    "xformers>=0.0.34,<0.0.36",
+)
 
 
 @hookimpl
@@ -24,9 +37,9 @@ def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
 
 
 @hookimpl
-def onnxplug_patches() -> list[LibraryPatch]:
+def onnxplug_patches() -> list[LibraryFunctions]:
     """What torch.export needs of xformers."""
-    return [LibraryPatch(("xformers.ops.fmha",), "onnxplug_xformers.library:exchanged")]
+    return [FUNCTIONS]
 
 
 @hookimpl
@@ -45,7 +58,10 @@ def onnxplug_info() -> PluginInfo:
 
 def stand_in() -> None:
     """Makes xformers' attention and norms run on a machine without a GPU, for exports, by PyTorch's operators from then on."""
-    from onnxplug_xformers.library import define, put
+    import xformers.ops.fmha
+    import xformers.ops.rmsnorm  # noqa: F401
+
+    from onnxplug_xformers.library import define
 
     define()
-    put()
+    FUNCTIONS.put()

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
-from onnxplug_xformers import library
+from onnxplug_xformers import library, stand_in
 from torch import Tensor
 
 import onnxplug
@@ -156,6 +156,12 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     exec(block, {"__name__": "readme"})
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xformers.__version__", "0.0.20")
+    with pytest.raises(onnxplug.PluginError, match=r"xformers>=0.0.34,<0.0.36 are translated; 0.0.20 is installed"):
+        stand_in()
 
 
 def test_schema() -> None:

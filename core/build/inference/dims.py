@@ -47,8 +47,8 @@ def content_key(array: np.ndarray) -> Any:
 
 
 def text_tensor(array: np.ndarray) -> ir.StringTensor:
-    """The content of a constant of text."""
-    encoded = np.array([text.encode() for text in array.reshape(-1).tolist()], dtype=object)
+    """The content of a constant of text; bytes, which need not be text by themselves, stay as they are."""
+    encoded = np.array([t if isinstance(t, bytes) else t.encode() for t in array.reshape(-1).tolist()], dtype=object)
     return ir.StringTensor(encoded.reshape(array.shape))
 
 

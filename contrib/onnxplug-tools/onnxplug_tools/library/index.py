@@ -19,6 +19,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from onnxplug import LibraryFunctions
 from onnxplug.errors import UsageError
 from onnxplug.plugin_api import ENTRY_POINT_GROUP
 from onnxplug.plugins.loading import load_plugin
@@ -37,7 +38,11 @@ page from the packages themselves. An export that meets an operator of one of th
 packages that others publish are not known here, nor to the error.
 
 `onnxplug plugins new onnxplug-acme --for acme` writes the first version of a package for another library, and
-`onnxplug plugins check acme` says what a package still lacks: see [Write a plugin](write-a-plugin.md)."""
+`onnxplug plugins check acme` says what a package still lacks: see [Write a plugin](write-a-plugin.md).
+
+Libraries of which models export without a package: kornia and segment-anything, whose operators of masks and boxes, and a small
+model whole, are tested with onnxplug-torchvision (`make test-torchvision`). Of detectron2, which is not on PyPI, nothing is tested:
+its `paste_masks` and `nms_rotated` are not known here."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Package:
         description: What its pyproject.toml says it is.
         namespaces, libraries: torch namespaces that it translates, and import names of libraries that it serves.
         needs: Requirements of other packages than onnxplug.
+        versions: Requirements of libraries that it serves without needing them.
         tests: Requirements of its tests.
         samples: How many inputs its operators are tested with.
         files: Each file with translations to the operators that it translates.
@@ -60,6 +66,7 @@ class Package:
     namespaces: tuple[str, ...]
     libraries: tuple[str, ...]
     needs: list[str]
+    versions: list[str]
     tests: list[str]
     samples: int
     files: dict[str, list[str]] = field(default_factory=dict)
@@ -102,11 +109,25 @@ def read_package(folder: Path) -> Package | None:
         namespaces=tuple(name for info in infos for name in info.namespaces),
         libraries=tuple(name for info in infos for name in info.libraries),
         needs=_of_others(needs),
-        tests=_of_others(project.get("optional-dependencies", {}).get("test", ())),
+        versions=list(dict.fromkeys(f.requires for hooks in values for f in _functions(hooks))),
+        tests=_of_others([*project.get("optional-dependencies", {}).get("test", ()), *_installed_alone(folder)]),
         samples=sum(len(hooks.get("onnxplug_samples", ())) for hooks in values),
         files=_files(values, [op for info in infos for op in info.replaced]),
         runtime=_runtime(values),
     )
+
+
+def _functions(hooks: Mapping[str, Any]) -> list[LibraryFunctions]:
+    return [patch for patch in hooks.get("onnxplug_patches", ()) if isinstance(patch, LibraryFunctions)]
+
+
+def _installed_alone(folder: Path) -> list[str]:
+    """The versions that the checkout's Makefile tests a package with and its pyproject.toml can't name: ``ALONE_NAME := …``."""
+    makefile = folder.parents[1] / "Makefile"
+    name = folder.name.removeprefix("onnxplug-")
+    text = makefile.read_text(encoding="utf-8").replace("\\\n", " ") if makefile.exists() else ""
+    found = re.search(rf"^ALONE_{re.escape(name)} := (.*)", text, re.MULTILINE)
+    return [word for word in found[1].split() if "==" in word] if found else []
 
 
 def _of_others(requirements: Iterable[str]) -> list[str]:
@@ -124,6 +145,10 @@ def _files(values: Iterable[Mapping[str, Any]], replaced: Iterable[str]) -> dict
         for op, function in hooks.get("onnxplug_decompositions", {}).items():
             if function is not None:
                 files.setdefault(_file(function.__module__), set()).add(packet_of(op))
+        for functions in _functions(hooks):
+            for place, ours in functions.functions.items():
+                module = ours.partition(":")[0] if isinstance(ours, str) else ours.__module__
+                files.setdefault(_file(module), set()).add(place.replace(":", "::"))
     if names := {packet_of(op) for op in replaced}:
         files["replaced during capture"] = names
     return {file: sorted(ops) for file, ops in sorted(files.items())}
@@ -155,7 +180,7 @@ def page(packages: Iterable[Package], before: str = "") -> str:
     """
     packages = list(packages)
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", before, re.MULTILINE | re.DOTALL))
-    lines = [_INTRODUCTION, "", "| package | for | operators |", "|---|---|---|"]
+    lines = [_INTRODUCTION, "", "| package | for | operators and functions |", "|---|---|---|"]
     texts = [_section(package, sections.get(package.name, "")) for package in packages]
     for package, text in zip(packages, texts, strict=True):
         whom = package.foreign() or [Requirement(need).name for need in package.needs] or ["torch"]
@@ -175,6 +200,7 @@ def _section(package: Package, before: str) -> str:
     rows = [
         f"| install | `pip install {package.name}` |",
         f"| needs | {_codes(package.needs) or 'nothing beside onnxplug'} |",
+        *([f"| for | {_codes(package.versions)} |"] if package.versions else []),
         f"| tested with | {tests}" + (f"; {counted(package.samples, 'sample')} |" if package.samples else " |"),
         f"| runtime | {package.runtime} |",
         *([count] if count else []),
@@ -182,7 +208,7 @@ def _section(package: Package, before: str) -> str:
     lines = [f"## {package.name}", "", f"{package.description.removeprefix('An onnxplug plugin: ')}.", ""]
     lines += ["| | |", "|---|---|", *rows, ""]
     if package.files:
-        lines += ["| where | operators |", "|---|---|"]
+        lines += ["| where | operators and functions |", "|---|---|"]
         lines += [f"| {file} | {_operators(ops)} |" for file, ops in package.files.items()]
         lines += [*([left] if left else []), ""]
     return "\n".join(lines)

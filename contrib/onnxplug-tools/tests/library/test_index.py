@@ -21,9 +21,11 @@ test = ["onnxplug[ort]", "pytest>=8", "annex==2.1"]
 annex = "onnxplug_annex"
 """,
     "onnxplug_annex/__init__.py": """
-from onnxplug import Domain, OpSample, PluginInfo, Rule, hookimpl
+from onnxplug import Domain, LibraryFunctions, OpSample, PluginInfo, Rule, hookimpl
 @hookimpl
 def onnxplug_rules(): return [Rule("annex::whole", "onnxplug_annex.rules:whole"), Rule("annex_probe::double", lambda g, n: n.args[0])]
+@hookimpl
+def onnxplug_patches(): return [LibraryFunctions({"annex_models.ops:fit": "onnxplug_annex.rules:fit"}, "annex_models>=4")]
 @hookimpl
 def onnxplug_domains(): return [Domain("com.annex", 1)]
 @hookimpl
@@ -47,6 +49,8 @@ def checkout(tmp_path: Path) -> Path:
         file = tmp_path / "contrib/onnxplug-annex" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
+    makefile = "ALONE_annex := --no-build-isolation annex-models==4.2 \\\n  annex-parts==0.1\nNEXT := 1\n"
+    (tmp_path / "Makefile").write_text(makefile, encoding="utf-8")
     for folder in ("docs", "plugins"):
         (tmp_path / folder).mkdir()
     return tmp_path
@@ -56,12 +60,13 @@ def test_what_a_package_says(checkout: Path, monkeypatch: pytest.MonkeyPatch) ->
     index.main(checkout)
     text = (checkout / index.PAGE).read_text(encoding="utf-8")
     for line in (
-        "| [onnxplug-annex](#onnxplug-annex) | `annex`, `annex_models`, `annex_probe` | 3 |",
+        "| [onnxplug-annex](#onnxplug-annex) | `annex`, `annex_models`, `annex_probe` | 4 |",
         "annex in ONNX.",
         "| needs | `annex>=2,<3` |",
-        "| tested with | `annex==2.1`; 1 sample |",
+        "| for | `annex_models>=4` |",
+        "| tested with | `annex==2.1`, `annex-models==4.2`, `annex-parts==0.1`; 1 sample |",
         "| runtime | `com.annex` of ONNX Runtime where it is used |",
-        "| onnxplug_annex/rules.py | `annex`: `whole` |",
+        "| onnxplug_annex/rules.py | `annex`: `whole`; `annex_models.ops`: `fit` |",
         "| onnxplug_annex/__init__.py | `annex_probe`: `double` |",
         "| replaced during capture | `annex`: `inner` |",
     ):

@@ -1,0 +1,131 @@
+"""Token numbers back to text, by ``StringJoin``: each token has its own piece of a text, and a text is its pieces in a row."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from onnxplug import UsageError
+from onnxplug_extensions import DOMAIN
+from onnxplug_extensions.byte_pairs import replaced
+from onnxplug_extensions.operators import register
+from onnxplug_extensions.parts import refuse, sequence, typed
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Decoder:
+    """What ``detokenize`` asks: a tokenizer of transformers, and the piece of each of its tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        skip_special_tokens: Whether special tokens are left out.
+
+    Raises:
+        UsageError: A token's piece depends on those beside it, in a way that is unknown here.
+    """
+
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool) -> None:
+        about = json.loads(tokenizer.backend_tokenizer.to_str())
+        kinds = [part["type"] for part in sequence(about["decoder"])]
+        self._tokenizer, self._skips = tokenizer, skip_special_tokens
+        self._begins_with_space = kinds != ["ByteLevel"]
+        if kinds == ["ByteLevel"]:
+            make = _of_bytes(_byte_values())
+        elif kinds == ["WordPiece"]:
+            decode = tokenizer.backend_tokenizer.decoder.decode
+            make = lambda token: decode(["a", token])[1:].encode()  # noqa: E731
+        elif kinds in (["Replace", "ByteFallback", "Fuse", "Strip"], ["Replace", "ByteFallback", "Fuse"]):
+            first, last = sequence(about["decoder"])[0], sequence(about["decoder"])[-1]
+            refuse((first["pattern"], first["content"]) != ({"String": "▁"}, " "), "it replaces other characters")
+            self._begins_with_space = last["type"] == "Strip"
+            refuse(self._begins_with_space and (last["start"], last["stop"]) != (1, 0), "it strips more than one space")
+            make = _of_sentencepiece
+        else:
+            raise UsageError(
+                f"the pieces of this tokenizer's tokens are not known: its decoder is {' and '.join(kinds)}"
+            )
+        special = set(tokenizer.all_special_ids) if skip_special_tokens else set()
+        tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        self._pieces = [b"" if n in special or token is None else make(token) for n, token in enumerate(tokens)]
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of tokens, as transformers has it."""
+        options = {"skip_special_tokens": self._skips, "clean_up_tokenization_spaces": False}
+        return [self._tokenizer.decode(list(row), **options) for row in rows]
+
+    def emit(self, g: Any, tokens: Any) -> Any:
+        """The nodes that do. ``StringJoin`` ends the process where there is nothing: a row and a column are put before all."""
+        tokens = g.op.Pad(tokens, g.const([1, 1, 0, 0]), g.const(len(self._pieces)))
+        pieces = g.op.Gather(g.const(np.array([*self._pieces, b""], dtype=object)), tokens, axis=0)
+        joined = g.domain(DOMAIN, 1).StringJoin(pieces, g.const([""]), g.const([1]))
+        joined = g.op.Slice(typed(joined, ir.DataType.STRING), [1], [2**62], [0])
+        return replaced(g, joined, "^ ", "", once=True) if self._begins_with_space else joined
+
+
+def _byte_values() -> dict[str, int]:
+    """The byte that each character of GPT-2's alphabet stands for: those that print stand for themselves."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _of_bytes(values: dict[str, int]) -> Any:
+    def make(token: str) -> bytes:
+        return bytes(values[c] for c in token) if all(c in values for c in token) else token.encode()
+
+    return make
+
+
+def _of_sentencepiece(token: str) -> bytes:
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+
+
+class Detokenizer(nn.Module):
+    """Token numbers to texts.
+
+    Args:
+        tokenizer: A tokenizer of transformers, as ``Tokenizer`` takes it.
+        skip_special_tokens: Whether special tokens, such as those of the beginning, the end and padding, are left out.
+
+    Raises:
+        UsageError: What stands for a token depends on those beside it.
+    """
+
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
+        super().__init__()
+        self._decoder = Decoder(tokenizer, skip_special_tokens)
+        self._name = f"decoder {id(self._decoder)}"
+        register(self._name, self._decoder)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """A vector of strings.
+
+        Args:
+            ids: Token numbers, int64, [texts, length].
+        """
+        return torch.ops.onnxplug_extensions.detokenize(ids, self._name)
+
+
+class Labels(nn.Module):
+    """Numbers of classes to their names.
+
+    Args:
+        names: The names, in the order of the numbers.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = json.dumps(list(names))
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        """Strings, of the shape of ``index``."""
+        return torch.ops.onnxplug_extensions.named(index, self._names)

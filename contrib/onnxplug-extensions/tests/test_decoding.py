@@ -1,0 +1,70 @@
+"""Token numbers back to texts, and labels, compared with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnxruntime_extensions", reason="`make packages` tests with it, in an environment of its own")
+
+import made
+import torch
+from lines import thousand_lines
+from made import wordpiece
+from onnxplug_extensions import Detokenizer, Labels
+
+import onnxplug
+from onnxplug import string_array
+
+MAKERS = {"wordpiece": wordpiece, "gpt2": made.gpt2, "roberta": made.roberta, "llama": made.llama}
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_thousand_lines(name: str, skip: bool) -> None:
+    """Of tokens with those of the beginning, the end and padding; one file for rows of any number and length."""
+    tokenizer = MAKERS[name]()
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    lines = thousand_lines()
+    rows = [torch.tensor(tokenizer(lines[n::10], padding=True)["input_ids"]) for n in range(10)]
+    module = Detokenizer(tokenizer, skip_special_tokens=skip)
+    program = onnxplug.to_onnx(module, (rows[0][:3],), dynamic_shapes=({0: "texts", 1: "length"},))
+    for ids in (*rows, rows[1][:1], rows[2][:0], rows[3][:4, :0]):
+        wanted = (
+            []
+            if not len(ids)
+            else tokenizer.batch_decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        )
+        assert list(string_array(module(ids))) == wanted
+        assert list(program(ids)[0]) == wanted
+
+
+def test_tokens_that_are_parts_of_a_character() -> None:
+    tokenizer = made.gpt2()
+    ids = torch.tensor([tokenizer("né 𝓗")["input_ids"]])
+    assert ids.shape[1] > 4
+    program = onnxplug.to_onnx(Detokenizer(tokenizer), (ids,), dynamic_shapes=({1: "length"},))
+    assert program(ids)[0].tolist() == ["né 𝓗"]
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_labels(opset: int) -> None:
+    labels = Labels(["negative", "neither", "positive 😀"])
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return labels(x.argmax(-1))
+
+    inputs = [torch.randn(4, 3), torch.randn(1, 3), torch.randn(0, 3)]
+    program = onnxplug.to_onnx(model, (inputs[0],), dynamic_shapes=({0: "texts"},), opset_version=opset)
+    for x in inputs:
+        assert list(program(x)[0]) == list(string_array(model(x)))
+
+
+def test_a_decoder_that_is_unknown() -> None:
+    from tokenizers import decoders
+
+    tokenizer: Any = made.gpt2()
+    tokenizer.backend_tokenizer.decoder = decoders.CTC()
+    with pytest.raises(onnxplug.UsageError, match="its decoder is CTC"):
+        Detokenizer(tokenizer)

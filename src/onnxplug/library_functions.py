@@ -1,0 +1,1 @@
+../../core/library_functions.py
