@@ -20,22 +20,38 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.passes import shape_prop
 
 from onnxplug.capture.patching import patched, patched_kernel
 from onnxplug.patches.operands import expressions
-from onnxplug.torch_private import DispatchKey, FakeTensor, FakeTensorMode, OpOverload, torch_c, transforms_depth
+from onnxplug.torch_private import (
+    DispatchKey,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    is_functional_tensor,
+    is_transformed,
+    torch_c,
+    transforms_depth,
+)
 
 Function = Callable[..., Any]
+#: The operators to which a constant goes that the model's code makes.
+_LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
 #: Kinds of arguments without sizes.
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
 
 
 @contextlib.contextmanager
 def results_in_one_step() -> Iterator[None]:
-    """While it holds, results that the operands' sizes and strides prove are made in one step."""
+    """While it holds, results that the operands' sizes and strides prove are made in one step, and so are constants."""
     composite = DispatchKey.CompositeImplicitAutograd
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(FakeTensorMode, "_dispatch_impl", _of_pointwise(FakeTensorMode._dispatch_impl)))
+        name = "is_contiguous_for_memory_format_or_false"
+        if hasattr(shape_prop, name):
+            stack.enter_context(patched(shape_prop, name, _contiguity(getattr(shape_prop, name))))
         for op, sizes_of in _COMPOSITES.items():
             original = op.py_kernels.get(composite) or functools.partial(op._op_dk, composite)
             stack.enter_context(patched_kernel(op, composite, _kernel(original, sizes_of)))
@@ -44,6 +60,10 @@ def results_in_one_step() -> Iterator[None]:
 
 def _of_pointwise(original: Function) -> Function:
     def dispatch(mode: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if func in _LIFTS and not kwargs:
+            result = _lifted(mode, *args)
+            if result is not None:
+                return result
         if _is_pointwise(func) and all(type(value) in _PLAIN for value in kwargs.values()):
             with torch_c.DisableTorchFunction():
                 result = _pointwise_result(mode, func, args, kwargs) if not transforms_depth() else None
@@ -52,6 +72,18 @@ def _of_pointwise(original: Function) -> Function:
         return original(mode, func, types, args, kwargs)
 
     return dispatch
+
+
+def _contiguity(original: Callable[..., bool]) -> Callable[..., bool]:
+    def is_contiguous(tensor: Any, *, memory_format: torch.memory_format) -> bool:
+        """Whether a tensor is known to have a memory format; torch asks of each result, for its node's metadata."""
+        if memory_format is torch.contiguous_format:
+            with torch_c.DisableTorchFunction():
+                if _dense_sizes(tensor) is not None and not free_unbacked_symbols(tensor):
+                    return True
+        return original(tensor, memory_format=memory_format)
+
+    return is_contiguous
 
 
 @functools.cache
@@ -77,6 +109,36 @@ def _pointwise_result(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[st
     if shape is None or (dtype := _result_dtype(func, args, kwargs)) is None:
         return None
     return FakeTensor(mode, torch.empty(shape, dtype=dtype, device="meta"), tensors[0].fake_device)
+
+
+def _lifted(mode: Any, tensor: Any) -> Any:
+    """The fake tensor of a constant that the code makes, whole and in memory of its own; ``None`` for other tensors.
+
+    torch enters a dozen contexts for each. The mode's memo knows the tensor and its memory afterwards, as from torch.
+    """
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return None
+    if tensor.requires_grad or tensor._is_view() or tensor.is_inference() or tensor.is_conj() or tensor.is_neg():
+        return None
+    if (
+        vars(tensor)
+        or tensor.is_quantized
+        or is_transformed(tensor)
+        or is_functional_tensor(tensor)
+        or transforms_depth()
+    ):
+        return None
+    describer, memory = mode.fake_tensor_converter.meta_converter.describer, tensor.untyped_storage()
+    if tensor in describer.lookup_tensor or memory in describer.lookup_storage:
+        return None
+    if tensor.storage_offset() or memory.nbytes() != tensor.numel() * tensor.element_size():
+        return None
+    with torch_c._DisableTorchDispatch():
+        kind = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        fake = FakeTensor(mode, kind, tensor.device)
+    mode.fake_tensor_converter.set_tensor_memo(tensor, fake)
+    mode.fake_tensor_converter.meta_converter.storage_memo[describer.get_storage_id(memory)] = fake.untyped_storage()
+    return fake
 
 
 def _is_dynamic(tensor: Any) -> bool:

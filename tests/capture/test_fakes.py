@@ -74,6 +74,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "outer": lambda: Of(lambda x: x[:, :, 0].unsqueeze(1) * x[:, :, 1].unsqueeze(2)),
     "lower rank": lambda: Of(lambda x: x * x[0, 0] + x[0]),
     "promotion": lambda: Of(lambda x: (x > 0) * 2 + (x.to(torch.int8) + 1.5) / 2 + x.half().float() * x.double()),
+    "constants": lambda: Of(
+        lambda x: (
+            x * torch.tensor([1.0, 2.0, 3.0, 4.0])
+            + torch.tensor(2) * torch.tensor([[0.5], [1.5]]).T.sum()
+            + torch.tensor(x.shape[0]).sqrt()
+            + torch.tensor([1, 2, 3])[1:].double().mean()
+        )
+    ),
+    "a constant and its view": lambda: Of(
+        lambda x: (lambda c, v: v.add_(1).sum() + c + x)(*(lambda c: (c, c[1:]))(torch.tensor([1.0, 2.0, 3.0, 4.0])))
+    ),
     "a scalar": lambda: Of(lambda x: x * x.sum() + x.int() * torch.tensor(2.5) + x.sum() * 2),
     "transposed": lambda: Of(lambda x: x.transpose(0, 1) * 2 + x.transpose(1, 2).exp().transpose(0, 2).sum(0)[0, 0]),
     "expanded": lambda: Of(lambda x: x[:, :1].expand_as(x) * 2 + x[:, :1].expand_as(x) + x[:, ::2][:, :1]),
