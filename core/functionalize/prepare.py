@@ -119,12 +119,22 @@ def _functional(captured: Captured) -> FunctionalGraph:
 def _tensors(
     program: torch.export.ExportedProgram, copies: Mapping[torch.fx.Node, Any]
 ) -> dict[torch.fx.Node, torch.Tensor]:
-    """The program's parameters, buffers and constants, by their placeholders or the copies of these."""
+    """The parameters, buffers and constants with memory and a reader, by their placeholders or the copies of these."""
     inputs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
-    tensors = ((node, program.state_dict.get(spec.target, program.constants.get(spec.target))) for node, spec in inputs)
-    return {
-        copies.get(node, node): tensor for node, tensor in tensors if isinstance(tensor, torch.Tensor) and node.users
-    }
+    tensors = ((node, _tensor_of(program, spec)) for node, spec in inputs if node.users)
+    return {copies.get(node, node): tensor for node, tensor in tensors if _has_memory(tensor)}
+
+
+def _tensor_of(program: torch.export.ExportedProgram, spec: Any) -> Any:
+    """The tensor, or the object, of a parameter, buffer or constant; ``None`` for an input."""
+    tensor = program.state_dict.get(spec.target)
+    return program.constants.get(spec.target) if tensor is None else tensor
+
+
+def _has_memory(tensor: Any) -> bool:
+    """Whether a tensor is no sparse tensor, which has several inner tensors, and no subclass with inner tensors."""
+    is_strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+    return is_strided and not is_traceable_wrapper_subclass(tensor)
 
 
 def _ranges(captured: Captured) -> Ranges:
@@ -270,14 +280,17 @@ def _input_slot(
     program: torch.export.ExportedProgram, original: torch.fx.Node, node: torch.fx.Node, spec: Any, position: int
 ) -> InputSlot:
     if spec.kind in _STATE:
-        tensor = program.state_dict.get(spec.target)
-        if tensor is None:
-            tensor = program.constants.get(spec.target)
+        tensor = _tensor_of(program, spec)
         if tensor is not None and is_traceable_wrapper_subclass(tensor):
             raise UsageError(
                 f"the weight {spec.target!r} is {type_with_article(tensor)}, a tensor subclass, whose inner tensors the exported "
                 "program does not show",
                 hint="Give the module itself, or unwrap its weights before torch.export (torchao: unwrap_tensor_subclass).",
+            )
+        if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+            raise UsageError(
+                f"the weight {spec.target!r} is a tensor of the layout {tensor.layout}, for which no operator has a rule",
+                hint="Keep it dense: tensor.to_dense().",
             )
         persistent = spec.target in program.state_dict
         return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor, target=spec.target, persistent=persistent)

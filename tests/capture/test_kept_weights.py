@@ -156,6 +156,15 @@ def test_memory_that_no_view_expresses(name: str) -> None:
         onnxplug.to_onnx(Memory(*REFUSED[name]), (X,))
 
 
+@pytest.mark.parametrize("write", [_add(lambda m: m.table), lambda m: None], ids=["a write", "no write"])
+def test_a_sparse_buffer_is_named(write: Callable[[Any], Any]) -> None:
+    model = Memory(
+        lambda m: m.register_buffer("sparse", torch.eye(4).to_sparse()), write, lambda m: m.sparse.to_dense().sum(0)
+    )
+    with pytest.raises(onnxplug.UsageError, match=r"the weight 'sparse' is a tensor of the layout torch.sparse_coo"):
+        onnxplug.to_onnx(model, (X,))
+
+
 def test_memory_that_nobody_writes_stays_apart() -> None:
     model = Memory(lambda m: m.table[:2].repeat(1), lambda m: None, lambda m: m.kept.sum())
     program = onnxplug.to_onnx(model, (X,))
