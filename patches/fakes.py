@@ -111,31 +111,35 @@ def _pointwise_result(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[st
     return FakeTensor(mode, torch.empty(shape, dtype=dtype, device="meta"), tensors[0].fake_device)
 
 
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor is neither of a subclass nor transformed, and lies in the processor's memory as it is."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    if tensor.is_inference() or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return False
+    return not is_transformed(tensor) and not is_functional_tensor(tensor)
+
+
+def fake_of(mode: Any, tensor: torch.Tensor) -> Any:
+    """The fake tensor of a plain tensor, in new memory."""
+    with torch_c._DisableTorchDispatch():
+        kind = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(mode, kind, tensor.device)
+
+
 def _lifted(mode: Any, tensor: Any) -> Any:
     """The fake tensor of a constant that the code makes, whole and in memory of its own; ``None`` for other tensors.
 
     torch enters a dozen contexts for each. The mode's memo knows the tensor and its memory afterwards, as from torch.
     """
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        return None
-    if tensor.requires_grad or tensor._is_view() or tensor.is_inference() or tensor.is_conj() or tensor.is_neg():
-        return None
-    if (
-        vars(tensor)
-        or tensor.is_quantized
-        or is_transformed(tensor)
-        or is_functional_tensor(tensor)
-        or transforms_depth()
-    ):
+    if not is_plain(tensor) or tensor.requires_grad or tensor._is_view() or vars(tensor) or transforms_depth():
         return None
     describer, memory = mode.fake_tensor_converter.meta_converter.describer, tensor.untyped_storage()
     if tensor in describer.lookup_tensor or memory in describer.lookup_storage:
         return None
     if tensor.storage_offset() or memory.nbytes() != tensor.numel() * tensor.element_size():
         return None
-    with torch_c._DisableTorchDispatch():
-        kind = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        fake = FakeTensor(mode, kind, tensor.device)
+    fake = fake_of(mode, tensor)
     mode.fake_tensor_converter.set_tensor_memo(tensor, fake)
     mode.fake_tensor_converter.meta_converter.storage_memo[describer.get_storage_id(memory)] = fake.untyped_storage()
     return fake

@@ -7,7 +7,7 @@ would find the weight itself, which is another tensor: ``self.kept[0] is self.we
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def _places(request: CaptureRequest) -> Iterator[Kept]:
                 yield kept
 
 
-def _have(items: Iterable[Any], weights: set[int]) -> bool:
+def _have(items: Iterable[Any], weights: Set[int]) -> bool:
     """Whether a weight is among items, or in tuples among them."""
     if not weights.isdisjoint(map(id, items)):
         return True
@@ -82,7 +82,7 @@ def _replace(places: list[Kept], new: Mapping[int, torch.Tensor]) -> None:
 
 
 def _replaced(item: Any, new: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(item, tuple) and _have(item, set(new)):
+    if isinstance(item, tuple) and _have(item, new.keys()):
         values = [_replaced(value, new) for value in item]
         return type(item)._make(values) if hasattr(item, "_make") else tuple(values)
     return new.get(id(item), item)

@@ -15,17 +15,15 @@ import torch
 from onnxplug.capture.handlers import callers_known
 from onnxplug.capture.patching import patched
 from onnxplug.patches.export_passes import lean_passes
+from onnxplug.patches.fakes import fake_of, is_plain
 from onnxplug.torch_private import (
     DispatchKey,
-    FakeTensor,
     ModuleStackTracer,
     OpOverload,
     backed_values,
     detect_fake_mode,
     dispatch_utilities,
     export_trace,
-    is_functional_tensor,
-    is_transformed,
     operator_dispatch,
     proxies,
     pytree,
@@ -146,13 +144,8 @@ def _kinds_of_constants_made_at_once() -> Iterator[None]:
         return
 
     def extract(val: Any, *args: Any, **kwargs: Any) -> Any:
-        is_plain = type(val) is torch.Tensor and val.layout is torch.strided and not is_transformed(val)
-        mode = detect_fake_mode(val) if is_plain and not is_functional_tensor(val) else None
-        if mode is None:
-            return original(val, *args, **kwargs)
-        with torch_c._DisableTorchDispatch():
-            kind = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
-            return FakeTensor(mode, kind, val.device)
+        mode = detect_fake_mode(val) if is_plain(val) else None
+        return original(val, *args, **kwargs) if mode is None else fake_of(mode, val)
 
     with patched(proxies, "extract_val", extract):
         yield
