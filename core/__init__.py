@@ -19,7 +19,7 @@ _HOME = {
     "Rewrite": "rewrite.rewrite",
     "Metadata": "metadata",
     "Observer": "observers",
-    "LibraryFunctions": "library_functions",
+    "LibraryFunctions": "plugins.library_functions",
     "string_tensor": "strings",
     "string_array": "strings",
     "OnnxRegistry": "registry.registry",
@@ -104,7 +104,6 @@ if TYPE_CHECKING:
     from onnxplug.exporter import to_onnx as to_onnx
     from onnxplug.interpret.interpreter import DynamoInterpreter as DynamoInterpreter
     from onnxplug.interpret.node import FxNode as FxNode
-    from onnxplug.library_functions import LibraryFunctions as LibraryFunctions
     from onnxplug.metadata import Metadata as Metadata
     from onnxplug.observers import Observer as Observer
     from onnxplug.plugin_api import (
@@ -131,6 +130,7 @@ if TYPE_CHECKING:
         PluginInfo as PluginInfo,
         TargetInfo as TargetInfo,
     )
+    from onnxplug.plugins.library_functions import LibraryFunctions as LibraryFunctions
     from onnxplug.program import OnnxProgram as OnnxProgram
     from onnxplug.registry.registry import OnnxRegistry as OnnxRegistry
     from onnxplug.registry.rule import Rule as Rule

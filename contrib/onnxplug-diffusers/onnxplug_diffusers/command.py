@@ -59,6 +59,8 @@ def read_index(source: Path) -> dict[str, Any]:
         UsageError: There is no such folder, or no such file in it.
         OnnxplugError: It can't be read.
     """
+    from onnxplug_transformers.folders import read_json
+
     if not source.is_dir():
         raise UsageError(
             f"there is no folder {source}", hint="diffusers:FOLDER is one of a pipeline's save_pretrained."
@@ -68,13 +70,7 @@ def read_index(source: Path) -> dict[str, Any]:
         known = (source / "config.json").is_file()
         hint = f"It may be one for transformers:{source}." if known else "A pipeline's save_pretrained writes it."
         raise UsageError(f"{source} has no {INDEX}", hint=hint)
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OnnxplugError(f"{path} can't be read: {error}") from error
-    if not isinstance(index, dict):
-        raise OnnxplugError(f"{path} is not a JSON object")
-    return index
+    return read_json(path)
 
 
 def _is_component(entry: Any) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
-from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from onnxplug import OnnxplugError, UsageError
@@ -22,6 +21,7 @@ from onnxplug_transformers.folders import read_json
 from onnxplug_transformers.four_bits import BLOCK_SIZES, FourBitLinear, joint_layers, place
 from onnxplug_transformers.models import method_of
 from onnxplug_transformers.rounding import together, zero_bytes
+from onnxplug_transformers.weightless import LoadingQuantizer
 
 _METHOD = "onnxplug_packed"
 #: Which column each of the eight numbers of an AWQ int32 belongs to, the low half byte first.
@@ -86,7 +86,7 @@ class _Config(QuantizationConfigMixin):
 
 
 @register_quantizer(_METHOD)
-class _Quantizer(HfQuantizer):
+class _Quantizer(LoadingQuantizer):
     """Puts :class:`_Packed` in the place of linear layers before transformers loads the checkpoint."""
 
     quantization_config: Any
@@ -101,13 +101,6 @@ class _Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         _place(model, {name: model.get_submodule(name).unpacked(name) for name in self.quantization_config.layers})
         return model
-
-    def is_serializable(self) -> bool:
-        return False
-
-    @property
-    def is_trainable(self) -> bool:
-        return False
 
 
 class _Packed(nn.Module):

@@ -55,8 +55,19 @@ class _Weightless(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.empty(0)), linear.bias
 
 
+class LoadingQuantizer(HfQuantizer):
+    """Changes a model as it is loaded; it is neither stored nor trained."""
+
+    def is_serializable(self) -> bool:
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
 @register_quantizer(_METHOD)
-class _Quantizer(HfQuantizer):
+class _Quantizer(LoadingQuantizer):
     """Leaves nothing of the weights that are not given."""
 
     quantization_config: Any
@@ -69,10 +80,3 @@ class _Quantizer(HfQuantizer):
             else:
                 setattr(model.get_submodule(owner), attribute, _Weightless(module))
         return model
-
-    def is_serializable(self) -> bool:
-        return False
-
-    @property
-    def is_trainable(self) -> bool:
-        return False

@@ -1,1 +1,0 @@
-../../core/library_functions.py
