@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,15 @@ class Encoder(_Part):
         states = self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
         mask = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
         return {"states": _projected(self._model, states, **mask)}
+
+
+class SpeechEncoder(_Part):
+    """The encoder's states too, which onnxruntime-genai asks for."""
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
+        """From the model's inputs to ``last_hidden_state`` and ``states``, as ``States`` and ``Encoder`` have them."""
+        states = self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
+        return {"last_hidden_state": states, "states": _projected(self._model, states)}
 
 
 class States(_Part):
@@ -99,6 +109,42 @@ class Decoder(_Part):
             **mask,
         )
         return {"logits": result.logits, "present": past_key_values.self_attention_cache}
+
+
+class SpeechDecoder(Decoder):
+    """A step whose logits are those that ``generate`` chooses by: tokens that the settings of generation suppress are out.
+
+    Args:
+        model: The model.
+        always, first: Numbers of the tokens that are suppressed in each step, and in the first alone, of a call without a past.
+    """
+
+    def __init__(self, model: Any, always: Sequence[int], first: Sequence[int]) -> None:
+        super().__init__(model)
+        for name, tokens in (("always", always), ("first", first)):
+            out = torch.zeros(model.config.vocab_size, dtype=torch.bool)
+            out[[token for token in tokens if token < len(out)]] = True
+            self.register_buffer(f"suppressed_{name}", out, persistent=False)
+
+    def forward(
+        self, input_ids: torch.Tensor, past_key_values: Any, encoder_attention_mask: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        """One step, as ``Decoder`` has it."""
+        past = past_key_values.self_attention_cache.layers[0].keys.shape[2]
+        result = super().forward(input_ids, past_key_values, encoder_attention_mask)
+        length = input_ids.shape[1]
+        # The last token, of a call without a past: with one, no place is below length.
+        begins = torch.arange(length, device=input_ids.device) + past * length == length - 1
+        out = self.suppressed_always | (begins[:, None] & self.suppressed_first)
+        return {**result, "logits": result["logits"].masked_fill(out, -torch.inf)}
+
+
+def without_past(past: Any) -> Any:
+    """A cache that has the encoder's keys and values alone, as before the first step."""
+    own = DynamicCache()
+    for number, layer in enumerate(past.self_attention_cache.layers):
+        own.update(layer.keys[:, :, :0], layer.values[:, :, :0], number)
+    return EncoderDecoderCache(own, past.cross_attention_cache)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,16 @@ from onnxplug_transformers.decoders import (
     padded_prompt_of,
 )
 from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
-from onnxplug_transformers.folders import check_output, check_tokenizer, copy_companions, staged, transformer_folder
+from onnxplug_transformers.folders import (
+    check_output,
+    check_tokenizer,
+    copy_companions,
+    preprocessor_of,
+    staged,
+    transformer_folder,
+)
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
-from onnxplug_transformers.genai import genai_config
+from onnxplug_transformers.genai import SPEECH_FRAMES, genai_config, speech_config, speech_processor
 from onnxplug_transformers.gguf_files import as_folder
 from onnxplug_transformers.layouts import (
     BROWSERS,
@@ -279,10 +286,29 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
     """An encoder that gives the keys and values of the cross-attention, and a decoder that takes them."""
-    both = encoder_decoders.examples_of(model, task_example(model, source))
-    parts = (encoder_decoders.Encoder(model).eval(), encoder_decoders.Decoder(model).eval())
-    for name, part, about in zip(("encoder_model", "decoder_model"), parts, both, strict=True):
-        call.write(name, part, **about.arguments())
+    first, second = encoder_decoders.examples_of(model, task_example(model, source))
+    if model.config.model_type != "whisper":
+        call.write("encoder_model", encoder_decoders.Encoder(model).eval(), **first.arguments())
+        call.write("decoder_model", encoder_decoders.Decoder(model).eval(), **second.arguments())
+        return
+    frames = first.kwargs[model.main_input_name].shape[-1]
+    if frames != SPEECH_FRAMES:
+        call.notes += (
+            f"onnxruntime-genai takes {SPEECH_FRAMES} frames of sound, and this model {frames}: the loop is yours",
+        )
+    first = replace(first, output_names=["last_hidden_state", *first.output_names])
+    settings = model.generation_config
+    suppressed = [list(tokens or ()) for tokens in (settings.suppress_tokens, settings.begin_suppress_tokens)]
+    call.write("encoder_model", encoder_decoders.SpeechEncoder(model).eval(), **first.arguments())
+    first_step = {**second.kwargs, "past_key_values": encoder_decoders.without_past(second.kwargs["past_key_values"])}
+    decoder = encoder_decoders.SpeechDecoder(model, *suppressed).eval()
+    call.write("decoder_model", decoder, first_step, **second.arguments())
+    about = {"genai_config.json": speech_config(model)} if frames == SPEECH_FRAMES else {}
+    processor = preprocessor_of(source)
+    if about and processor:
+        about["audio_processor_config.json"] = speech_processor(processor)
+    for name, content in about.items():
+        (call.folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_merged(call: _Call, model: Any, source: Path) -> None:
@@ -333,15 +359,18 @@ class _Call:
     accuracy_level: int = 1
     files: list[ExportedFile] = field(default_factory=list)
 
-    def write(self, name: str, model: Any, **about: Any) -> None:
+    def write(self, name: str, model: Any, *cases: Mapping[str, Any], **about: Any) -> None:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
             name: What its file is called.
             model: The model.
+            cases: Inputs to compare on beside the example's and those drawn at random.
             about: Keyword arguments of ``to_onnx``.
         """
         program, report = self.program(model, **about)
+        if self.verify:
+            report = _joined([report, *(program.verify(args=(), kwargs=case, seeds=()) for case in cases)])
         self.store(name, program, report, model, self.samples(program, model, [about["kwargs"]]))
 
     def program(self, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any) -> tuple[Any, Any]:

@@ -1,7 +1,8 @@
-"""``genai_config.json``: what onnxruntime-genai reads of a decoder's folder."""
+"""``genai_config.json``: what onnxruntime-genai reads of a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from onnxplug import UsageError
@@ -21,6 +22,9 @@ _SEARCH = (
     "top_p",
     "diversity_penalty",
 )
+_SESSION: dict[str, Any] = {"log_id": "onnxruntime-genai", "provider_options": []}
+#: Frames of sound that onnxruntime-genai gives Whisper.
+SPEECH_FRAMES = 3000
 
 
 def genai_config(
@@ -46,20 +50,12 @@ def genai_config(
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if positions:
         inputs["position_ids"] = "position_ids"
-    eos = generation.eos_token_id  # what transformers stops at; the configuration's does not count
-    ends = [eos] if isinstance(eos, int) else list(eos or ())
-    pad = _first(generation.pad_token_id, getattr(config, "pad_token_id", None))
-    start = _first(generation.bos_token_id, config.bos_token_id)
-    about: dict[str, Any] = {
+    about = {
         "type": "decoder",
-        "vocab_size": config.vocab_size,
-        "context_length": length,
-        "pad_token_id": pad if pad is not None else (ends[0] if ends else 0),
-        # onnxruntime-genai needs one, and takes token 0 where there is none; padding is none that a text goes on after.
-        "eos_token_id": ends or [pad or 0],
+        **_tokens(config, generation, length),
         "decoder": {
             "filename": "model.onnx",
-            "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+            "session_options": _SESSION,
             "hidden_size": config.hidden_size,
             "num_attention_heads": config.num_attention_heads,
             "num_hidden_layers": layers,
@@ -77,9 +73,81 @@ def genai_config(
             },
         },
     }
-    if start is not None:
-        about["bos_token_id"] = start
     return {"model": about, "search": _search(generation, length, shared_buffers)}
+
+
+def speech_config(model: Any) -> dict[str, Any]:
+    """What ``genai_config.json`` says of Whisper: an encoder, whose states' keys and values a decoder reads."""
+    config, generation = model.config, model.generation_config
+    length = config.max_target_positions
+
+    def part(name: str, layers: int, heads: int, inputs: dict[str, str], outputs: dict[str, str]) -> dict[str, Any]:
+        return {
+            "filename": f"{name}_model.onnx",
+            "session_options": _SESSION,
+            "hidden_size": config.d_model,
+            "num_attention_heads": heads,
+            "num_hidden_layers": layers,
+            "num_key_value_heads": heads,
+            "head_size": config.d_model // heads,
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+
+    def names(place: str, key: str, half: str) -> dict[str, str]:
+        return {f"{place}_{kind}_names": f"{key}.%d.{half}.{kind}" for kind in ("key", "value")}
+
+    heads, layers = config.decoder_attention_heads, config.decoder_layers
+    states = {"encoder_hidden_states": "last_hidden_state", **names("cross_present", "past_key_values", "encoder")}
+    inputs = {
+        "input_ids": "input_ids",
+        **names("past", "past_key_values", "decoder"),
+        **names("cross_past", "past_key_values", "encoder"),
+    }
+    outputs = {"logits": "logits", **names("present", "present", "decoder")}
+    about = {
+        "type": "whisper",
+        **_tokens(config, generation, length),
+        # its cache of the encoder's keys and values has as many layers as the decoder
+        "encoder": part("encoder", layers, heads, {"audio_features": model.main_input_name}, states),
+        "decoder": part("decoder", layers, heads, inputs, outputs),
+    }
+    return {"model": about, "search": _search(generation, length, shared_buffers=False)}
+
+
+def speech_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``audio_processor_config.json`` says: how onnxruntime-genai makes Whisper's spectrogram of a sound file.
+
+    Args:
+        processor: What ``preprocessor_config.json`` says.
+    """
+    window, hop = processor.get("n_fft", 400), processor.get("hop_length", 160)
+    spectrum = {"n_fft": window, "frame_length": window, "hop_length": hop}
+    mel = {
+        "chunk_size": processor.get("chunk_length", 30),
+        "hop_length": hop,
+        "n_fft": window,
+        "n_mel": processor.get("feature_size", 80),
+    }
+    steps = [("audio_decoder", "AudioDecoder", {}), ("STFT", "STFTNorm", spectrum), ("log_mel", "LogMelSpectrum", mel)]
+    operations = [{"operation": {"name": name, "type": kind, **({"attrs": a} if a else {})}} for name, kind, a in steps]
+    return {"feature_extraction": {"sequence": operations}}
+
+
+def _tokens(config: Any, generation: Any, length: int) -> dict[str, Any]:
+    """The vocabulary, how long a text may be, and the tokens at its ends."""
+    eos = generation.eos_token_id  # what transformers stops at; the configuration's does not count
+    ends = [eos] if isinstance(eos, int) else list(eos or ())
+    pad = _first(generation.pad_token_id, getattr(config, "pad_token_id", None))
+    start = _first(generation.bos_token_id, config.bos_token_id)
+    return {
+        "vocab_size": config.vocab_size,
+        "context_length": length,
+        "pad_token_id": pad if pad is not None else (ends[0] if ends else 0),
+        # onnxruntime-genai needs one, and takes token 0 where there is none; padding is none that a text goes on after.
+        "eos_token_id": ends or [pad or 0],
+        **({} if start is None else {"bos_token_id": start}),
+    }
 
 
 def _search(generation: Any, length: int, shared_buffers: bool) -> dict[str, Any]:

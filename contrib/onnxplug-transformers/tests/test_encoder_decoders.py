@@ -22,6 +22,7 @@ def written(folder: Path, inputs: dict[str, torch.Tensor], start: list[int]) -> 
     names = [value.name for value in encoder.get_outputs()]
     given = {name: value.numpy() for name, value in inputs.items()}
     feed = dict(zip(names, encoder.run(names, given), strict=True))
+    feed.pop("last_hidden_state", None)  # Whisper's, for onnxruntime-genai
     if "attention_mask" in given:
         feed["encoder_attention_mask"] = given["attention_mask"]
     batch = len(next(iter(given.values())))
