@@ -91,6 +91,7 @@ def onnxplug_rules() -> list[Rule]:
     return [
         Rule("onnxplug_transformers::matmul_nbits", f"{place}.four_bits:convert", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::gather_nbits", f"{place}.four_bits:convert_gather", domains={"com.microsoft": 1}),
+        Rule("onnxplug_transformers::experts_nbits", f"{place}.four_bit_experts:convert", domains={"com.microsoft": 1}),
         Rule("onnxplug_transformers::fields", f"{place}.blocks:convert_fields", opset=(18, None)),
         Rule("onnxplug_transformers::filled", f"{place}.blocks:convert_filled"),
         Rule("onnxplug_transformers::group_query_attention", f"{place}.fused:convert", domains={"com.microsoft": 1}),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from onnxplug import UsageError
+from onnxplug_transformers.four_bit_experts import FourBitExperts, gate_of
 from onnxplug_transformers.rounding import in_steps, restored, rounded, stored
 
 DOMAIN = "com.microsoft"
@@ -290,6 +291,7 @@ class Rounding:
     Attributes:
         layers: How many linear layers have weights of four bits.
         wide: How many have weights of eight.
+        experts: How many layers of experts have weights of four bits.
         bytes_before, bytes_after: Of all parameters and buffers of the model.
         perplexity_before, perplexity_after: On text that the unrounded model wrote, drawn at random.
         agreement: The share of places where both find the same token most likely.
@@ -297,6 +299,7 @@ class Rounding:
 
     layers: int
     wide: int
+    experts: int
     bytes_before: int
     bytes_after: int
     perplexity_before: float
@@ -305,8 +308,9 @@ class Rounding:
 
     def __str__(self) -> str:
         wide = f", {self.wide} of 8" if self.wide else ""
+        experts = f", and so have {self.experts} layers of experts" if self.experts else ""
         return (
-            f"{self.layers} linear layers have weights of 4 bits{wide}, {self.bytes_before / 1e6:.2f} MB became "
+            f"{self.layers} linear layers have weights of 4 bits{wide}{experts}, {self.bytes_before / 1e6:.2f} MB became "
             f"{self.bytes_after / 1e6:.2f} MB; perplexity of text that the model itself drew: "
             f"{self.perplexity_before:.2f} became {self.perplexity_after:.2f}; "
             f"the most likely token is the same at {100 * self.agreement:.1f} % of {_ROWS * _TOKENS} places"
@@ -332,7 +336,7 @@ def round_weights(
     *,
     zero_points: bool = False,
 ) -> Rounding:
-    """Rounds a language model's linear layers and the embedding of its tokens, in place.
+    """Rounds a language model's linear layers, its experts and the embedding of its tokens, in place.
 
     Projections of one attention that read the same rows become one layer.
 
@@ -354,15 +358,20 @@ def round_weights(
     modules, mixed = dict(model.named_modules()), MIXED in wide
     embeddings = [n for n, m in modules.items() if m is model.get_input_embeddings() and _takes_few_bits(m, size)]
     layers = [n for n, m in modules.items() if type(m) is nn.Linear]
-    kept, wide = _matching([*layers, *embeddings], keep), [name for name in wide if name != MIXED]
+    gates = {name: gate for name, module in modules.items() if (gate := gate_of(module, size)) is not None}
+    kept, wide = _matching([*layers, *embeddings, *gates], keep), [name for name in wide if name != MIXED]
     eight = _matching(layers, wide, "--int8-layers") | (_sensitive(model, layers) if mixed else set())
     rounded = [name for name in layers if name not in kept]
-    if not rounded:
+    if not rounded and not gates.keys() - kept:
         raise UsageError("--int4: no linear layer is left to round")
     text = _drawn(model)
     with _inputs_of(modules, rounded) as inputs:
         before, bytes_before = _scores(model, text), _bytes(model)
-    made: dict[str, FourBitLinear] = {}
+    made: dict[str, Any] = {}
+    for name in gates.keys() - kept:
+        made[name] = FourBitExperts(modules[name], gates[name], size, zero_points=zero_points)
+        made[name].step = accuracy_level == 4
+        place(model, [name], made[name])
     for names in _joint(rounded, inputs, eight):
         bits = 8 if names[0] in eight else 4
         joint = FourBitLinear.rounded([modules[name] for name in names], size, bits, zero_points)
@@ -383,7 +392,10 @@ def round_weights(
     ]
     same = float((before.argmax(-1) == after.argmax(-1)).float().mean())
     count = len(eight.intersection(rounded))
-    return Rounding(len(rounded) - count, count, bytes_before, _bytes(model), perplexities[0], perplexities[1], same)
+    experts = len(gates.keys() - kept)
+    return Rounding(
+        len(rounded) - count, count, experts, bytes_before, _bytes(model), perplexities[0], perplexities[1], same
+    )
 
 
 def place(model: Any, names: Sequence[str], layer: nn.Module) -> None:
@@ -425,7 +437,7 @@ def set_accuracy_level(model: Any, level: int) -> None:
     import onnx_ir as ir
 
     for node in model.graph.all_nodes():
-        if node.op_type == "MatMulNBits" and node.domain == DOMAIN:
+        if node.op_type in ("MatMulNBits", "QMoE") and node.domain == DOMAIN:
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", level)
 
 
