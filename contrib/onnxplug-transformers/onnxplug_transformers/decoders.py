@@ -198,7 +198,7 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     seen = {"position_ids": positions[:, :past]} if decoder.takes_positions else {}
     with torch.no_grad():
         cache = decoder(tokens[:, :past], mask[:, :past], cache, **seen)["past_key_values"]
-    layers, heads, head_size = _checked(cache, type(decoder._model).__name__)
+    layers, heads, head_size = check_cache(cache, type(decoder._model).__name__)
     kwargs: dict[str, Any] = {"input_ids": tokens[:, past:].contiguous(), "attention_mask": mask}
     dynamic: dict[str, Any] = {
         "input_ids": {0: "batch", 1: "sequence"},
@@ -296,7 +296,7 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
     return Decoder(model, last_logits=last_logits).eval(), example, reason
 
 
-def _checked(cache: Any, model: str) -> tuple[int, int, int]:
+def check_cache(cache: Any, model: str) -> tuple[int, int, int]:
     layers: Any = getattr(cache, "layers", ())
     if type(cache) is not DynamicCache or any(type(layer) is not cache_utils.DynamicLayer for layer in cache.layers):
         kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", ())}) or [type(cache).__name__]

@@ -19,7 +19,7 @@ from onnxplug_transformers.tasks import TaskExample
 _SOURCE = "encoder_attention_mask"
 
 
-class _Part(nn.Module):
+class Part(nn.Module):
     """A model under another ``forward``; modules and parameters have the names that they have in the model."""
 
     def __init__(self, model: Any) -> None:
@@ -32,7 +32,7 @@ class _Part(nn.Module):
             self._model = model
 
 
-class Encoder(_Part):
+class Encoder(Part):
     """The encoder, and the keys and values of its states in each layer of the decoder."""
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Encoder(_Part):
         return {"states": _projected(self._model, states, **mask)}
 
 
-class SpeechEncoder(_Part):
+class SpeechEncoder(Part):
     """The encoder's states too, which onnxruntime-genai asks for."""
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class SpeechEncoder(_Part):
         return {"last_hidden_state": states, "states": _projected(self._model, states)}
 
 
-class States(_Part):
+class States(Part):
     """The encoder alone."""
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class States(_Part):
         return {"last_hidden_state": self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state}
 
 
-class Projections(_Part):
+class Projections(Part):
     """The keys and values of the encoder's states in each layer of the decoder."""
 
     def forward(self, encoder_hidden_states: torch.Tensor) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _projected(model: Any, states: torch.Tensor, **mask: torch.Tensor) -> Any:
     return cache.cross_attention_cache
 
 
-class Decoder(_Part):
+class Decoder(Part):
     """A step of the decoder."""
 
     def forward(

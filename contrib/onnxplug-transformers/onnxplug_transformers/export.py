@@ -13,7 +13,7 @@ from typing import Any
 
 import onnxplug
 from onnxplug import ExportedFile, UsageError
-from onnxplug_transformers import encoder_decoders
+from onnxplug_transformers import encoder_decoders, images_and_text
 from onnxplug_transformers.adapters import Adapters, merge_adapter, read_adapter
 from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
@@ -34,7 +34,7 @@ from onnxplug_transformers.folders import (
     transformer_folder,
 )
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
-from onnxplug_transformers.genai import SPEECH_FRAMES, genai_config, speech_config, speech_processor
+from onnxplug_transformers.genai import SPEECH_FRAMES, genai_config, images_config, speech_config, speech_processor
 from onnxplug_transformers.gguf_files import as_folder
 from onnxplug_transformers.layouts import (
     BROWSERS,
@@ -45,7 +45,7 @@ from onnxplug_transformers.layouts import (
     write_browser_configuration,
 )
 from onnxplug_transformers.merged import merge, merged_samples
-from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
+from onnxplug_transformers.models import IMAGES_AND_TEXT, SENTENCES, is_packed, load_config, load_model, task_of
 from onnxplug_transformers.packed import store_halves
 from onnxplug_transformers.processors import with_processor
 from onnxplug_transformers.rounded import Sample, results_of
@@ -135,7 +135,7 @@ def export_folder(
         kind, whole = task_of(config, task, source), source
         source = transformer_folder(source)
         chosen.check_task(kind)
-        if processor and (kind in (TEXT_GENERATION, *ENCODER_DECODERS) or chosen.name != "genai"):
+        if processor and (kind in (TEXT_GENERATION, IMAGES_AND_TEXT, *ENCODER_DECODERS) or chosen.name != "genai"):
             raise UsageError("--with-processor is for models of text with one call, without --for")
         flags = {
             "--static": static is not None,
@@ -180,6 +180,8 @@ def export_folder(
                     _write_static(call, model, *static)
                 else:
                     _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
+            elif kind == IMAGES_AND_TEXT:
+                _write_images_and_text(call, model)
             elif kind in ENCODER_DECODERS:
                 (_write_merged if chosen.merged else _write_parts)(call, model, source)
             else:
@@ -204,6 +206,8 @@ def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str,
     Raises:
         UsageError: One does not.
     """
+    if kind == IMAGES_AND_TEXT and layout.merged:
+        raise UsageError(f"{kind} is for --for genai, and not for {layout.name}")
     beside = [flag for flag in flags if flag not in ("--static", "--int4")]
     if "--static" in flags and beside:
         raise UsageError(f"--static and {beside[0]} exclude one another")
@@ -282,6 +286,18 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
         call.store(name, program, report, decoder, [])
     if list(call.folder.glob("prefill.onnx.data")) and list(call.folder.glob("decode.onnx.data")):
         share_data(call.folder / "prefill.onnx", call.folder / "decode.onnx")
+
+
+def _write_images_and_text(call: _Call, model: Any) -> None:
+    """Three models: images, embeddings, and the decoder's step, as onnxruntime-genai calls them."""
+    examples = images_and_text.examples_of(model)
+    call.write("vision", images_and_text.Images(model).eval(), **examples.images.arguments())
+    text = {**examples.embeddings.kwargs, "image_features": examples.embeddings.kwargs["image_features"][:0]}
+    text["input_ids"] = text["input_ids"][:, -1:].contiguous()
+    call.write("embedding", images_and_text.Embeddings(model).eval(), text, **examples.embeddings.arguments())
+    call.write("model", images_and_text.Step(model).eval(), examples.first, **examples.step.arguments())
+    about = images_config(model, layers=examples.layers, heads=examples.heads, head_size=examples.head_size)
+    (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
@@ -448,6 +464,8 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
         if kind == TEXT_GENERATION:
             decoder = Decoder(model).eval()
             return decoder, (), example_of(decoder).kwargs
+        if kind == IMAGES_AND_TEXT:
+            return images_and_text.Step(model).eval(), (), images_and_text.examples_of(model).step.kwargs
         if kind in ENCODER_DECODERS:
             example = encoder_decoders.examples_of(model, task_example(model, source))[1]
             return encoder_decoders.Decoder(model).eval(), (), example.kwargs

@@ -76,6 +76,21 @@ def genai_config(
     return {"model": about, "search": _search(generation, length, shared_buffers)}
 
 
+def images_config(model: Any, *, layers: int, heads: int, head_size: int) -> dict[str, Any]:
+    """What ``genai_config.json`` says of a model that reads images and text."""
+    about = genai_config(model, positions=False, layers=layers, heads=heads, head_size=head_size)
+    given = about["model"]["decoder"]["inputs"]
+    about["model"]["decoder"]["inputs"] = {"inputs_embeds": "inputs_embeds", **given}
+    features = {"image_features": "image_features"}
+    vision = {"filename": "vision.onnx", "inputs": {"pixel_values": "pixel_values"}, "outputs": features}
+    embedding = {
+        "filename": "embedding.onnx",
+        "inputs": {"input_ids": "input_ids", **features},
+        "outputs": {"inputs_embeds": "inputs_embeds"},
+    }
+    return {**about, "model": {**about["model"], "type": "gemma3", "vision": vision, "embedding": embedding}}
+
+
 def speech_config(model: Any) -> dict[str, Any]:
     """What ``genai_config.json`` says of Whisper: an encoder, whose states' keys and values a decoder reads."""
     config, generation = model.config, model.generation_config

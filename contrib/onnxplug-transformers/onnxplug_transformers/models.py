@@ -17,6 +17,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 #: The task of a folder of sentence-transformers.
 SENTENCES = "sentence-similarity"
+#: The task of models that read images and text, and the kinds that are taken.
+IMAGES_AND_TEXT, KINDS_WITH_IMAGES = "image-text-to-text", ("gemma3",)
 #: Task to the class that loads its models, and the table of transformers that names their classes.
 TASKS: dict[str, tuple[str, str]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
@@ -36,6 +38,7 @@ TASKS: dict[str, tuple[str, str]] = {
     "audio-classification": ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES"),
     "feature-extraction": ("AutoModel", "MODEL_MAPPING_NAMES"),
     SENTENCES: ("AutoModel", "MODEL_MAPPING_NAMES"),
+    IMAGES_AND_TEXT: ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
 }
 
 
@@ -47,8 +50,6 @@ def task_of(config: Any, asked: str | None, folder: Path) -> str:
     Raises:
         UsageError: There is no such task, or the configuration says too little.
     """
-    from transformers.models.auto import modeling_auto
-
     if asked is not None:
         if asked not in TASKS:
             raise UsageError(f"--task {asked!r} is unknown", hint=f"The tasks are {', '.join(TASKS)}.")
@@ -60,16 +61,23 @@ def task_of(config: Any, asked: str | None, folder: Path) -> str:
     if sentence_modules(folder):
         return SENTENCES
     classes = list(getattr(config, "architectures", None) or ())
+    with_images = _names_of(IMAGES_AND_TEXT) if config.model_type in KINDS_WITH_IMAGES else set()
+    if with_images.intersection(classes):  # transformers has them among the language models too
+        return IMAGES_AND_TEXT
     for name in classes:
-        for task, (_, table) in TASKS.items():
-            if any(name in _names(entry) for entry in getattr(modeling_auto, table).values()):
+        for task in TASKS:
+            if name in _names_of(task):
                 return task
     said = f"the class {', '.join(classes)}, which is for none of the tasks known here" if classes else "no class"
     raise UsageError(f"config.json names {said}", hint=f"--task names one: {', '.join(TASKS)}.")
 
 
-def _names(entry: Any) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else tuple(entry)
+def _names_of(task: str) -> set[str]:
+    """The classes of a task's models."""
+    from transformers.models.auto import modeling_auto
+
+    entries = getattr(modeling_auto, TASKS[task][1]).values()
+    return {name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry)}
 
 
 def load_config(folder: Path, *, random: bool = False) -> Any:
