@@ -403,7 +403,8 @@ def repeat(
         other metadata than the recorded nodes.
     """
     tracer = operands.tracer
-    if call.computed and not is_like(computed[0], call.results[0], operands):
+    made, value = computed or (None, None)
+    if made is not None and not is_like(made, call.results[0], operands):
         return None
     nodes = [tracer.create_node("call_function", func, fx_args, fx_kwargs, name=call.name)]
     nodes += [tracer.create_node("call_function", operator.getitem, (nodes[0], i), {}) for i in call.items]
@@ -425,13 +426,13 @@ def repeat(
         if not result.repeated:
             result.repeated = True
             _work_out_layout(result.like)
-        tensor, bare = remade(result, operands, results, computed[0] if call.computed else None)
+        tensor, bare = remade(result, operands, results, made)
         snapshot = fake_tensor(bare, result)
         node.meta["val"] = snapshot
         proxy = tracer.proxy(node)
         for kind, axis, size in result.sizes:
             tracer.symnode_tracker.sym_node_dict[size] = Thunk(partial(_size_proxy, tracer, proxy, kind, axis, size))
-        proxies.set_proxy_slot(tensor, tracer, ProxyTensor(proxy, None if computed is None else computed[1]))
+        proxies.set_proxy_slot(tensor, tracer, ProxyTensor(proxy, value))
         results.append(tensor)
         snapshots.append(snapshot)
     if call.sequence is not None:
