@@ -1,0 +1,122 @@
+"""Sizes, and what is computed from them, beside numbers of every class: as Python computes them, or a warning says what is not."""
+
+from __future__ import annotations
+
+import enum
+import fractions
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import onnxplug
+
+
+class Known(enum.IntEnum):
+    FIVE = 5
+    SEVEN = 7
+
+
+class Kept(int):
+    """A subclass that only adds."""
+
+    unit = "pixels"
+
+
+class Modular(int):
+    """A subclass with an equality of its own."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and other % 3 == int(self) % 3
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Length(float):
+    """A subclass that only adds."""
+
+
+class Flag:
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+#: Each is asked of a size, of 5 in the example; the kinds of numbers, and where they stand.
+CASES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "enumeration": lambda x: x * 2 if x.shape[0] == Known.FIVE else x,
+    "enumeration at the left": lambda x: x * 2 if x.shape[0] == Known.FIVE else x,
+    "another member": lambda x: x * 2 if x.shape[0] != Known.FIVE else x,
+    "greater": lambda x: x * 2 if x.shape[0] > Known.FIVE else x,
+    "sum": lambda x: x * (x.shape[0] + Known.FIVE),
+    "difference": lambda x: x * (Known.SEVEN - x.shape[0]),
+    "among members": lambda x: x * 2 if x.shape[0] in list(Known) else x,
+    "in a shape": lambda x: x * 2 if x.shape == (Known.FIVE, 4) else x,
+    "subclass": lambda x: x * 2 if x.shape[0] == Kept(5) else x,
+    "equality of its own": lambda x: x * 2 if x.shape[0] == Modular(8) else x,
+    "float": lambda x: x * 2 if x.shape[0] == Length(5) else x,
+    "product": lambda x: x * (x.shape[0] * Length(2.5)),
+    "NumPy's": lambda x: x * 2 if x.shape[0] / 2 == np.float64(2.5) else x,
+    "complex": lambda x: x * 2 if x.shape[0] == 5 + 0j else x,
+    "fraction": lambda x: x * 2 if x.shape[0] / 2 == fractions.Fraction(5, 2) else x,
+    "bool": lambda x: x * 2 if x.shape[0] - 4 == True else x,  # noqa: E712
+    "condition": lambda x: x * 2 if (x.shape[0] > 4) == 1 else x,
+    "condition and bool": lambda x: x * 2 if (x.shape[0] > 4) == True else x,  # noqa: E712
+    "conditions": lambda x: x * 2 if (x.shape[0] > 4) == (x.shape[0] > 3) else x,
+    "is True": lambda x: x * 2 if (x.shape[0] > 4) is True else x,
+    "is not False": lambda x: x * 2 if (x.shape[0] > 4) is not False else x,
+    "is True later": lambda x: x * 2 if Flag(x.shape[0] > 4).is_on is True else x,
+    "True at the left": lambda x: x * 2 if True is (x.shape[0] > 4) else x,
+    "text of a condition": lambda x: x * len(str(x.shape[0] > 4)),
+    "text of a float": lambda x: x * len(str(x.shape[0] / 2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_of_other_classes(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    """The program is right at the example's size, unless a warning names a text, and at other sizes unless they are refused."""
+    model = Applied(CASES[name])
+    x = torch.randn(5, 4)
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: Dim.AUTO},))
+    messages = " ".join(str(w.message) for w in recwarn if issubclass(w.category, UserWarning))
+    if name.startswith("text"):
+        assert "takes the text of a dynamic size" in messages
+        return
+    torch.testing.assert_close(program(x)[0], model(x))
+    for size in (7, 8, 3):
+        other = torch.randn(size, 4)
+        try:
+            (result,) = program(other)
+        except onnxplug.OnnxplugError:
+            continue
+        if "is right only where" not in messages:
+            torch.testing.assert_close(result, model(other))
+        else:
+            assert "test_symbolic_numbers.py" in messages
+
+
+def test_a_condition_stays_one_where_no_code_asks_what_it_is() -> None:
+    """torch.cond takes a condition of sizes, and both branches are in the graph."""
+
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.shape[0] > 4, lambda t: t * 2, lambda t: t - 1, (x,))
+
+    model = Branches()
+    program = onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: Dim("rows", min=2)},))
+    for size in (5, 3, 9):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(program(x)[0], model(x))
