@@ -87,8 +87,9 @@ class GPT2(TransformersEncoder):
 class CLIP(TransformersEncoder):
     """CLIP's tokenizer, which marks the last piece of a word.
 
-    CLIPTokenizer of a text with a special token ends the process: a word of one letter, which no normalised text has, stands for each. It takes several
-    digits for one word, and other spaces than the common one for letters: the text comes with spaces in their places.
+    CLIPTokenizer of a text with a special token ends the process: a word of one letter, which no normalised text has, stands for
+    each. It takes several digits for one word, and other spaces than the common one for letters: the text comes with spaces in
+    their places.
 
     Raises:
         UsageError: It differs from CLIP's.
