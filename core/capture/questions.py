@@ -33,7 +33,7 @@ from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.refusals import Answers
-from onnxplug.capture.symbolic_numbers import constant, is_of_sizes, is_unequal_by_class, plain_operand
+from onnxplug.capture.symbolic_numbers import constant, floor_division, is_of_sizes, is_unequal_by_class, plain_operand
 from onnxplug.torch_private import OpOverload, SymT, backed_values, fx_config, pytree
 
 #: Parts of torch that compute the shapes of operators' results, or run operators written in C++.
@@ -161,7 +161,7 @@ def recorded(*, general: bool = False, answers: Answers | None = None, decides: 
     _local.recorded = record = Recorded(oblivious, general and oblivious, answers=answers, decides=decides)
     try:
         with contextlib.ExitStack() as stack:
-            for replaced in (_evaluations, _defaults, _prints, _operands, *_texts, *_comparisons):
+            for replaced in (_evaluations, _defaults, _prints, *_operands, *_texts, *_comparisons):
                 stack.enter_context(replaced())
             yield record
     finally:
@@ -335,6 +335,19 @@ def _to_node(original: Callable[..., Any], node: Any, number: Any) -> Any:
     return original(node, number)
 
 
+def _simplify_floor_div(original: Callable[..., Any], env: ShapeEnv, expr: Any) -> Any:
+    """Leaves an expression in ``math.floor`` and ``ceil`` as it is: torch takes each ``//`` there for exact, by own guards."""
+    return original(env, expr) if getattr(_local, "recorded", None) is None else expr
+
+
+def _floordiv(is_reflected: bool, original: Callable[..., Any], first: Any, second: Any) -> Any:
+    if getattr(_local, "recorded", None) is None or not any(
+        isinstance(x, float | torch.SymFloat) for x in (first, second)
+    ):
+        return original(first, second)
+    return floor_division(*((second, first) if is_reflected else (first, second)))
+
+
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
     """Records a comparison that torch answers at once because it assumes that sizes are positive."""
     record: Recorded | None = getattr(_local, "recorded", None)
@@ -383,7 +396,19 @@ _comparisons = [
     for kind in _SYMBOLIC
     for relation in (_OPPOSITE if kind is not torch.SymBool else ("Eq", "Ne"))
 ]
-_operands = Replaced(sym_node, "to_node", _to_node)
+_operands = [
+    Replaced(sym_node, "to_node", _to_node),
+    *(
+        [Replaced(ShapeEnv, "_simplify_floor_div", _simplify_floor_div)]
+        if hasattr(ShapeEnv, "_simplify_floor_div")
+        else []
+    ),
+    *[
+        Replaced(kind, name, functools.partial(_floordiv, name == "__rfloordiv__"))
+        for kind in (torch.SymInt, torch.SymFloat)
+        for name in ("__floordiv__", "__rfloordiv__")
+    ],
+]
 _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
 _defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
 _texts = [Replaced(kind, "__repr__", _repr) for kind in _SYMBOLIC]

@@ -47,6 +47,11 @@ def constant(number: Any) -> Any:
     return next((kind(number) for symbolic, kind in kinds if isinstance(number, symbolic)), number)
 
 
+def floor_division(first: Any, second: Any) -> Any:
+    """``first // second`` of floats as in Python, where ``1.0 // 0.1`` is 9.0; torch rounds ``1.0 / 0.1`` down."""
+    return torch.sym_float(round((first - first % second) / second))
+
+
 def is_unequal_by_class(answer: Any, other: Any) -> bool:
     """Whether Python would take a symbolic number for unequal to another number only because of their classes."""
     return answer is NotImplemented and isinstance(other, numbers.Number)

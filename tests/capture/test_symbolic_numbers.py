@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 import fractions
+import math
+import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -120,3 +123,90 @@ def test_a_condition_stays_one_where_no_code_asks_what_it_is() -> None:
     for size in (5, 3, 9):
         x = torch.randn(size, 4)
         torch.testing.assert_close(program(x)[0], model(x))
+
+
+#: Expressions of sizes that torch computes otherwise than Python.
+EXPRESSIONS = (
+    "n // 0.1",
+    "(n / 10) // 0.1",
+    "n // -0.3",
+    "7.5 // n",
+    "n % -0.3",
+    "-n % 0.7",
+    "7.5 % m",
+    "math.floor(m // (m >> 2))",
+    "math.ceil(n // 3) * 3 - n",
+    "(n & 5) | 8",
+    "round(n / 2)",
+)
+
+
+def _expression(choose: random.Random, depth: int) -> str:
+    """A random expression of the sizes ``n`` and ``m``."""
+    if not depth or choose.random() < 0.15:
+        return choose.choice(["n", "m"] * 9 + "1 2 3 5 7 -1 -2 -3 10 0.5 0.1 0.3 2.5 -0.7".split())
+    forms = "{a} + {b}|{a} - {b}|{a} * {b}|{a} // {b}|{a} // {b}|{a} % {b}|{a} % {b}|{a} / {b}|{a} ** {c}|{a} >> {c}|{a} << {c}|{a} & {c}"
+    calls = "-{a}|abs({a})|min({a}, {b})|max({a}, {b})|round({a})|int({a})|float({a})|math.floor({a})|math.ceil({a})|math.sqrt(abs({a}))"
+    form = choose.choice(f"{forms}|{calls}".split("|"))
+    a, b = (_expression(choose, depth - 1) for _ in range(2))
+    return f"({form.format(a=a, b=b, c=choose.choice([0, 1, 2, 3]))})"
+
+
+def _check_expression(text: str) -> None:
+    """Compares the value of an expression at several sizes; a size may be static, and a condition named by a warning."""
+    code = compile(text, __file__, "eval")
+
+    def values(x: torch.Tensor) -> torch.Tensor:
+        n, m = x.shape
+        return x * eval(code, {"math": math, "n": n, "m": m})
+
+    def expected(sizes: tuple[int, int]) -> torch.Tensor | None:
+        try:
+            return values(torch.ones(sizes, dtype=torch.float64))
+        except (ArithmeticError, TypeError, ValueError):
+            return None
+
+    first = (6, 4)
+    if expected(first) is None:
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x = torch.ones(first, dtype=torch.float64)
+        try:
+            program = onnxplug.to_onnx(Applied(values), (x,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+        except onnxplug.OnnxplugError:
+            return
+    has_condition = any("is right only where" in str(w.message) for w in caught)
+    for sizes in (first, *(() if has_condition else ((3, 7), (8, 8), (1, 2), (13, 5), (31, 17)))):
+        wanted = expected(sizes)
+        if wanted is None:
+            continue
+        try:
+            (result,) = program(torch.ones(sizes, dtype=torch.float64))
+        except onnxplug.OnnxplugError:
+            assert sizes != first
+            return
+        torch.testing.assert_close(result, wanted, msg=lambda m, sizes=sizes: f"{text} at {sizes}: {m}")
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_arithmetic(text: str) -> None:
+    _check_expression(text)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_arithmetic(seed: int) -> None:
+    _check_expression(_expression(random.Random(seed), 3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12, 600))
+def test_more_random_arithmetic(seed: int) -> None:
+    test_random_arithmetic(seed)
+
+
+def test_rounding_to_digits_is_refused() -> None:
+    with pytest.raises(onnxplug.Unsupported, match="round of a size to a number of digits"):
+        onnxplug.to_onnx(
+            Applied(lambda x: x * round(x.shape[0] / 3, 1)), (torch.ones(5, 4),), dynamic_shapes=({0: Dim.DYNAMIC},)
+        )
