@@ -33,7 +33,7 @@ from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.refusals import Answers
-from onnxplug.capture.symbolic_numbers import constant, floor_division, is_of_sizes, is_unequal_by_class, plain_operand
+from onnxplug.capture.symbolic_numbers import constant, divided, is_of_sizes, is_unequal_by_class, plain_operand
 from onnxplug.torch_private import OpOverload, SymT, backed_values, fx_config, pytree
 
 #: Parts of torch that compute the shapes of operators' results, or run operators written in C++.
@@ -340,12 +340,14 @@ def _simplify_floor_div(original: Callable[..., Any], env: ShapeEnv, expr: Any) 
     return original(env, expr) if getattr(_local, "recorded", None) is None else expr
 
 
-def _floordiv(is_reflected: bool, original: Callable[..., Any], first: Any, second: Any) -> Any:
+def _divide(
+    operation: Callable[..., Any], is_reflected: bool, original: Callable[..., Any], first: Any, second: Any
+) -> Any:
     if getattr(_local, "recorded", None) is None or not any(
         isinstance(x, float | torch.SymFloat) for x in (first, second)
     ):
         return original(first, second)
-    return floor_division(*((second, first) if is_reflected else (first, second)))
+    return divided(operation, *((second, first) if is_reflected else (first, second)))
 
 
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
@@ -404,9 +406,11 @@ _operands = [
         else []
     ),
     *[
-        Replaced(kind, name, functools.partial(_floordiv, name == "__rfloordiv__"))
+        Replaced(kind, f"__{side}{operation.__name__}__", functools.partial(_divide, operation, side == "r"))
         for kind in (torch.SymInt, torch.SymFloat)
-        for name in ("__floordiv__", "__rfloordiv__")
+        for operation in (operator.floordiv, operator.mod)
+        for side in ("", "r")
+        if hasattr(kind, f"__{side}{operation.__name__}__")
     ],
 ]
 _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)

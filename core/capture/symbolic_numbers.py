@@ -6,8 +6,10 @@ member of an ``IntEnum`` or a ``Fraction``, and ``(n > 3) is True`` never holds.
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,9 +49,19 @@ def constant(number: Any) -> Any:
     return next((kind(number) for symbolic, kind in kinds if isinstance(number, symbolic)), number)
 
 
-def floor_division(first: Any, second: Any) -> Any:
-    """``first // second`` of floats as in Python, where ``1.0 // 0.1`` is 9.0; torch rounds ``1.0 / 0.1`` down."""
-    return torch.sym_float(round((first - first % second) / second))
+def divided(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+    """``first // second`` or ``first % second`` of floats as in Python, where ``1.0 // 0.1`` is 9.0 and ``2.5 % 1`` is 0.5.
+
+    torch rounds the quotient ``1.0 / 0.1`` down, and takes every remainder for an integer. By a power of two the quotient is exact;
+    any other float makes the symbolic numbers constants.
+    """
+    if isinstance(second, int | float):
+        if isinstance(first, torch.SymInt) and float(second).is_integer():
+            return torch.sym_float(operation(first, int(second)))
+        if math.frexp(abs(second))[0] == 0.5:
+            quotient = math.floor(first / second)
+            return torch.sym_float(quotient) if operation is operator.floordiv else first - quotient * second
+    return operation(constant(first), constant(second))
 
 
 def is_unequal_by_class(answer: Any, other: Any) -> bool:

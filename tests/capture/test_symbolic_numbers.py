@@ -134,6 +134,14 @@ EXPRESSIONS = (
     "n % -0.3",
     "-n % 0.7",
     "7.5 % m",
+    "(n / 3) % 1",
+    "(n / 3) % -1",
+    "(m / 2) % 2",
+    "(m / 3) // 0.5",
+    "(m / 3) % 1.5",
+    "n % 1.0",
+    "-n // 2.0",
+    "((0.5 / n) % 2) % (math.floor(-0.7))",
     "math.floor(m // (m >> 2))",
     "math.ceil(n // 3) * 3 - n",
     "(n & 5) | 8",
@@ -192,6 +200,28 @@ def _check_expression(text: str) -> None:
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_arithmetic(text: str) -> None:
     _check_expression(text)
+
+
+@pytest.mark.parametrize("text", ["(n / 3) % 1", "n % 2.0", "n // 2.0", "(n / 3) // 0.5"])
+def test_a_size_stays_dynamic_in_exact_divisions(text: str) -> None:
+    code = compile(text, __file__, "eval")
+    model = Applied(lambda x: x * eval(code, {"n": x.shape[0]}))
+    program = onnxplug.to_onnx(model, (torch.ones(6, 4),), dynamic_shapes=({0: Dim("n")},))
+    for size in (1, 2, 7, 11):
+        torch.testing.assert_close(program(x := torch.ones(size, 4))[0], model(x))
+
+
+def test_remainders_of_floats_in_a_program_of_torch() -> None:
+    """torch's own program computes ``math.floor(n / 0.1)``; a remainder in it is Python's."""
+
+    class Remainder(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (x.shape[0] % 0.3) + x.shape[0] % -0.7
+
+    captured = torch.export.export(Remainder(), (torch.ones(6, 4),), dynamic_shapes=({0: Dim("n")},))
+    program = onnxplug.to_onnx(captured)
+    for size in (1, 2, 7, 11):
+        torch.testing.assert_close(program(x := torch.ones(size, 4))[0], Remainder()(x))
 
 
 @pytest.mark.parametrize("seed", range(12))
