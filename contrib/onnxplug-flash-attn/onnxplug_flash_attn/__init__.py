@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import LibraryFunctions, OpSample, PluginInfo, hookimpl
+from onnxplug import LibraryFunctions, OpSample, PluginInfo, Rule, hookimpl
 
 __all__ = ["stand_in"]
 
@@ -18,10 +18,28 @@ FUNCTIONS = LibraryFunctions(
 )
 
 
+#: Attention to a cache, where ONNX Runtime has an operator for it: an operator of this package, in exported programs alone.
+_WRITTEN = "onnxplug_flash_attn::written.default"
+
+
+@hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """ONNX Runtime's own form."""
+    reason = "ONNX Runtime attends to the used part of a cache alone"
+    return [Rule(_WRITTEN, "onnxplug_flash_attn.grouped:convert", target="onnxruntime", reason=reason)]
+
+
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
     """The operators, computed by PyTorch's attention, whose rules choose the form for the opset and the target."""
-    return {f"flash_attn::{name}.default": _later(function) for name, function in OPERATORS.items()}
+    of_library = {f"flash_attn::{name}.default": _later(function) for name, function in OPERATORS.items()}
+    return of_library | {_WRITTEN: _written}
+
+
+def _written(*args: Any) -> Any:
+    from onnxplug_flash_attn.grouped import decomposed
+
+    return decomposed(*args)
 
 
 def _later(name: str) -> Callable[..., Any]:
@@ -54,7 +72,7 @@ def onnxplug_samples() -> list[OpSample]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it translates."""
-    return PluginInfo(api=1, namespaces=("flash_attn",))
+    return PluginInfo(api=1, namespaces=("flash_attn", "onnxplug_flash_attn"))
 
 
 def stand_in() -> None:
