@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,17 @@ def on_files(files: Any, config: Any) -> Any:
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """mkdocs calls it with each page: long names and paths in tables may be broken after each of their parts."""
+    cells = re.split(r"(<td.*?</td>)", html, flags=re.DOTALL)
+    cells[1::2] = [re.sub(r"<[^>]*>|(?<=\w)(?:::|[/_.])(?=[A-Za-z])", _with_break, cell) for cell in cells[1::2]]
+    return "".join(cells)
+
+
+def _with_break(part: re.Match[str]) -> str:
+    return part[0] if part[0].startswith("<") else f"{part[0]}<wbr>"
 
 
 def api() -> str:

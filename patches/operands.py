@@ -39,24 +39,40 @@ class Operands:
     def written(self) -> list[int] | None:
         """The places of the tensors that were written since.
 
-        ``None`` where a tensor has other sizes or memory now, or where torch may no longer know the value of a written tensor.
+        ``None`` where a tensor has other sizes or memory now, or where a tensor of known value was written.
         """
         written_places = []
         for i, (tensor, (sizes, address, version)) in enumerate(zip(self.tensors, self._before, strict=True)):
             if expressions(tensor) != sizes or memory_of(tensor) != address:
                 return None
             is_written = tensor._version != version
-            if i in self.constants and (is_written or tensor.constant is not self.constants[i][0]):
+            if i in self.constants and is_written:
+                return None
+            if tensor.constant is not None and tensor.constant is not self.constants.get(i, (None,))[0]:
                 return None
             if is_written:
                 written_places.append(i)
         return written_places
 
-    def computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def forgotten(self) -> list[int]:
+        """The places of the tensors whose value the fake tensors' mode knew and no longer knows."""
+        return [i for i, (constant, _) in self.constants.items() if constant is not self.tensors[i].constant]
+
+    def are_known(self, by_tracer: bool, by_mode: bool) -> bool:
+        """Whether the tracer, and the fake tensors' mode, if they are included, knew the value of every tensor."""
+        values = [self.constants.get(i, (None, None)) for i in range(len(self.tensors))]
+        return not any((by_mode and value is None) or (by_tracer and own is None) for value, own in values)
+
+    def computed(self, func: Any, args: Any, kwargs: dict[str, Any], by_mode: bool) -> tuple[Any, Any]:
         """The result of a call on tensors whose values torch knows, computed again as torch does.
 
+        Args:
+            func: The operator.
+            args, kwargs: Its arguments.
+            by_mode: Whether the fake tensors' mode knows the values too.
+
         Returns:
-            The fake tensor, and the value that the tracer keeps for its node.
+            The fake tensor, which is ``None`` unless ``by_mode``, and the value that the tracer keeps for its node.
         """
 
         def compute(which: int) -> Any:
@@ -68,10 +84,12 @@ class Operands:
 
             return func(*map(known, args), **{name: known(argument) for name, argument in kwargs.items()})
 
-        converter = self.fake_mode.fake_tensor_converter
         with unset_fake_temporarily():
+            if not by_mode:
+                return None, compute(1)
             with torch_c._DisableTorchDispatch():
                 value = compute(0)
+            converter = self.fake_mode.fake_tensor_converter
             return converter.from_real_tensor(self.fake_mode, value, make_constant=True), compute(1)
 
     def kinds(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:

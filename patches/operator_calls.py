@@ -98,7 +98,9 @@ class _Call(NamedTuple):
         results: The templates of the results; ``None`` for an absent result.
         sequence: ``tuple`` or ``list`` where the operator gives several, else ``None``.
         written: The places among the operands of the tensors that the call writes.
-        computed: Whether torch computed the result, as it knows the value of each operand.
+        known: Whether the tracer computed the result, as it knows the value of each operand.
+        computed: Whether the fake tensors' mode computed it too.
+        forgotten: The places of the operands whose value the fake tensors' mode no longer knows after the call.
     """
 
     items: Sequence[int]
@@ -107,7 +109,9 @@ class _Call(NamedTuple):
     results: Sequence[_Result | None]
     sequence: type | None
     written: Sequence[int]
+    known: bool
     computed: bool
+    forgotten: Sequence[int]
 
 
 @contextlib.contextmanager
@@ -189,7 +193,7 @@ class OperatorCalls:
                 key = (func, kinds, named_kinds, self._number_of(state(operands)), mode.tracer.enable_thunkify)
                 call = self._calls.get(key)
                 if call is not None:
-                    computed = operands.computed(func, args, kwargs or {}) if call.computed else None
+                    computed = operands.computed(func, args, kwargs or {}, call.computed) if call.known else None
                     results = repeat(call, func, operands, fx_args, fx_kwargs, computed)
                     if results is not None:
                         self.repeated += 1
@@ -307,13 +311,14 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     if several and (type(result) not in (tuple, list) or items != list(range(len(values)))):
         return None
     computed = not several and getattr(result, "constant", None) is not None
-    if computed and len(operands.constants) < len(operands.tensors):
+    known = not several and getattr(operands.tracer.tensor_tracker.get(result), "constant", None) is not None
+    if computed > known or not operands.are_known(known, computed):
         return None
     places = {id(t): i for i, t in enumerate(operands.tensors)}
     memories = {memory_of(t): i for i, t in reversed(list(enumerate(operands.tensors)))}
     new_memories: dict[int, int] = {}
-    known = operands.tracer.symnode_tracker.sym_node_dict
-    new_sizes = {id(n) for n, _ in zip(reversed(known), range(len(known) - sizes_before), strict=False)}
+    tracked = operands.tracer.symnode_tracker.sym_node_dict
+    new_sizes = {id(n) for n, _ in zip(reversed(tracked), range(len(tracked) - sizes_before), strict=False)}
     results: list[_Result | None] = []
     for i, value in enumerate(values):
         if value is None:
@@ -324,7 +329,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         if value.layout is not torch.strided or value.requires_grad or _is_data_dependent(value):
             return None
         entry = operands.tracer.tensor_tracker.get(value)
-        if entry is None or {entry.constant is None, value.constant is None} != {not computed}:
+        if entry is None or (entry.constant is not None, value.constant is not None) != (known, computed):
             return None
         node_place = i + 1 if several else 0
         if entry.proxy.node is not nodes[node_place]:
@@ -332,7 +337,7 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
         same = id(value) in places
         memory = memory_of(value)
         operand = places[id(value)] if same else memories.get(memory, -1)
-        if operand in operands.constants and not computed:
+        if operand in operands.constants and not (known and (computed or operands.tensors[operand].constant is None)):
             return None
         like = detached(value)
         fresh = FakeTensor(value.fake_mode, like, value.fake_device)
@@ -353,7 +358,8 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     written = operands.written()
     if written is None or any("unbacked_bindings" in names for _, names in metadata):
         return None
-    return _Call(items, metadata, name, results, type(result) if several else None, written, computed)
+    sequence = type(result) if several else None
+    return _Call(items, metadata, name, results, sequence, written, known, computed, operands.forgotten())
 
 
 def _is_data_dependent(tensor: Any) -> bool:
@@ -390,14 +396,15 @@ def repeat(
         func: The operator.
         operands: Its operands this time.
         fx_args, fx_kwargs: Its arguments as arguments of a node.
-        computed: Its result, where torch computes it, and the value that the tracer keeps for its node.
+        computed: Its result, where the fake tensors' mode computes it, and the value that the tracer keeps for its node.
 
     Returns:
         The results, in a tuple; ``None`` where a result is of another kind than the recorded call's, or where the nodes get
         other metadata than the recorded nodes.
     """
     tracer = operands.tracer
-    if computed is not None and not is_like(computed[0], call.results[0], operands):
+    made, value = computed or (None, None)
+    if made is not None and not is_like(made, call.results[0], operands):
         return None
     nodes = [tracer.create_node("call_function", func, fx_args, fx_kwargs, name=call.name)]
     nodes += [tracer.create_node("call_function", operator.getitem, (nodes[0], i), {}) for i in call.items]
@@ -419,35 +426,36 @@ def repeat(
         if not result.repeated:
             result.repeated = True
             _work_out_layout(result.like)
-        tensor, bare = remade(result, operands, results, computed)
+        tensor, bare = remade(result, operands, results, made)
         snapshot = fake_tensor(bare, result)
         node.meta["val"] = snapshot
         proxy = tracer.proxy(node)
         for kind, axis, size in result.sizes:
             tracer.symnode_tracker.sym_node_dict[size] = Thunk(partial(_size_proxy, tracer, proxy, kind, axis, size))
-        proxies.set_proxy_slot(tensor, tracer, ProxyTensor(proxy, None if computed is None else computed[1]))
+        proxies.set_proxy_slot(tensor, tracer, ProxyTensor(proxy, value))
         results.append(tensor)
         snapshots.append(snapshot)
     if call.sequence is not None:
         nodes[0].meta["val"] = call.sequence(snapshots)
     if call.written:
         torch_c._increment_version([operands.tensors[i] for i in call.written])
+    for i in call.forgotten:
+        if operands.constants[i][0] is not None:
+            operands.fake_mode.fake_tensor_converter.invalidate_constant_aliases(operands.constants[i][0])
     return (call.sequence(results) if call.sequence is not None else results[0],)
 
 
-def remade(
-    result: _Result, operands: Operands, results: Sequence[Any], computed: tuple[Any, Any] | None
-) -> tuple[Any, torch.Tensor]:
+def remade(result: _Result, operands: Operands, results: Sequence[Any], computed: Any) -> tuple[Any, torch.Tensor]:
     """A result's new tensor, and the bare tensor on the device meta within it.
 
     Args:
         result: Its template.
         operands: The operands of the call.
         results: The results before it.
-        computed: The tensor, where torch computes it.
+        computed: The tensor, where the fake tensors' mode computes it.
     """
     if computed is not None or result.same:
-        tensor = computed[0] if computed is not None else operands.tensors[result.operand]
+        tensor = computed if computed is not None else operands.tensors[result.operand]
         return tensor, detached(tensor)
     if result.operand >= 0:
         memory = operands.tensors[result.operand]

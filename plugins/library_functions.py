@@ -68,11 +68,10 @@ class LibraryFunctions:
     def places(self) -> list[tuple[Any, str, Any]]:
         """Modules and classes that have one of the functions, its name there, and what takes its place."""
         places: list[tuple[Any, str, Any]] = []
-        problem = self._problem()
-        for place, given in self.functions.items():
+        imported = {place: given for place, given in self.functions.items() if place.partition(":")[0] in sys.modules}
+        problem = self._problem() if imported else ""  # reading a version from files takes milliseconds
+        for place, given in imported.items():
             path, _, name = place.partition(":")
-            if path not in sys.modules:
-                continue
             owner, dot, method = name.partition(".")
             theirs = getattr(sys.modules[path], owner, None)
             found = getattr(theirs, method, None) if dot else theirs

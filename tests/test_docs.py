@@ -66,7 +66,7 @@ def test_readme_begins_with_what_a_user_does_first() -> None:
         "make demo   # a pretrained sentence encoder: PyTorch to ONNX, verified, then used from the ONNX file alone"
     )
     assert lines[make + 1] == "make test   # the tests"
-    assert make < 40
+    assert lines.index("def onnxplug_rules():") < make < 60
 
 
 def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:

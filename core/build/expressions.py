@@ -2,6 +2,11 @@
 
 torch states every size of a captured program as a sympy expression. Integers are computed in int64 and floats in double, as
 Python does. The functions are those of ``torch.utils._sympy.functions``, told apart by name.
+
+Two examples, for a size ``s``::
+
+    (s + 1)//2    Add(s, 1), Div(add, 2)
+    (s - 9)//2    Sub(s, 9), Mod(sub, 2), Sub(sub, mod), Div(sub_1, 2)     Div alone would round -3/2 up to -1
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Model-local functions: bodies built with the same builder, closed over nothing."""
+"""Model-local functions: bodies built with the same builder, closed over nothing.
+
+An example, three calls of ``g.function("com.acme", "Softcap", build, [x, cap])`` with ``x`` of 2, 2 and 1 dimensions: the first
+builds the body, for an input of 2 dimensions of any sizes; the second calls the same function; the third, whose signature differs,
+builds ``Softcap_2``. ``cap`` has to be an input: a body that reads a value of the graph around it is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Graphs under construction: their nodes in order, the results that equal nodes share, and the subgraphs within them."""
+"""Graphs under construction: their nodes in order, the results that equal nodes share, and the subgraphs within them.
+
+An example, ``c = x.cos(); torch.cond(p, lambda x: x.sin() + x.cos(), lambda x: x.sin() * 2, (x,))``::
+
+    graph           Cos(x), If(p)
+    then_branch     Sin(x), Add(sin, cos)       its cosine is the node of the graph around it
+    else_branch     Sin(x), Mul(sin_1, 2)       its sine is its own: no value of a branch is visible in the other
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Parameters, buffers and constants stored in another form than torch's: packed, converted, laid out anew."""
+"""Parameters, buffers and constants stored in another form than torch's: packed, converted, laid out anew.
+
+An example, a linear layer, ``x @ a.weight.T``: ``derive(a.weight, make, ("permuted", (1, 0)))`` makes the initializer
+``a.weight.transposed``, a view of the parameter's memory, and the same initializer at each later call with this key. Its
+:class:`Origin` has the name ``a.weight`` and ``make``, so that other weights, given later, are stored transposed too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Runs rewrites to a fixed point with a worklist: each node is tried once, and again only when its inputs changed."""
+"""Runs rewrites to a fixed point with a worklist: each node is tried once, and again only when its inputs changed.
+
+An example, ``(x + x) * 3`` with two rewrites, of ``Add(x, x)`` to ``Mul(x, 2)`` and of ``Mul(Mul(x, a), b)`` to ``Mul(x, a*b)``::
+
+    worklist           its first node
+    add, mul           Add(x, x)         replaced by double = Mul(x, 2), which goes to the end of the worklist
+    mul, double        Mul(double, 3)    replaced by sixfold = Mul(x, 6); no node reads double any more: it is removed
+    double, sixfold    Mul(x, 2)         not in the graph: skipped
+    sixfold            Mul(x, 6)         no rewrite applies, and the worklist is empty
+"""
 
 from __future__ import annotations
 

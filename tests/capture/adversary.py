@@ -264,6 +264,71 @@ class Program(nn.Module):
         return tuple(registers)
 
 
+class Constants(nn.Module):
+    """A module that computes with constants of its code, whose values torch knows while it traces, in layers that differ here and there.
+
+    Attributes:
+        layers: The instructions of each layer: a name, the places of two constants, and a number.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        choose = random.Random(seed)
+
+        def step() -> tuple[str, int, int, float]:
+            number = choose.choice([1.0, 2.0, 4.5, -1.0, 0.0])
+            return choose.choice(CONSTANT_STEPS), choose.randrange(9), choose.randrange(9), number
+
+        first = [step() for _ in range(choose.randrange(3, 10))]
+        second, place = list(first), choose.randrange(len(first))
+        second[place] = step() if choose.random() < 0.5 else (*first[place][:3], choose.choice([1.0, 3.0]))
+        self.layers = [first, second, first, second][: choose.randrange(2, 5)]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x
+        for steps in self.layers:
+            pool = [torch.tensor(2.0), torch.tensor([1.0, 3.0])]
+            for name, a, b, number in steps:
+                c, d = pool[a % len(pool)], pool[b % len(pool)]
+                if name == "item":
+                    if c.numel() == 1:
+                        y = y * 1.5 if c.item() > number else y + 1
+                elif name == "used":
+                    y = y * 0.5 + c.sum()
+                else:
+                    self.change(name, c, d, number, x, pool)
+            y = torch.tanh(y + sum(c.sum() * (i + 1) * 0.1 for i, c in enumerate(pool)))
+        return (y,)
+
+    @staticmethod
+    def change(name: str, c: torch.Tensor, d: torch.Tensor, number: float, x: torch.Tensor, pool: Registers) -> None:
+        """Adds a constant to the others, or writes some of them."""
+        new: dict[str, Callable[[], torch.Tensor]] = {
+            "scalar": lambda: torch.tensor(number),
+            "vector": lambda: torch.as_tensor([number, 1.0]),
+            "product": lambda: c * number,
+            "flat": lambda: c.view(-1),
+            "slice": lambda: c.reshape(-1)[:1],
+            "axis": lambda: c.unsqueeze(0),
+            "detached": c.detach,
+            "dtype": lambda: c.to(torch.float32),
+            "whole": lambda: c.to(torch.int64).to(torch.float32),
+            "copy": c.clone,
+            "root": lambda: c.abs().sqrt(),
+            "joined": lambda: torch.cat([c.reshape(-1), d.reshape(-1)]),
+        }
+        if name in new:
+            pool.append(new[name]())
+        elif name == "detach_":
+            if not c._is_view():
+                c.detach_()
+        else:
+            _write(c, int(number), number) if name == "written" else c.add_(x.sum() * 0.01)
+
+
+#: The instructions on constants.
+CONSTANT_STEPS = """scalar vector product flat slice axis detached dtype whole copy root joined detach_ detach_ item used written written
+    input""".split()
 #: Other sizes that each program runs at.
 SIZES = ((3, 4), (1, 7), (5, 2), (4, 9))
 

@@ -1,10 +1,10 @@
-"""Random programs of views, writes, aliases and branches on sizes, and random trees of modules, are right, or an error or a warning says what is not."""
+"""Random programs of views, writes, aliases, constants and branches on sizes, and random trees of modules, are right, or an error or a warning says what is not."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.capture.adversary import Program, outcome
+from tests.capture.adversary import Constants, Program, outcome
 from tests.capture.trees import Tree
 
 #: What a program may come to.
@@ -21,6 +21,19 @@ def test_random_programs(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4, 300))
 def test_many_random_programs(seed: int) -> None:
     test_random_programs(seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_constants(seed: int) -> None:
+    """Constants of the model's code are views of each other, are written, detached in place, and decide branches."""
+    status, reason = outcome(seed, make=Constants)
+    assert status in FINE, f"{reason}\n{Constants(seed).layers}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4, 300))
+def test_many_random_constants(seed: int) -> None:
+    test_random_constants(seed)
 
 
 @pytest.mark.parametrize("seed", [3, 20, 41])
@@ -40,3 +53,4 @@ def test_many_random_trees(seed: int) -> None:
 def test_most_random_programs_are_right() -> None:
     """A change that has all of them refused is no success."""
     assert sum(outcome(seed, dynamic=False)[0] == "right" for seed in range(100, 106)) > 2
+    assert sum(outcome(seed, make=Constants)[0] == "right" for seed in range(100, 106)) > 4

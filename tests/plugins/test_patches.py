@@ -214,3 +214,13 @@ def test_a_library_that_is_absent() -> None:
     item = onnxplug.LibraryFunctions({"package_that_is_not_there.ops:f": ours}, "package_that_is_not_there>=1")
     item.check()
     assert item.places() == []
+
+
+def test_an_export_reads_no_version_of_a_library_that_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one from the files of what is installed takes milliseconds, of each such patch and attempt to capture."""
+    read: list[str] = []
+    monkeypatch.setattr("importlib.metadata.version", lambda name: read.append(name) or "1")
+    onnxplug.LibraryFunctions({"package_that_is_not_there.ops:f": ours}, "package_that_is_not_there>=1").places()
+    assert read == []
+    onnxplug.LibraryFunctions({"contextlib:suppress": ours}, "package_that_is_not_there>=1").places()
+    assert set(read) == {"package_that_is_not_there"}
