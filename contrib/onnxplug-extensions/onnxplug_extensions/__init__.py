@@ -6,16 +6,20 @@ from typing import Any
 
 from onnxplug import Domain, OpSample, OrtLibrary, PluginInfo, Rule, hookimpl
 
-__all__ = ["Detokenizer", "Labels", "LogMel", "Sound", "Tokenizer"]
+__all__ = ["Detokenizer", "Image", "Labels", "LogMel", "Pixels", "Sound", "Tokenizer"]
 
 #: The domain of onnxruntime-extensions' operators.
 DOMAIN = "ai.onnx.contrib"
+#: And that of its operators of images.
+IMAGES = "com.microsoft.extensions"
 REQUIRED = "onnxruntime-extensions>=0.15.2,<0.16"
 _HOME = {
     "Tokenizer": "tokenizers",
     "Detokenizer": "decoding",
+    "Image": "images",
     "Labels": "decoding",
     "LogMel": "sound",
+    "Pixels": "images",
     "Sound": "sound",
 }
 
@@ -38,19 +42,23 @@ def onnxplug_rules() -> list[Rule]:
 
 
 #: Operators to the modules of their rules.
-_OPERATORS = {"tokenize": "operators", "detokenize": "operators", "named": "operators", "decode_sound": "sound"}
+_OPERATORS = {
+    **dict.fromkeys(("tokenize", "detokenize", "named"), "operators"),
+    "decode_sound": "sound",
+    "decode_image": "images",
+}
 
 
 @hookimpl
 def onnxplug_domains() -> list[Domain]:
-    """The domain of onnxruntime-extensions, whose schemas are in its library."""
-    return [Domain(DOMAIN, 1)]
+    """The domains of onnxruntime-extensions, whose schemas are in its library."""
+    return [Domain(DOMAIN, 1), Domain(IMAGES, 1)]
 
 
 @hookimpl
 def onnxplug_runtime() -> list[OrtLibrary]:
     """The library of onnxruntime-extensions."""
-    return [OrtLibrary(_library)]
+    return [OrtLibrary(_library, domains=(DOMAIN, IMAGES))]
 
 
 def _library() -> str:

@@ -88,8 +88,7 @@ class CLIP(TransformersEncoder):
     """CLIP's tokenizer, which marks the last piece of a word.
 
     CLIPTokenizer of a text with a special token ends the process: a word of one letter, which no normalised text has, stands for
-    each. It takes several digits for one word, and other spaces than the common one for letters: the text comes with spaces in
-    their places.
+    each. It takes several digits for one word, and other spaces than the common one for letters: these are replaced before it.
 
     Raises:
         UsageError: It differs from CLIP's.
@@ -117,7 +116,7 @@ class CLIP(TransformersEncoder):
         self._words = {content: chr(_LAST - place) for place, content in enumerate(tokens)}
         for content, word in self._words.items():
             splitter = ByteLevel(add_prefix_space=False, use_regex=False)
-            first, *rest = splitter.pre_tokenize_str(word)[0][0]
+            first, *rest = list(splitter.pre_tokenize_str(word)[0][0])
             for piece in (*rest[:-1], rest[-1] + _END):
                 merges.append(f"{first} {piece}")
                 first += piece

@@ -20,6 +20,7 @@ def samples() -> list[OpSample]:
         OpSample(f"{here}::detokenize", _detokenize, dynamic_shapes=({0: "texts", 1: "length"}, None), **about),
         OpSample(f"{here}::named", _named, dynamic_shapes=({0: "texts"}, None), **about),
         OpSample(f"{here}::decode_sound", _sound, dynamic_shapes=({0: "bytes"},), **about),
+        OpSample(f"{here}::decode_image", _image, dynamic_shapes=({0: "bytes"},), **about),
     ]
 
 
@@ -49,6 +50,8 @@ def _detokenize() -> tuple[Any, ...]:
 def _named() -> tuple[Any, ...]:
     import torch
 
+    import onnxplug_extensions.operators  # noqa: F401  (defines the operator)
+
     return torch.tensor([2, 0, 1, 1]), '["bad", "neither", "good"]'
 
 
@@ -58,12 +61,28 @@ def _sound() -> tuple[Any, ...]:
 
     import torch
 
+    import onnxplug_extensions.sound  # noqa: F401
+
     content = io.BytesIO()
     with wave.open(content, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(16000)
         file.writeframes(bytes(range(200)))
+    return (torch.tensor(list(content.getvalue()), dtype=torch.uint8),)
+
+
+def _image() -> tuple[Any, ...]:
+    import io
+
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    import onnxplug_extensions.images  # noqa: F401
+
+    content = io.BytesIO()
+    Image.fromarray(np.arange(240, dtype=np.uint8).reshape(8, 10, 3)).save(content, "PNG")
     return (torch.tensor(list(content.getvalue()), dtype=torch.uint8),)
 
 

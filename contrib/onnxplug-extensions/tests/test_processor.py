@@ -80,13 +80,13 @@ def test_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "about", "message"),
     [
-        ("LlamaForCausalLM", {}, "is for models of text with one call"),
-        ("ViTModel", {"image_size": 16, "patch_size": 8}, "ViTModel takes pixel_values"),
+        ("LlamaForCausalLM", {}, "is for models of text or images with one call"),
+        ("Wav2Vec2Model", {}, "Wav2Vec2Model takes input_values"),
     ],
 )
 def test_models_of_other_kinds(kind: str, about: dict[str, Any], message: str, tmp_path: Path, capsys: Any) -> None:
     tokenizer = made.llama()
-    config = getattr(transformers, {"L": "LlamaConfig", "V": "ViTConfig"}[kind[0]])
+    config = getattr(transformers, {"L": "LlamaConfig", "W": "Wav2Vec2Config"}[kind[0]])
     saved(tmp_path / "in", kind, tokenizer, config, **about)
     assert run(["export", f"transformers:{tmp_path / 'in'}", "-o", str(tmp_path / "out"), "--with-processor"]) != 0
     assert message in " ".join(capsys.readouterr().err.split())

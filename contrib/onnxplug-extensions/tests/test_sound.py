@@ -11,11 +11,9 @@ import pytest
 
 pytest.importorskip("onnxruntime_extensions", reason="`make packages` tests with it, in an environment of its own")
 
-import onnxruntime
 import torch
 import transformers
 from onnxplug_extensions import LogMel, Sound
-from onnxplug_extensions.library import library_path
 
 import onnxplug
 
@@ -68,19 +66,3 @@ def test_spectrogram_of_whisper(tmp_path: Path) -> None:
         (got,) = session.run(None, {session.get_inputs()[0].name: data.numpy()})
         for result in (program(data)[0], torch.from_numpy(got), model(data)):
             torch.testing.assert_close(result, wanted, **LOOSER["spectrum"][0])
-
-
-@pytest.mark.parametrize("operator", ["DecodeImage", "ImageDecoder"])
-def test_the_library_has_no_operators_of_images(operator: str) -> None:
-    """The packages on PyPI are built without them: the day they have them, README is to be changed."""
-    import onnx
-
-    node = onnx.helper.make_node(operator, ["data"], ["image"], domain="ai.onnx.contrib")
-    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, None) for name in ("data", "image")]
-    graph = onnx.helper.make_graph([node], "image", values[:1], values[1:])
-    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("ai.onnx.contrib", 1)]
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(library_path())
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
-    with pytest.raises(Exception, match=f"{operator}.* is not a registered function"):
-        onnxruntime.InferenceSession(model, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxplug import LibraryFunctions, OpSample, PluginInfo, hookimpl
+from onnxplug import Domain, LibraryFunctions, OpSample, PluginInfo, Rule, hookimpl
 
 __all__ = ["stand_in"]
 
@@ -18,23 +18,41 @@ FUNCTIONS = LibraryFunctions(
 )
 
 
+#: Attention to a cache, where ONNX Runtime has an operator for it: an operator of this package, in exported programs alone.
+_WRITTEN = "onnxplug_flash_attn::written.default"
+
+
+@hookimpl
+def onnxplug_rules() -> list[Rule]:
+    """ONNX Runtime's own form."""
+    reason = "ONNX Runtime attends to the used part of a cache alone"
+    return [Rule(_WRITTEN, "onnxplug_flash_attn.grouped:convert", target="onnxruntime", reason=reason)]
+
+
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
     """The operators, computed by PyTorch's attention, whose rules choose the form for the opset and the target."""
-    return {f"flash_attn::{name}.default": _later(function) for name, function in OPERATORS.items()}
+    of_library = {f"flash_attn::{name}.default": _later("operators", function) for name, function in OPERATORS.items()}
+    return of_library | {_WRITTEN: _later("grouped", "decomposed")}
 
 
-def _later(name: str) -> Callable[..., Any]:
+def _later(module: str, name: str) -> Callable[..., Any]:
     """The function that computes an operator, imported when it is called."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        from onnxplug_flash_attn import operators
+        from importlib import import_module
 
         FUNCTIONS.check()
-        return getattr(operators, name)(*args, **kwargs)
+        return getattr(import_module(f"{__name__}.{module}"), name)(*args, **kwargs)
 
-    decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.operators"
+    decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.{module}"
     return decomposed
+
+
+@hookimpl
+def onnxplug_domains() -> list[Domain]:
+    """That of ONNX Runtime's own form."""
+    return [Domain("com.microsoft", 1)]
 
 
 @hookimpl
@@ -54,7 +72,7 @@ def onnxplug_samples() -> list[OpSample]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it translates."""
-    return PluginInfo(api=1, namespaces=("flash_attn",))
+    return PluginInfo(api=1, namespaces=("flash_attn", "onnxplug_flash_attn"))
 
 
 def stand_in() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxplug_flash_attn.attention import Lengths, Terms, attend
+from onnxplug_flash_attn.grouped import written
 
 
 def with_cache(
@@ -59,7 +60,20 @@ def with_cache(
         v_cache.index_put_(where, v)
         used = used + k.shape[1]
     keys, values = (_read(x, batch, cache_batch_idx, block_table) for x in (k_cache, v_cache))
-    return attend(q, keys, values, terms, Lengths(None, used, cache_leftpad))
+    result, logarithms = attend(q, keys, values, terms, Lengths(None, used, cache_leftpad))
+    plain = cache_batch_idx is None and cache_leftpad is None and block_table is None
+    if plain and k is not None and v is not None and torch.compiler.is_exporting() and _is_grouped(q, k, v, terms):
+        result = written(q, k, v, keys, values, used, softmax_scale, terms.left, softcap)
+    return result, logarithms
+
+
+def _is_grouped(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
+    """Whether GroupQueryAttention computes it: causal, as many new keys as queries, and one query or one element of the batch."""
+    one = statically_known_true(q.shape[1] == 1)
+    causal = terms.right == 0 or (one and terms.right < 0)
+    rows, sizes = statically_known_true(q.shape[1] == k.shape[1]), q.shape[3] % 8 == 0 and k.shape[3] == v.shape[3]
+    alone = one or statically_known_true(q.shape[0] == 1)
+    return causal and rows and sizes and alone and terms.slopes is None and terms.scale != 0
 
 
 def _written(places: Tensor, cache: Tensor, chosen: Tensor | None, table: Tensor | None) -> tuple[Tensor, Tensor]:

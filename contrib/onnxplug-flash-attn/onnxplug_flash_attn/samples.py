@@ -14,25 +14,37 @@ _ROWS, _OFFSETS = {0: "rows"}, {0: "offsets"}
 def samples() -> list[OpSample]:
     """Some of each operator."""
     sizes = ({0: "batch", 1: "queries"}, *[{0: "batch", 1: "keys"}] * 2)
-    return [
-        OpSample(
-            _DENSE,
-            _dense(2, 5, 7, *rest),
-            dynamic_shapes=(*sizes, *[None] * 8),
-            others=[_dense(1, 1, 4, *rest), _dense(3, 6, 2, *rest)],
-            results=(0, 1),
-        )
-        for rest in ((False, -1, -1, 0.0), (True, -1, -1, 0.0), (False, 2, 1, 0.0), (True, 3, 0, 5.0))
-    ] + [
-        OpSample(
-            _PACKED,
-            _packed([3, 1], [4, 2], *rest),
-            dynamic_shapes=(_ROWS, {0: "keys"}, {0: "keys"}, _OFFSETS, _OFFSETS, *[None] * 8),
-            others=[_packed([2], [5], *rest), _packed([1, 0, 4], [3, 2, 0], *rest)],
-            results=(0, 1),
-        )
-        for rest in ((False, -1, -1, 0.0), (True, -1, -1, 0.0), (False, 2, 1, 5.0))
-    ]
+    return (
+        [
+            OpSample(
+                _DENSE,
+                _dense(2, 5, 7, *rest),
+                dynamic_shapes=(*sizes, *[None] * 8),
+                others=[_dense(1, 1, 4, *rest), _dense(3, 6, 2, *rest)],
+                results=(0, 1),
+            )
+            for rest in ((False, -1, -1, 0.0), (True, -1, -1, 0.0), (False, 2, 1, 0.0), (True, 3, 0, 5.0))
+        ]
+        + [
+            OpSample(
+                _PACKED,
+                _packed([3, 1], [4, 2], *rest),
+                dynamic_shapes=(_ROWS, {0: "keys"}, {0: "keys"}, _OFFSETS, _OFFSETS, *[None] * 8),
+                others=[_packed([2], [5], *rest), _packed([1, 0, 4], [3, 2, 0], *rest)],
+                results=(0, 1),
+            )
+            for rest in ((False, -1, -1, 0.0), (True, -1, -1, 0.0), (False, 2, 1, 5.0))
+        ]
+        + [
+            OpSample(
+                "onnxplug_flash_attn::written",
+                _written([3, 5], *rest),
+                dynamic_shapes=(*[{0: "batch"}] * 3, *[{0: "batch", 1: "size"}] * 2, {0: "batch"}, *[None] * 3),
+                others=[_written([1], *rest), _written([1, 7, 2], *rest)],
+            )
+            for rest in ((-1, 0.0), (2, 5.0))
+        ]
+    )
 
 
 def _dense(
@@ -56,6 +68,18 @@ def _packed(
         k, v = torch.randn(2, sum(keys), 2, 8).unbind(0)
         offsets = [torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32) for n in (queries, keys)]
         return q, k, v, *offsets, 8, 8, 0.0, 0.3, causal, left, right, softcap
+
+    return args
+
+
+def _written(used: list[int], left: int, softcap: float) -> Callable[[], Sequence[Any]]:
+    def args() -> Sequence[Any]:
+        torch = _torch()
+        import onnxplug_flash_attn.grouped  # noqa: F401  (defines the operator)
+
+        q, caches = torch.randn(len(used), 1, 4, 8), torch.randn(2, len(used), max(used) + 2, 2, 8)
+        new = caches[:, torch.arange(len(used)), torch.tensor(used) - 1].unsqueeze(2)
+        return q, *new.unbind(0), *caches.unbind(0), torch.tensor(used), 0.3, left, softcap
 
     return args
 

@@ -66,6 +66,56 @@ def test_step(interleaved: bool) -> None:
     attention.check(model, expected, inputs, (step, batch, batch, step, step, batch), (16, 18))
 
 
+def in_numbers(program: Any) -> int:
+    return sum(node.op_type == "GroupQueryAttention" for node in program.model.graph)
+
+
+@pytest.mark.parametrize("turned_too", [False, True])
+@pytest.mark.parametrize("options", [{"causal": True}, {}, {"causal": True, "window_size": (3, -1), "softcap": 4.0}])
+@pytest.mark.parametrize("one", ["query", "element"])
+def test_one_operator_of_onnx_runtime(one: str, options: dict[str, Any], turned_too: bool) -> None:
+    """One query of any batch, or any queries of one element: GroupQueryAttention, in ONNX Runtime, of lengths that are drawn."""
+    cos, sin = (torch.rand(20, 4), torch.rand(20, 4)) if turned_too else (None, None)
+
+    def model(x: Tensor, keys: Tensor, values: Tensor, used: Tensor) -> Any:
+        (q, k, v), keys, values = x.unflatten(2, (8, 8)).split([4, 2, 2], dim=2), keys.clone(), values.clone()
+        return flash_attn.flash_attn_with_kvcache(q, keys, values, k, v, cos, sin, used, **options), keys, values
+
+    inputs = []
+    for size in (12, 20, 9):
+        several = int(torch.randint(2, 6, ()))
+        batch, rows = (several, 1) if one == "query" else (1, several)
+        used = torch.randint(0, size - rows + 1, (batch,), dtype=torch.int32)
+        inputs.append((torch.randn(batch, rows, 64), *torch.randn(2, batch, size, 2, 8).unbind(0), used))
+    inputs.append((*inputs[0][:3], torch.zeros_like(inputs[0][3])))
+    batch = {0: "batch"} if one == "query" else {}
+    cache = {**batch, 1: "size"}
+    shapes = (batch or {1: "rows"}, cache, cache, batch)
+    is_used = one == "query" or "causal" in options
+    for target, opset, count in (("onnxruntime", 16, is_used), ("onnxruntime", 23, is_used), (None, 23, 0)):
+        program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, opset_version=opset, target=target)
+        assert in_numbers(program) == count
+        for args in inputs:
+            for result, wanted in zip(program(*args), model(*args), strict=True):
+                torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_what_the_operator_cannot() -> None:
+    """Several queries of several elements, which ONNX Runtime refuses; half precision."""
+
+    def model(q: Tensor, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, used: Tensor) -> Tensor:
+        return flash_attn.flash_attn_with_kvcache(
+            q, keys.clone(), values.clone(), k, v, cache_seqlens=used, causal=True
+        )
+
+    for rows, dtype in ((3, torch.float32), (1, torch.float16)):
+        q, kv, new = torch.randn(2, rows, 4, 8), torch.randn(2, 2, 9, 2, 8), torch.randn(2, 2, rows, 2, 8)
+        args = (*(x.to(dtype) for x in (q, *kv, *new)), torch.tensor([4, 0], dtype=torch.int32))
+        program = onnxplug.to_onnx(model, args)
+        assert in_numbers(program) == 0
+        torch.testing.assert_close(program(*args)[0], model(*args))
+
+
 def test_cache_as_a_buffer() -> None:
     """Written in place, as a model does that keeps its cache."""
 

@@ -112,7 +112,8 @@ def export_folder(
         adapters: Folders of PEFT by name, of a model for text generation: the adapters' factors are inputs of the graph, and each
             adapter is in a file ``NAME.onnx_adapter``.
         tokenizer: Copy the tokenizer; ``False`` does without.
-        processor: Put the tokenizer into the file, whose input is strings, and names of classes, of a model of text with one call.
+        processor: Put the tokenizer or the image processor of a model with one call into the file, whose input is strings or
+            images, and the names of classes.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
         external_data: Weights in a file of their own; ``None`` decides by size.
@@ -137,6 +138,8 @@ def export_folder(
         chosen.check_task(kind)
         if processor and (kind in (TEXT_GENERATION, IMAGES_AND_TEXT, *ENCODER_DECODERS) or chosen.name != "genai"):
             raise UsageError("--with-processor is for models of text with one call, without --for")
+        if processor and (kind in (TEXT_GENERATION, *ENCODER_DECODERS) or chosen.name != "genai"):
+            raise UsageError("--with-processor is for models of text or images with one call, without --for")
         flags = {
             "--static": static is not None,
             "--last-logits": last_logits,

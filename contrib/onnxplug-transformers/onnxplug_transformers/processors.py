@@ -1,4 +1,4 @@
-"""Models with what is around them in the file: the tokenizer in front, labels behind. By onnxplug-extensions."""
+"""Models with what is around them in the file: the tokenizer or image processor in front, labels behind. By onnxplug-extensions."""
 
 from __future__ import annotations
 
@@ -16,63 +16,109 @@ from onnxplug_transformers.tasks import TaskExample
 _TEXTS = ("A cat sleeps on the sofa.", "")
 
 
-class WithTokenizer(nn.Module):
-    """A model of one call whose input is texts, a vector of strings.
+class _WithProcessor(nn.Module):
+    """A model of one call with what makes its inputs.
 
     Args:
-        model: The model as it would be exported without, which takes ``input_ids`` and gives results by name.
-        takes: The names of the inputs that its own model takes.
-        tokenizer: A tokenizer of transformers.
+        model: The model as it would be exported without, which takes its inputs by name and gives results by name.
         labels: The names of classes, for a result ``label`` beside ``logits``; none for a model that doesn't classify.
     """
 
-    def __init__(self, model: nn.Module, takes: set[str], tokenizer: Any, labels: list[str] | None) -> None:
-        from onnxplug_extensions import Labels, Tokenizer
+    def __init__(self, model: nn.Module, labels: list[str] | None) -> None:
+        from onnxplug_extensions import Labels
 
         super().__init__()
-        longest = tokenizer.model_max_length
-        self.tokenizer = Tokenizer(tokenizer, longest if longest < 10**9 else None)
         self.model = model
-        self._takes = takes
         self.labels = Labels(labels) if labels else None
 
-    def forward(self, texts: torch.Tensor) -> dict[str, Any]:
+    def called(self, **inputs: torch.Tensor) -> dict[str, Any]:
         """The model's results, and the names of the classes with the largest logits."""
+        results: dict[str, Any] = self.model(**inputs)
+        return results if self.labels is None else {**results, "label": self.labels(results["logits"].argmax(-1))}
+
+
+class WithTokenizer(_WithProcessor):
+    """A model whose input is texts, a vector of strings.
+
+    Args:
+        model, labels: The model and the names of its classes.
+        takes: The names of the inputs that its own model takes.
+        tokenizer: A tokenizer of transformers.
+    """
+
+    def __init__(self, model: nn.Module, labels: list[str] | None, takes: set[str], tokenizer: Any) -> None:
+        from onnxplug_extensions import Tokenizer
+
+        super().__init__(model, labels)
+        longest = tokenizer.model_max_length
+        self.tokenizer = Tokenizer(tokenizer, longest if longest < 10**9 else None)
+        self._takes = takes
+
+    def forward(self, texts: torch.Tensor) -> dict[str, Any]:
+        """The results for each text."""
         inputs = self.tokenizer(texts)
-        results: dict[str, Any] = self.model(**{name: value for name, value in inputs.items() if name in self._takes})
-        if self.labels is not None:
-            results = {**results, "label": self.labels(results["logits"].argmax(-1))}
-        return results
+        return self.called(**{name: value for name, value in inputs.items() if name in self._takes})
+
+
+class WithPixels(_WithProcessor):
+    """A model whose input is images, uint8 [batch, height, width, 3].
+
+    Args:
+        model, labels: The model and the names of its classes.
+        processor: An image processor of transformers.
+    """
+
+    def __init__(self, model: nn.Module, labels: list[str] | None, processor: Any) -> None:
+        from onnxplug_extensions import Pixels
+
+        super().__init__(model, labels)
+        self.pixels = Pixels(processor)
+
+    def forward(self, images: torch.Tensor) -> dict[str, Any]:
+        """The results for each image."""
+        return self.called(pixel_values=self.pixels(images))
 
 
 def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> tuple[nn.Module, TaskExample]:
-    """A model of one call with its tokenizer in front and, where it classifies, its labels behind; and example inputs.
+    """A model of one call with its tokenizer or image processor in front and, where it classifies, its labels behind; examples.
 
     Args:
         model: The model as it would be exported without.
         original: The model of transformers.
         kind: Its task.
-        folder: Where the tokenizer is.
+        folder: Where the tokenizer or the processor is.
 
     Raises:
-        UsageError: Its input is no text, onnxplug-extensions is missing, or no operator does the same as the tokenizer.
+        UsageError: Its input is neither text nor images, onnxplug-extensions is missing, or nothing does the same as the processor.
     """
     takes = set(inspect.signature(original.forward).parameters)
-    if original.main_input_name != "input_ids" or "pixel_values" in takes:
+    inputs = takes & {"input_ids", "pixel_values"}
+    if len(inputs) != 1 or original.main_input_name not in inputs:
+        both = " and pixel_values" if len(inputs) > 1 else ""
         raise UsageError(
-            f"--with-processor puts a tokenizer in front of a model of text, and {type(original).__name__} takes "
-            f"{original.main_input_name}" + (" and pixel_values" if "pixel_values" in takes else "")
+            f"--with-processor puts a tokenizer in front of a model of text, or an image processor in front of one of images, and "
+            f"{type(original).__name__} takes {original.main_input_name}{both}"
         )
     if find_spec("onnxplug_extensions") is None:
         raise UsageError(
             "--with-processor needs onnxplug-extensions, which is not installed", hint="pip install onnxplug-extensions"
         )
-    from transformers import AutoTokenizer
-
     labels = None
     if kind.endswith("-classification"):
         names = original.config.id2label
         labels = [str(names[n]) for n in range(len(names))]
     example = TaskExample()
+    if original.main_input_name == "pixel_values":
+        from transformers import AutoImageProcessor
+
+        example.add("images", _images(), "batch", "height", "width", None)
+        return WithPixels(model, labels, AutoImageProcessor.from_pretrained(folder)).eval(), example
+    from transformers import AutoTokenizer
+
     example.add("texts", string_tensor(_TEXTS), "texts")
-    return WithTokenizer(model, takes, AutoTokenizer.from_pretrained(folder), labels).eval(), example
+    return WithTokenizer(model, labels, takes, AutoTokenizer.from_pretrained(folder)).eval(), example
+
+
+def _images() -> torch.Tensor:
+    """Two of one size, with all values."""
+    return (torch.arange(2 * 48 * 64 * 3) * 7).remainder(256).to(torch.uint8).reshape(2, 48, 64, 3)
