@@ -23,8 +23,8 @@ def point(folder: Path, module: str = "shop", **files: str) -> EntryPoint:
         file.unlink()
     for name, text in {"METADATA": "Metadata-Version: 2.1\nName: onnxplug-shop\nVersion: 1.0\n", **files}.items():
         (info / name.replace("_json", ".json")).write_text(text)
-    found: EntryPoint = EntryPoint("shop", module, "onnxplug")._for(PathDistribution(info))  # type: ignore[attr-defined]
-    return found
+    result: EntryPoint = EntryPoint("shop", module, "onnxplug")._for(PathDistribution(info))  # type: ignore[attr-defined]
+    return result
 
 
 @pytest.fixture

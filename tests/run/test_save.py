@@ -191,7 +191,7 @@ def test_data_that_is_missing_is_not_made_for_another_model(tmp_path: Path, prog
         onnx.load(backup)
 
 
-def test_what_killed_saves_left_is_removed(tmp_path: Path, programs: Any) -> None:
+def test_leftovers_of_killed_saves_are_removed(tmp_path: Path, programs: Any) -> None:
     path = tmp_path / "model.onnx"
     for name in ("model.onnx.data", "model.onnx.data.7", "model.onnx.data.2-00001-of-00003", ".onnxplug-0123.tmp"):
         (tmp_path / name).write_bytes(b"the beginning of weights")
@@ -336,7 +336,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path, programs: Any) -> None:
     os.close(write)
 
 
-def test_data_never_replaces_what_is_no_regular_file(tmp_path: Path, programs: Any) -> None:
+def test_data_never_replaces_a_file_that_is_not_regular(tmp_path: Path, programs: Any) -> None:
     other = tmp_path / "other"
     other.write_text("mine", encoding="utf-8")
     (tmp_path / "model.onnx.data").symlink_to(other)

@@ -57,7 +57,7 @@ def test_sizes_that_pytorch_rejects_are_drawn_again(refused: Any) -> None:
     assert refusing(refused).verify().cases == report.cases
 
 
-def test_a_seed_without_sizes_that_fit_is_said() -> None:
+def test_a_seed_without_sizes_that_fit_is_reported() -> None:
     calls = []
     with pytest.warns(UserWarning, match="nothing was compared for seed 7.*12 draws.*not for this"):
         report = refusing(lambda n: len(calls) > 0 or calls.append(n)).verify(seed=7)

@@ -256,7 +256,7 @@ def test_bfloat16() -> None:
     assert export(model, torch.randn(3, 64), dtype="bfloat16", target="onnxruntime:cpu")(torch.randn(3, 64))
 
 
-def test_further_data_widen_what_overflows_there() -> None:
+def test_more_data_widen_operators_that_overflow() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return (linear(x).abs() * 100).log1p()
 
