@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from onnx_ir import Value
+from onnx_ir import DataType, Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, INT64
-from onnxplug.converters.helpers.promotion import operands
+from onnxplug.converters.helpers.promotion import operands, operands_in
 from onnxplug.converters.helpers.reductions import reduce, reduced
+from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
+_Multiple = Callable[[GraphBuilder, Value, Value], Value]
 #: Powers of two that a signed 64-bit integer holds, and the power that wraps.
 _POWERS = np.array([1 << i for i in range(63)] + [-(1 << 63)], dtype=np.int64)
+#: Element types of one BitShift. ONNX Runtime has no kernel for 16 bits, which products and quotients serve as well.
+_BIT_SHIFTED = frozenset({DataType.UINT8, DataType.UINT32, DataType.UINT64})
 
 
 def bitwise(op_type: str) -> Converter:
@@ -81,25 +86,93 @@ def bitwise_not_by_difference(g: GraphBuilder, node: FxNode) -> Value:
     return g.op.Not(x) if node.dtype == BOOL else compute(g, "Sub", node.dtype, -1, x)
 
 
-def shift(left: bool) -> Converter:
-    """bitwise_left_shift, bitwise_right_shift: a count that is negative, or not less than the width, shifts every bit out."""
+def shift(multiple: _Multiple | None = None) -> Converter:
+    """bitwise_left_shift, bitwise_right_shift: a count that is negative, or not less than the width, shifts every bit out.
+
+    Args:
+        multiple: Rounds an integer down to a multiple of a power of two, for right shifts; ``None`` for left ones.
+    """
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        dtype = node.dtype
-        x, count = operands(g, *node.args[:2], dtype=INT64)
-        width = dtype.bitwidth
-        outside = g.op.Or(g.op.Less(count, g.const(0)), g.op.GreaterOrEqual(count, g.const(width)))
-        in_range = g.op.Where(outside, g.const(0), count)
-        if left:
-            power = g.op.Gather(g.const(_POWERS), in_range, axis=0)
-            result = g.op.Where(outside, g.const(0), g.op.Mul(x, power))
-        else:
-            gone = g.op.Where(g.op.Less(x, g.const(0)), g.const(-1), g.const(0))
-            result = g.op.Where(outside, gone, _shifted_right(g, x, in_range))
-        return g.cast(result, dtype)
+        x, dtype, counts, result = node.args[0], node.dtype, _constant_counts(g, node), None
+        if counts is not None and multiple is None:
+            result = _left_by_constants(g, x, counts, dtype)
+        elif counts is not None and multiple is not None and dtype.is_signed():
+            result = _right_by_constants(g, x, counts, dtype, multiple)
+        elif counts is not None:
+            result = _unsigned_right_by_constants(g, x, counts, dtype)
+        return result if result is not None else _shifted(g, node, left=multiple is None)
 
-    convert.__name__ = convert.__qualname__ = "bitwise_left_shift" if left else "bitwise_right_shift"
+    convert.__name__ = convert.__qualname__ = f"bitwise_{'left' if multiple is None else 'right'}_shift"
     return convert
+
+
+def _shifted(g: GraphBuilder, node: FxNode, left: bool) -> Value:
+    """A shift by any counts, by 64-bit integers."""
+    dtype = node.dtype
+    x, count = operands(g, *node.args[:2], dtype=INT64)
+    outside = g.op.Or(g.op.Less(count, g.const(0)), g.op.GreaterOrEqual(count, g.const(dtype.bitwidth)))
+    in_range = g.op.Where(outside, g.const(0), count)
+    if left:
+        power = g.op.Gather(g.const(_POWERS), in_range, axis=0)
+        result = g.op.Where(outside, g.const(0), g.op.Mul(x, power))
+    else:
+        gone = g.op.Where(g.op.Less(x, g.const(0)), g.const(-1), g.const(0))
+        result = g.op.Where(outside, gone, _shifted_right(g, x, in_range))
+    return g.cast(result, dtype)
+
+
+def _constant_counts(g: GraphBuilder, node: FxNode) -> np.ndarray | None:
+    """The counts of a shift, where they are known."""
+    count = node.args[1]
+    known = g.constant(count) if isinstance(count, Value) else np.array(count)
+    return known.astype(np.int64) if known is not None and known.dtype.kind in "iu" else None
+
+
+def _left_by_constants(g: GraphBuilder, x: Any, counts: np.ndarray, dtype: DataType) -> Value:
+    """A BitShift, or a product with powers of two that wraps; the power is 0 where every bit is shifted out."""
+    within = (counts >= 0) & (counts < dtype.bitwidth)
+    if dtype in _BIT_SHIFTED and within.all():
+        first, second = operands(g, x, counts, dtype=dtype)
+        return g.op.BitShift(first, second, direction="LEFT")
+    return compute(g, "Mul", dtype, x, np.where(within, _POWERS[counts % 64], 0))
+
+
+def _unsigned_right_by_constants(g: GraphBuilder, x: Any, counts: np.ndarray, dtype: DataType) -> Value | None:
+    """A BitShift, or the quotient by powers of two; ``None`` where every bit is shifted out."""
+    if not ((counts >= 0) & (counts < dtype.bitwidth)).all():
+        return None
+    if dtype not in _BIT_SHIFTED:
+        return compute(g, "Div", dtype, x, _POWERS[counts])
+    first, second = operands(g, x, counts, dtype=dtype)
+    return g.op.BitShift(first, second, direction="RIGHT")
+
+
+def _right_by_constants(
+    g: GraphBuilder, x: Any, counts: np.ndarray, dtype: DataType, multiple: _Multiple
+) -> Value | None:
+    """The quotient of an exact division by powers of two; ``None`` where only some of them exceed the dtype."""
+    # Where every bit is shifted out the sign stays, as if all bits but one were.
+    counts = np.where((counts >= 0) & (counts < dtype.bitwidth), counts, dtype.bitwidth - 1)
+    inner = computed_in(g, "Div", dtype)
+    (number,) = operands_in(g, x, dtype=dtype, inner=inner)
+    if (counts < inner.bitwidth - 1).all():
+        power = g.const(_POWERS[counts], inner)
+        return g.cast(g.op.Div(multiple(g, number, power), power), dtype)
+    if counts.size > 1:
+        return None
+    zero = g.const(0, inner)
+    return g.cast(g.op.Where(g.op.Less(number, zero), g.const(-1, inner), zero), dtype)
+
+
+def _without_bits(g: GraphBuilder, x: Value, power: Value) -> Value:
+    """An integer without the bits below a power of two."""
+    return g.op.BitwiseAnd(x, g.op.Neg(power))
+
+
+def _without_rest(g: GraphBuilder, x: Value, power: Value) -> Value:
+    """The same before opset 18."""
+    return g.op.Sub(x, g.op.Mod(x, power))
 
 
 def gcd(g: GraphBuilder, node: FxNode) -> Value:
@@ -132,6 +205,11 @@ def _both(name: str, converter: Converter, since: int | None = None, until: int 
 
 
 _LOGIC = {"and": "And", "or": "Or", "xor": "Xor"}
+_SHIFTS: list[tuple[str, Converter, int | None, int | None]] = [
+    ("left", shift(), None, None),
+    ("right", shift(_without_bits), 18, None),
+    ("right", shift(_without_rest), None, 17),
+]
 RULES: list[Rule] = [
     *[rule for name, op in _LOGIC.items() for rule in _both(f"bitwise_{name}", bitwise(op), 18)],
     *[rule for name, op in _LOGIC.items() for rule in _both(f"__{name}__", bitwise(op), 18)],
@@ -145,10 +223,14 @@ RULES: list[Rule] = [
     Rule("aten::bitwise_not.default", bitwise_not, opset=(18, None)),
     Rule("aten::bitwise_not.default", bitwise_not_by_difference, opset=(None, 17)),
     *[
-        Rule(f"aten::bitwise_{side}_shift.{overload}", shift(side == "left"))
-        for side in ("left", "right")
+        Rule(f"aten::bitwise_{side}_shift.{overload}", converter, opset=(since, until))
+        for side, converter, since, until in _SHIFTS
         for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
     ],
-    *[rule for name, left in (("__lshift__", True), ("__rshift__", False)) for rule in _both(name, shift(left))],
+    *[
+        rule
+        for side, converter, since, until in _SHIFTS
+        for rule in _both(f"__{side[0]}shift__", converter, since, until)
+    ],
     Rule("aten::gcd.default", gcd),
 ]

@@ -44,7 +44,8 @@ def floordiv(g: GraphBuilder, node: FxNode) -> Value:
     """Python's ``//``: rounded down, where ONNX's Div of integers rounds towards zero."""
     x, y = node.args
     if _is_float(x, y):
-        return g.op.Floor(g.op.Div(_number(g, x, DOUBLE), _number(g, y, DOUBLE)))
+        # As Python: 1.0 // 0.1 is 9.0, though 1.0 / 0.1 is 10.0. Without the remainder the quotient is whole but for its rounding.
+        return g.op.Round(g.op.Div(g.op.Sub(_number(g, x, DOUBLE), mod(g, node)), _number(g, y, DOUBLE)))
     a, b = _number(g, x, INT64), _number(g, y, INT64)
     # a - a mod b divides evenly; ONNX's Mod has the divisor's sign, as Python's. A quotient of a non-negative and a
 
@@ -71,11 +72,14 @@ def truediv(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def mod(g: GraphBuilder, node: FxNode) -> Value:
-    """Python's ``%`` on ints: the divisor's sign, as ONNX's Mod."""
+    """Python's ``%``: the remainder has the divisor's sign, as that of ONNX's Mod of ints."""
     x, y = node.args
-    if _is_float(x, y):
-        raise Unsupported("% of floats")
-    return g.op.Mod(_number(g, x, INT64), _number(g, y, INT64))
+    if not _is_float(x, y):
+        return g.op.Mod(_number(g, x, INT64), _number(g, y, INT64))
+    divisor, zero = _number(g, y, DOUBLE), g.const(0.0, DOUBLE)
+    rest = g.op.Mod(_number(g, x, DOUBLE), divisor, fmod=1)
+    other_sign = g.op.Less(g.op.Mul(g.op.Sign(rest), g.op.Sign(divisor)), zero)
+    return g.op.Where(other_sign, g.op.Add(rest, divisor), rest)
 
 
 def pow_(g: GraphBuilder, node: FxNode) -> Value:
@@ -133,11 +137,15 @@ def compare(op_type: str, *, negate: bool = False) -> Converter:
 
 
 def logic(op_type: str) -> Converter:
-    """``and``, ``or`` of symbolic bools."""
+    """``&``, ``|`` of symbolic bools, or bitwise of ints."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
         x, y = node.args
-        return getattr(g.op, op_type)(_number(g, x, BOOL), _number(g, y, BOOL))
+        if any(a.dtype == BOOL if isinstance(a, Value) else isinstance(a, bool) for a in (x, y)):
+            return getattr(g.op, op_type)(_number(g, x, BOOL), _number(g, y, BOOL))
+        if g.opset < 18:
+            raise Unsupported("bitwise operators on sizes before opset 18", hint="Export with a newer opset.")
+        return getattr(g.op, f"Bitwise{op_type}")(_number(g, x, INT64), _number(g, y, INT64))
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
@@ -165,6 +173,15 @@ def rounded(op_type: str) -> Converter:
 
     convert.__name__ = convert.__qualname__ = op_type.lower()
     return convert
+
+
+def round_(g: GraphBuilder, node: FxNode) -> Value:
+    """``round``: halves to even."""
+    if len(node.args) > 1 and node.args[1] is not None:
+        raise Unsupported(
+            "round of a size to a number of digits", hint="Round to a whole number, or the result of tensors."
+        )
+    return rounded("Round")(g, node)
 
 
 def sqrt(g: GraphBuilder, node: FxNode) -> Value:
@@ -248,7 +265,7 @@ RULES: list[Rule] = [
     Rule("math::floor", rounded("Floor")),
     Rule("math::ceil", rounded("Ceil")),
     Rule("math::trunc", rounded("Cast")),
-    Rule("builtins::round", rounded("Round")),
+    Rule("builtins::round", round_),
     Rule("math::sqrt", sqrt),
     Rule("torch::_sym_sqrt", sqrt),
     Rule("aten::sym_size.int", sym_size),

@@ -7,12 +7,14 @@ generator, the length of a queue, the version of a tensor.
 from __future__ import annotations
 
 import gc
+import random
 import types
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from onnxplug.capture.mentions import attributes_of
@@ -80,3 +82,13 @@ def _named(path: str, item: Any) -> Iterable[tuple[str, Any]]:
     names = [(f"{path}.{name}", value) for name, value in attributes.items() if name not in _OF_MODULE]
     inner = [attributes.get(name) or {} for name in _OF_MODULE] if isinstance(item, torch.nn.Module) else []
     return names + [(f"{path}.{name}", value) for held in inner for name, value in held.items()]
+
+
+def drawn_text(changed: Iterable[Any]) -> str | None:
+    """The warning about objects that changed, where random generators of Python and NumPy are among them."""
+    if not any(isinstance(item, random.Random | np.random.Generator | np.random.RandomState) for item in changed):
+        return None
+    return (
+        "the model's code draws random numbers of Python or NumPy: the numbers drawn during the capture are constants of the "
+        "exported model. Draw them with torch.rand or torch.randint, which the exported model does anew at each run."
+    )

@@ -29,7 +29,7 @@ from onnxplug.capture.locations import raised_at
 from onnxplug.capture.mentions import SKIPPED, Mentions, attributes_of, code_names
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
-from onnxplug.patches.marks import advances, has_own_class, mark_of, path_to
+from onnxplug.patches.marks import advances, drawn_text, has_own_class, mark_of, path_to
 from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import FakeTensor, is_transformed
 from onnxplug.warn import warn
@@ -402,7 +402,7 @@ class State:
         for kept, _ in changed:
             if wholly or kept.owner is None or kept.owner in left:
                 kept.kind.write(kept.item, kept.before)
-        self._report(self._rewind())
+        self._report(self._rewind(), drawn_text(kept.item for kept, _ in changed))
         for cache, misses in self._caches:
             if cache.cache_info().misses != misses and (wholly or _has_trace(_results_of(cache))):
                 cache.cache_clear()
@@ -422,8 +422,9 @@ class State:
                 replaced |= counts
         return replaced
 
-    def _report(self, rewound: set[int]) -> None:
-        """Warns once of each object that advanced for good."""
+    def _report(self, rewound: set[int], drawn: str | None) -> None:
+        """Warns once of drawn random numbers, and of each object that advanced for good."""
+        self.texts += [drawn] if drawn and drawn not in self.texts else []
         advanced = [item for item, mark in self._marks if mark_of(item) != mark]
         advanced += [count for count, text in self._counts if repr(count) != text and id(count) not in rewound]
         for item in advanced:

@@ -238,6 +238,7 @@ class _Capture:
         self._recorded = Recorded(oblivious=True)
         self._fixings: list[list[Fixing]] = []
         self._warnings: list[str] = []
+        self._mentions = mentions
         self._refusals: list[Refusal] = []
         self.doubt: Doubt | None = None
         self._of_patches: list[str] = []
@@ -436,7 +437,8 @@ class _Capture:
 
     def _export(self, way: _Way, spec: Any, answers: Answers | None) -> torch.export.ExportedProgram:
         has_empty = way.oblivious and self.shapes.has_empty()
-        trace = Trace(strict=way.strict, general=way.general, has_empty=has_empty, answers=answers)
+        decides = self._mentions.compares_with_truth
+        trace = Trace(strict=way.strict, general=way.general, has_empty=has_empty, answers=answers, decides=decides)
         request = replace(self._request, strict=way.strict, below=way.below, counts={}, warnings=[])
         with contextlib.ExitStack() as stack:
             with span("preparation"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -59,6 +61,11 @@ class Mentions:
     def classes(self) -> Set[type]:
         """The classes of the objects met, and their bases."""
         return self._searched[0].classes
+
+    @functools.cached_property
+    def compares_with_truth(self) -> bool:
+        """Whether code has ``… is True``, or the same with ``False`` or ``is not``, or the search gave up."""
+        return self(lambda name: False) or any(_compares_with_truth(f.__code__) for f in self.functions)
 
     def __call__(self, wanted: Callable[[str], bool]) -> bool:
         """Whether ``wanted(name)`` holds for a name.
@@ -183,3 +190,15 @@ def code_names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from code_names(constant)
+
+
+@functools.lru_cache(maxsize=65536)
+def _compares_with_truth(code: types.CodeType) -> bool:
+    """Whether code compares by ``is`` with anything but ``None``, and has ``True`` or ``False`` for a constant."""
+    nested = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    if any(constant is True or constant is False for constant in code.co_consts):
+        instructions = list(dis.get_instructions(code)) if dis.opmap["IS_OP"] in code.co_code[::2] else []
+        others = (before for before, last in itertools.pairwise(instructions) if last.opname == "IS_OP")
+        if any(before.opname != "LOAD_CONST" or before.argval is not None for before in others):
+            return True
+    return any(map(_compares_with_truth, nested))

@@ -26,12 +26,14 @@ class Trace:
         general: Whether operators that ask whether a size is 1 get the answer for other sizes.
         has_empty: Whether an example has a dynamic size of 0, which stays symbolic.
         answers: Answers for code that reads values of tensors.
+        decides: Whether the model's comparisons of sizes are answered at once.
     """
 
     strict: bool = False
     general: bool = False
     has_empty: bool = False
     answers: Answers | None = None
+    decides: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,10 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="questions",
         scope="attempt",
-        target="ShapeEnv.evaluate_expr, symbolic_shapes._guard_or, comparisons of torch.SymInt and SymFloat, SymInt.__repr__",
+        target="ShapeEnv.evaluate_expr, symbolic_shapes._guard_or, sym_node.to_node, comparisons and __repr__ of symbolic numbers",
         why="What code asks of sizes is answered and forgotten where torch needs no guard; the export has to say it.",
         test="tests/capture/test_size_guards.py::test_a_branch_that_samples_miss_is_said",
-        enter=lambda trace: recorded(general=trace.general, answers=trace.answers),
+        enter=lambda trace: recorded(general=trace.general, answers=trace.answers, decides=trace.decides),
     ),
 )
 

@@ -13,6 +13,7 @@ import builtins
 import contextlib
 import functools
 import logging
+import operator
 import os
 import sys
 import threading
@@ -24,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import sympy
 import torch
 from sympy.logic.boolalg import Boolean
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental import sym_node, symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
@@ -32,6 +33,7 @@ from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.refusals import Answers
+from onnxplug.capture.symbolic_numbers import constant, divided, is_of_sizes, is_unequal_by_class, plain_operand
 from onnxplug.torch_private import OpOverload, SymT, backed_values, fx_config, pytree
 
 #: Parts of torch that compute the shapes of operators' results, or run operators written in C++.
@@ -98,6 +100,7 @@ class Recorded:
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
         elements: Data-dependent sizes for which operators got the answer that they are not 0.
         answers: What code is answered that asks for values of tensors; ``None``: torch's error.
+        decides: Whether the model's comparisons of sizes are answered at once, as its code may compare the answer by ``is``.
         unknown: torch's error for the first question of the model's code that has no answer, which the code may have handled.
     """
 
@@ -111,6 +114,7 @@ class Recorded:
     broadcasts: list[Broadcast] = field(default_factory=list)
     elements: list[Any] = field(default_factory=list)
     answers: Answers | None = None
+    decides: bool = False
     unknown: Exception | None = None
 
     def count(self, env: ShapeEnv) -> tuple[int, ...]:
@@ -148,16 +152,16 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def recorded(*, general: bool = False, answers: Answers | None = None) -> Iterator[Recorded]:
+def recorded(*, general: bool = False, answers: Answers | None = None, decides: bool = False) -> Iterator[Recorded]:
     """Within the context, records this thread's questions about dynamic sizes; arguments as in :class:`Recorded`."""
     # torch's place of a guard is the innermost frame outside of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
     oblivious = bool(fx_config.backed_size_oblivious)
-    _local.recorded = record = Recorded(oblivious, general and oblivious, answers=answers)
+    _local.recorded = record = Recorded(oblivious, general and oblivious, answers=answers, decides=decides)
     try:
         with contextlib.ExitStack() as stack:
-            for replaced in (_evaluations, _defaults, _texts, _prints, *_comparisons):
+            for replaced in (_evaluations, _defaults, _prints, *_operands, *_texts, *_comparisons):
                 stack.enter_context(replaced())
             yield record
     finally:
@@ -303,11 +307,16 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
 # -- texts and comparisons, which torch answers without a question ------------------------------------------------------
 
 
-def _repr(original: Callable[..., str], size: torch.SymInt) -> str:
+def _repr(original: Callable[..., str], size: Any) -> str:
     record, frame = getattr(_local, "recorded", None), sys._getframe(2)
     file = frame.f_code.co_filename
     prints = getattr(_local, "prints", False) or file == logging.__file__
-    if record is not None and _is_of_model(file) and not prints:
+    if (
+        record is not None
+        and _is_of_model(file)
+        and not prints
+        and (isinstance(size, torch.SymInt) or is_of_sizes(size))
+    ):
         record.texts.append(f"{file}:{frame.f_lineno}")
     return original(size)
 
@@ -320,9 +329,42 @@ def _print(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         _local.prints = False
 
 
+def _to_node(original: Callable[..., Any], node: Any, number: Any) -> Any:
+    if getattr(_local, "recorded", None) is not None:
+        number = plain_operand(number, of_condition=node.is_bool())
+    return original(node, number)
+
+
+def _simplify_floor_div(original: Callable[..., Any], env: ShapeEnv, expr: Any) -> Any:
+    """Leaves an expression in ``math.floor`` and ``ceil`` as it is: torch takes each ``//`` there for exact, by own guards."""
+    return original(env, expr) if getattr(_local, "recorded", None) is None else expr
+
+
+def _divide(
+    operation: Callable[..., Any], is_reflected: bool, original: Callable[..., Any], first: Any, second: Any
+) -> Any:
+    if getattr(_local, "recorded", None) is None or not any(
+        isinstance(x, float | torch.SymFloat) for x in (first, second)
+    ):
+        return original(first, second)
+    return divided(operation, *((second, first) if is_reflected else (first, second)))
+
+
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
     """Records a comparison that torch answers at once because it assumes that sizes are positive."""
-    answer, record = original(first, second), getattr(_local, "recorded", None)
+    record: Recorded | None = getattr(_local, "recorded", None)
+    if record is not None and isinstance(first, torch.SymBool):
+        return _RELATIONS[relation](constant(first), constant(second))
+    answer = original(first, second)
+    if record is not None and relation in ("Eq", "Ne") and is_unequal_by_class(answer, second):
+        return _RELATIONS[relation](constant(first), second)
+    if (
+        record is not None
+        and record.decides
+        and is_of_sizes(answer)
+        and _is_of_model(sys._getframe(2).f_code.co_filename)
+    ):
+        return bool(answer)
     truth = getattr(getattr(answer, "node", None), "expr", answer)
     if record is None or not (isinstance(truth, bool) or truth is sympy.true or truth is sympy.false):
         return answer
@@ -349,14 +391,31 @@ def _undecided_of(relation: str, *exprs: Any) -> Any:
 
 
 _OPPOSITE = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
+_RELATIONS = {relation: getattr(operator, relation.lower()) for relation in _OPPOSITE}
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _comparisons = [
     Replaced(kind, f"__{relation.lower()}__", functools.partial(_compare, relation))
-    for kind in (torch.SymInt, torch.SymFloat)
-    for relation in _OPPOSITE
+    for kind in _SYMBOLIC
+    for relation in (_OPPOSITE if kind is not torch.SymBool else ("Eq", "Ne"))
+]
+_operands = [
+    Replaced(sym_node, "to_node", _to_node),
+    *(
+        [Replaced(ShapeEnv, "_simplify_floor_div", _simplify_floor_div)]
+        if hasattr(ShapeEnv, "_simplify_floor_div")
+        else []
+    ),
+    *[
+        Replaced(kind, f"__{side}{operation.__name__}__", functools.partial(_divide, operation, side == "r"))
+        for kind in (torch.SymInt, torch.SymFloat)
+        for operation in (operator.floordiv, operator.mod)
+        for side in ("", "r")
+        if hasattr(kind, f"__{side}{operation.__name__}__")
+    ],
 ]
 _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
 _defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
-_texts = Replaced(torch.SymInt, "__repr__", _repr)
+_texts = [Replaced(kind, "__repr__", _repr) for kind in _SYMBOLIC]
 _prints = Replaced(builtins, "print", _print)
 
 

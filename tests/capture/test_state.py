@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 import threading
+import warnings
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -451,6 +452,18 @@ def test_random_numbers_go_on_as_without_an_export() -> None:
     with pytest.raises(onnxplug.OnnxplugError):
         onnxplug.to_onnx(_Failing(model), (x,))
     assert after(model) == expected
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2])
+def test_random_numbers_of_python_and_numpy_are_constants(draws: int) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * [lambda: 2.0, random.random, np.random.rand][draws]() + torch.rand(x.shape)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        onnxplug.to_onnx(Model(), (torch.ones(3, 4),))
+    assert sum("random numbers of Python or NumPy" in str(w.message) for w in caught) == bool(draws)
 
 
 class _Table(_Base):

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.check import check
+import onnxplug
+from tests.support.check import Call, check
 from tests.support.sampling import rotated
 
 INF, NAN = float("inf"), float("nan")
@@ -65,6 +66,59 @@ def test_ordinary_integers(name: str, target: str | None) -> None:
 @pytest.mark.parametrize("opset", [13, 17, 18])
 def test_bits_at_every_opset(opset: int) -> None:
     check(lambda x, y: (x & y, x | y, x ^ y), LARGE, OTHER, others=[(OTHER, LARGE)], opset=opset)
+
+
+#: Counts of shifts: none, some, all bits but one, all bits, and those that PyTorch takes as all bits.
+COUNTS = [0, 1, 3, 7, 8, 15, 16, 31, 32, 63, 64, -1, (0, 4, 6), (5, 70)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(("opset", "target"), [(13, "onnxruntime"), (17, None), (18, "onnxruntime"), (20, None)])
+def test_shifts_by_constants(dtype: torch.dtype, opset: int, target: str | None) -> None:
+    counts = [torch.tensor(count) if isinstance(count, tuple) else count for count in COUNTS]
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([[low], [low + 1], [high], [5]], dtype=dtype)
+    other = torch.tensor([[high - 1], [1], [0], [high // 3], [low // 3], [low // 2], [100]], dtype=dtype)
+    numbers = torch.tensor([7], dtype=dtype)
+
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        return [*(x << n for n in counts), *(x >> n for n in counts), 3 << (x & 3), numbers >> 1]
+
+    check(model, x, others=[(other,)], dynamic=({0: torch.export.Dim.AUTO},), opset=opset, target=target)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "model", "form"),
+    [
+        (torch.uint8, lambda x: x << 3, ["BitShift"]),
+        (torch.uint8, lambda x: x >> 3, ["BitShift"]),
+        (torch.int32, lambda x: x << 31, ["Mul"]),
+        (torch.int32, lambda x: x >> 30, ["BitwiseAnd", "Div"]),
+        (torch.int64, lambda x: x >> torch.tensor([0, 8]), ["BitwiseAnd", "Div"]),
+        (torch.int64, lambda x: x >> 63, ["Less", "Where"]),
+    ],
+)
+def test_form_of_shifts(dtype: torch.dtype, model: Callable[[torch.Tensor], Any], form: list[str]) -> None:
+    program = check(model, torch.tensor([[9], [77]]).to(dtype), others=[(torch.tensor([[-9], [0]]).to(dtype),)])
+    assert [node.op_type for node in program.model.graph] == form
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [(torch.uint16, ["Cast", "Mul", "Cast", "Div", "Cast"]), (torch.uint32, ["BitShift"] * 2)],
+    ids=str,
+)
+def test_shifts_that_pytorch_lacks(dtype: torch.dtype, form: list[str]) -> None:
+    """PyTorch has no kernel of these types, and ONNX Runtime no BitShift of 16 bits."""
+    size = 2 ** torch.iinfo(dtype).bits
+    numbers = [size - 1, 0, size // 2 + 9, 11]
+    x = torch.tensor(numbers[:2]).to(dtype)
+    program = onnxplug.to_onnx(Call(lambda x: (x << 3, x >> 3)), (x,))
+    assert [node.op_type for node in program.model.graph] == form
+    for values in (numbers[:2], numbers[2:]):
+        left, right = program(torch.tensor(values).to(dtype))
+        assert left.tolist() == [number * 8 % size for number in values]
+        assert right.tolist() == [number // 8 for number in values]
 
 
 ROWS = torch.tensor([[1.0, NAN, 2.0, -INF], [INF, 1.0, -0.0, 0.0], [-INF, -INF, -INF, -INF], [INF, INF, NAN, -1.0]])

@@ -1,4 +1,4 @@
-"""Tokenizers of byte pairs, GPT-2's and RoBERTa's, by the operator GPT2Tokenizer."""
+"""Tokenizers of byte pairs: GPT-2's and RoBERTa's by the operator GPT2Tokenizer, CLIP's by CLIPTokenizer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,29 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxplug_extensions import DOMAIN
-from onnxplug_extensions.parts import About, TransformersEncoder, added, framed, refuse, typed
+from onnxplug_extensions.parts import About, TransformersEncoder, added, framed, refuse, sequence, typed
 
-_SPACE = r"[\s\p{Z}\x{85}]+"
+_SPACE = r"[\s\v\p{Z}\x{85}]+"
+#: How CLIP's texts are normalised and split.
+_NORMALISED = [
+    {"type": "NFC"},
+    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+    {"type": "Lowercase"},
+]
+_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+_END = "</w>"
+#: What CLIPTokenizer takes otherwise, and as what it gets it.
+_CLEANED = (
+    (r"(?i)<\|(startoftext|endoftext)\|>", r"<| \1 |> "),
+    (r"(\p{N})", r" \1 "),
+    (_SPACE, " "),
+    *2
+    * (
+        (r"([\p{L}\p{N}]) ('(?i:s|t|re|ve|m|ll|d))", r"\1\2"),
+    ),  # twice, as one that follows another has no match of its own
+)
+#: Where special tokens are in CLIP's texts: the last of the letters that NFC replaces by others, downwards.
+_LAST = 0x2FA1D
 
 
 class GPT2(TransformersEncoder):
@@ -39,13 +59,12 @@ class GPT2(TransformersEncoder):
         from tokenizers.pre_tokenizers import ByteLevel
 
         refuse(not set(ByteLevel.alphabet()) <= model["vocab"].keys(), "its vocabulary lacks a byte")
-        refuse(any(token["single_word"] for token in tokens.values()), "an added token counts as a whole word only")
+        _refuse_whole_words(tokens)
         refuse(any("=" in content or "\n" in content for content in tokens), "an added token has '=' or a line end")
-        merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
         self._added = tokens
         self._attributes = {
             "vocab": json.dumps(model["vocab"], ensure_ascii=False),
-            "merges": "\n".join(merges),
+            "merges": "\n".join(_merges(model)),
             "added_token": "\n".join(f"{content}={token['id']}" for content, token in tokens.items()),
             "padding_length": -1,
         }
@@ -63,6 +82,71 @@ class GPT2(TransformersEncoder):
                 before, after = (_SPACE[:-1] + "*" if token[side] else "" for side in ("lstrip", "rstrip"))
                 texts = replaced(g, texts, before + re.escape(content) + after, content.replace("\\", "\\\\"))
         return texts
+
+
+class CLIP(TransformersEncoder):
+    """CLIP's tokenizer, which marks the last piece of a word.
+
+    CLIPTokenizer of a text with a special token ends the process: a word of one letter, which no normalised text has, stands for
+    each. It takes several digits for one word, and other spaces than the common one for letters: the text comes with spaces in
+    their places.
+
+    Raises:
+        UsageError: It differs from CLIP's.
+    """
+
+    def __init__(self, tokenizer: Any, about: About) -> None:
+        super().__init__(tokenizer, about)
+        model, tokens, split = about["model"], added(about), sequence(about["pre_tokenizer"])
+        refuse(sequence(about["normalizer"]) != _NORMALISED, "it does not normalise as CLIP does")
+        words = len(split) == 2 and split[0]["type"] == "Split" and split[0]["pattern"] == {"Regex": _WORDS}
+        refuse(not words or split[1]["type"] != "ByteLevel", "it does not split as CLIP does")
+        refuse(
+            model["end_of_word_suffix"] != _END or bool(model["continuing_subword_prefix"]), "it marks words otherwise"
+        )
+        refuse(bool(model["dropout"] or model.get("ignore_merges")), "it drops merges, or takes whole words before")
+        refuse(any(token["lstrip"] or token["rstrip"] for token in tokens.values()), "an added token takes in spaces")
+        _refuse_whole_words(tokens)
+        refuse(len(self.before) != 1 or len(self.after) != 1, "it puts no single token before and after a text")
+        vocabulary, merges = dict(model["vocab"]), _merges(model)
+        refuse(not {"<|startoftext|>", "<|endoftext|>"} <= vocabulary.keys(), "its vocabulary lacks CLIP's own tokens")
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        every = {byte + end for byte in ByteLevel.alphabet() for end in ("", _END)}
+        refuse(not every <= vocabulary.keys(), "its vocabulary lacks a byte")
+        self._words = {content: chr(_LAST - place) for place, content in enumerate(tokens)}
+        for content, word in self._words.items():
+            splitter = ByteLevel(add_prefix_space=False, use_regex=False)
+            first, *rest = splitter.pre_tokenize_str(word)[0][0]
+            for piece in (*rest[:-1], rest[-1] + _END):
+                merges.append(f"{first} {piece}")
+                first += piece
+                vocabulary.setdefault(first, len(vocabulary))
+            vocabulary[first] = tokens[content]["id"]
+        self._attributes = {
+            "vocab": json.dumps(vocabulary, ensure_ascii=False),
+            "merges": "\n".join(dict.fromkeys(merges)),
+            "padding_length": -1,
+        }
+
+    def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
+        """CLIPTokenizer of all texts, whose own tokens of the beginning and the end are put there anew."""
+        for content, word in self._words.items():
+            texts = replaced(g, texts, re.escape(content), f" {word} ")
+        for pattern, rewrite in _CLEANED:
+            texts = replaced(g, texts, pattern, rewrite)
+        results = g.domain(DOMAIN, 1).CLIPTokenizer(texts, _outputs=2, **self._attributes)
+        tokens, mask = (typed(value, ir.DataType.INT64, 2) for value in results)
+        tokens, mask = g.op.Slice(tokens, [1], [-1], [1]), g.op.Slice(mask, [2], [2**62], [1])
+        return framed(g, tokens, mask, max_length, self.before, self.after)
+
+
+def _refuse_whole_words(tokens: Mapping[str, Mapping[str, Any]]) -> None:
+    refuse(any(token["single_word"] for token in tokens.values()), "an added token counts as a whole word only")
+
+
+def _merges(model: Mapping[str, Any]) -> list[str]:
+    return [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
 
 
 def replaced(g: Any, texts: Any, pattern: str, rewrite: str, once: bool = False) -> Any:

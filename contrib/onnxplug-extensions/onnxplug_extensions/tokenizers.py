@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from onnxplug import UsageError
-from onnxplug_extensions.byte_pairs import GPT2
+from onnxplug_extensions.byte_pairs import CLIP, GPT2
 from onnxplug_extensions.operators import Encoder, register
 from onnxplug_extensions.sentencepiece import Llama
 from onnxplug_extensions.wordpiece import WordPiece
 
 #: The kind of a tokenizer's model, and the classes that may take it, the first that does not refuse.
-_ENCODERS: dict[str, tuple[Any, ...]] = {"WordPiece": (WordPiece,), "BPE": (GPT2, Llama)}
+_ENCODERS: dict[str, tuple[Any, ...]] = {"WordPiece": (WordPiece,), "BPE": (GPT2, CLIP, Llama)}
 
 
 class Tokenizer(nn.Module):
@@ -25,7 +25,8 @@ class Tokenizer(nn.Module):
     In PyTorch the numbers are transformers' own. What onnxruntime-extensions does otherwise is listed in the package's README.
 
     Args:
-        tokenizer: A tokenizer of transformers: BERT's WordPiece, GPT-2's and RoBERTa's byte pairs, Llama's SentencePiece.
+        tokenizer: A tokenizer of transformers: BERT's WordPiece, GPT-2's, RoBERTa's and CLIP's byte pairs, Llama's
+            SentencePiece.
         max_length: The most tokens of a text, those of its beginning and end included; ``None``: as many as it has.
 
     Raises:

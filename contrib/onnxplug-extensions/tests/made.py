@@ -52,6 +52,22 @@ def roberta() -> Any:
     return transformers.RobertaTokenizer(vocab=vocabulary, merges=merges)
 
 
+def clip() -> Any:
+    """CLIP's, whose last piece of a word is marked."""
+    own, end = ("<|startoftext|>", "<|endoftext|>"), "</w>"
+    parts = transformers.CLIPTokenizer(vocab={name: n for n, name in enumerate(own)}, merges=[]).backend_tokenizer
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(end_of_word_suffix=end))
+    backend.normalizer, backend.pre_tokenizer = parts.normalizer, parts.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=1100, show_progress=False, initial_alphabet=letters, end_of_word_suffix=end
+    )
+    backend.train_from_iterator(CORPUS * 20, trainer)
+    _, merges = _parts(backend)
+    words = dict.fromkeys([*letters, *(letter + end for letter in letters), *map("".join, merges), *own])
+    return transformers.CLIPTokenizer(vocab={word: n for n, word in enumerate(words)}, merges=merges)
+
+
 def llama() -> Any:
     """Llama's: its merges are all that make a piece of two others, as transformers derives them from SentencePiece."""
     words = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)

@@ -46,7 +46,7 @@ def test_wordpiece(onnx_check: Callable[..., Any], options: dict[str, Any], max_
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "roberta", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "roberta", "clip", "llama"])
 def test_byte_pairs(onnx_check: Callable[..., Any], name: str) -> None:
     tokenizer = getattr(made, name)()
     onnx_check(
@@ -61,7 +61,7 @@ def test_byte_pairs(onnx_check: Callable[..., Any], name: str) -> None:
 
 
 #: Lines of the thousand that the library takes otherwise, as README says.
-DIFFERENT = {"gpt2": [], "roberta": ["<|endoftext|> <|startoftext|>"], "llama": []}
+DIFFERENT = {"gpt2": [], "roberta": ["<|endoftext|> <|startoftext|>"], "clip": [], "llama": []}
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -73,6 +73,34 @@ def test_a_thousand_lines(name: str) -> None:
     assert got.shape == ids.shape
     same = (torch.where(mask.bool(), ids, 0) == torch.where(got_mask.bool(), got, 0)).all(1) & (mask == got_mask).all(1)
     assert string_array(lines)[~same.numpy()].tolist() == DIFFERENT[name]
+
+
+def test_clip_without_crashes() -> None:
+    """Special tokens, which end the process where CLIPTokenizer itself sees them, contractions and digits; cut to 8 tokens too."""
+    texts = [
+        "a<|startoftext|>b",
+        "<|STARTOFTEXT|> <|endoftext|>'s",
+        "it 's 2024, isn 'T it",
+        "x\x0b\u3000y 10",
+        "'ll 've",
+    ]
+    tokenizer = made.clip()
+    for max_length in (None, 8):
+        module = Tokenizer(tokenizer, max_length)
+        program = onnxplug.to_onnx(module, (string_tensor(texts),), dynamic_shapes=({0: "texts"},))
+        for some in (texts, texts[3:4], [text[::-1] for text in texts]):
+            for got, wanted in zip(program(string_tensor(some)), module(string_tensor(some)).values(), strict=True):
+                torch.testing.assert_close(got, wanted)
+
+
+def test_differences_of_clip() -> None:
+    """What README lists is still there; where it is not, README is to be changed."""
+    module = Tokenizer(made.clip())
+    texts = string_tensor(["e\u0301", "! 's", "a\0b"])
+    program = onnxplug.to_onnx(module, (texts,), dynamic_shapes=({0: "texts"},))
+    for n in range(3):
+        wanted, got = module(texts[n : n + 1])["input_ids"], program(texts[n : n + 1])[0]
+        assert got.tolist() != wanted.tolist()
 
 
 @pytest.mark.parametrize("make", [wordpiece, made.gpt2, made.llama])

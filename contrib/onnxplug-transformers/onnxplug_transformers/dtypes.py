@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxplug import OnnxProgram, UsageError
+from torch import nn
+
+from onnxplug import OnnxProgram, UsageError, VerificationError
+from onnxplug_transformers.rounded import Sample, furthest
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ def check_dtypes(names: Sequence[str]) -> None:
             ) from error
 
 
-def in_format(program: OnnxProgram, name: str, samples: Sequence[Mapping[str, Any]]) -> tuple[OnnxProgram, str | None]:
+def in_format(
+    program: OnnxProgram, name: str, samples: Sequence[Sample], model: nn.Module | None
+) -> tuple[OnnxProgram, str | None]:
     """A program in another number format, and how far its results moved.
 
     It ran on the samples, and gives NaN for none.
@@ -67,11 +72,13 @@ def in_format(program: OnnxProgram, name: str, samples: Sequence[Mapping[str, An
     Args:
         program: The program, in float32; it stays as it is.
         name: The format.
-        samples: Inputs by the names of the graph's.
+        samples: Inputs, and PyTorch's results.
+        model: PyTorch's model, to compare with; ``None``: results are compared with those in float32 alone.
 
     Raises:
         ConversionError: Nothing of the model can be in this format.
-        VerificationError: The new model does not run on the samples, or gives NaN.
+        VerificationError: The new model does not run on the samples, gives NaN, or is further from PyTorch's results than its
+            format explains.
     """
     chosen = FORMATS[name]
     if chosen.quantize is None and not chosen.half:
@@ -79,24 +86,33 @@ def in_format(program: OnnxProgram, name: str, samples: Sequence[Mapping[str, An
     from onnxplug_precision.half.convert import to_half_precision
     from onnxplug_precision.integers.quantize import quantize
     from onnxplug_precision.integers.settings import settings_of
+    from onnxplug_precision.report import results_of
 
     from onnxplug.build.scope import nodes_of
 
     new = copy.copy(program)
     new.release()
-    reports = []
+    reports, feeds = [], [sample.feed for sample in samples]
     if chosen.quantize is not None:
-        new.model, report = quantize(program.model, settings_of(chosen.quantize), samples, host=program.host)
+        new.model, report = quantize(program.model, settings_of(chosen.quantize), feeds, host=program.host)
         reports.append(report)
     else:
         new.model = program.model.clone()
     if chosen.half:
-        reports.append(to_half_precision(new.model, "float16", samples, host=program.host))
+        reports.append(to_half_precision(new.model, "float16", feeds, host=program.host))
     operators = Counter(node.op_type for node in nodes_of(new.model.graph))
     new.statistics = dataclasses.replace(
         program.statistics, onnx_nodes=operators.total(), operators=dict(operators.most_common())
     )
-    return new, "; ".join(map(_summary, reports))
+    if model is None:
+        return new, "; ".join(map(_summary, reports))
+    results = results_of(new.model, feeds, program.host)
+    try:
+        distance = furthest(model, samples, results, chosen.quantize, chosen.half)
+    except VerificationError as error:
+        raise VerificationError(f"{name}: {error}", hint="Leave the format out of --dtypes.") from error
+    said = [str(report).splitlines()[0] for report in reports]
+    return new, "; ".join(said if distance is None else [*said, str(distance)])
 
 
 def _summary(report: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from onnxplug import UsageError
+from onnxplug_transformers.rounded import results_of
 from onnxplug_transformers.tasks import TaskExample
 
 _SOURCE = "encoder_attention_mask"
@@ -191,3 +193,30 @@ def merged_examples_of(model: Any, example: TaskExample) -> tuple[PartExample, P
     dynamic = {"encoder_hidden_states": {0: "batch", 1: "source"} if grows else {0: "batch"}}
     projections = PartExample({"encoder_hidden_states": states}, dynamic, [*dynamic], encoder.output_names)
     return replace(encoder, output_names=["last_hidden_state"]), projections, decoder
+
+
+class Merged:
+    """PyTorch's results of the decoder whose first step computes the keys and values of the cross-attention.
+
+    Args:
+        model: The model.
+        decoder, projections: Examples of the parts.
+    """
+
+    def __init__(self, model: Any, decoder: PartExample, projections: PartExample) -> None:
+        self._model, self._decoder, self._projections = model, decoder, projections
+
+    def results(self, later: bool) -> dict[str, torch.Tensor]:
+        """Results by name: of a later step, or of the first one, which has seen no tokens."""
+        kwargs = dict(self._decoder.kwargs)
+        past = copy.deepcopy(kwargs["past_key_values"])
+        if not later:
+            with torch.no_grad():
+                states = Projections(self._model)(**self._projections.kwargs)["states"]
+            past = EncoderDecoderCache(DynamicCache(), states)
+        cross = past.cross_attention_cache
+        kwargs["past_key_values"] = past
+        found = results_of(Decoder(self._model), kwargs, self._decoder.output_names)
+        for number, layer in enumerate(cross.layers):
+            found |= {f"present.{number}.encoder.key": layer.keys, f"present.{number}.encoder.value": layer.values}
+        return found

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from onnxplug_transformers.merged import merge, merged_samples
 from onnxplug_transformers.models import SENTENCES, is_packed, load_config, load_model, task_of
 from onnxplug_transformers.packed import store_halves
 from onnxplug_transformers.processors import with_processor
+from onnxplug_transformers.rounded import Sample, results_of
 from onnxplug_transformers.sentences import Sentences
 from onnxplug_transformers.static import StaticDecoder, check_static, check_step, share_data, static_example
 from onnxplug_transformers.tasks import Task, TaskExample, task_example
@@ -245,7 +247,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     )
     if adapters is not None:
         adapters.make_optional(program.model)
-    call.store("model", program, report, [] if adapters else [program.feed((), sample) for sample in samples])
+    call.store("model", program, report, decoder, [] if adapters else call.samples(program, decoder, samples))
     if not call.layout.merged:
         about = genai_config(
             model,
@@ -270,7 +272,7 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
         inputs = ["input_ids", "past_length", *names(cache, "past_key_values")]
         about = {"dynamic_shapes": None, "input_names": inputs, "present_names": True}
         program, report = call.program(decoder, cases, kwargs=cases[-1], **about)
-        call.store(name, program, report, [])
+        call.store(name, program, report, decoder, [])
     if list(call.folder.glob("prefill.onnx.data")) and list(call.folder.glob("decode.onnx.data")):
         share_data(call.folder / "prefill.onnx", call.folder / "decode.onnx")
 
@@ -289,10 +291,12 @@ def _write_merged(call: _Call, model: Any, source: Path) -> None:
     call.write("encoder_model", encoder_decoders.States(model).eval(), **encoder.arguments())
     step, report = call.program(encoder_decoders.Decoder(model).eval(), **decoder.arguments())
     first, other = call.program(encoder_decoders.Projections(model).eval(), **projections.arguments())
-    samples = merged_samples(step.feed((), decoder.kwargs), first.feed((), projections.kwargs))
+    feeds = merged_samples(step.feed((), decoder.kwargs), first.feed((), projections.kwargs))
+    exact = encoder_decoders.Merged(model, decoder, projections)
     merge(step.model, first.model)
     step.release()
-    call.store("decoder_model_merged", step, _joined([report, other]), samples)
+    samples = [Sample(feed, partial(exact.results, branch)) for feed, branch in zip(feeds, (False, True), strict=True)]
+    call.store("decoder_model_merged", step, _joined([report, other]), model, samples)
 
 
 def _of_one_call(model: Any, kind: str, folder: Path) -> Any:
@@ -338,7 +342,7 @@ class _Call:
             about: Keyword arguments of ``to_onnx``.
         """
         program, report = self.program(model, **about)
-        self.store(name, program, report, [program.feed((), about["kwargs"])])
+        self.store(name, program, report, model, self.samples(program, model, [about["kwargs"]]))
 
     def program(self, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any) -> tuple[Any, Any]:
         """A model exported, and the report of its verification.
@@ -357,19 +361,26 @@ class _Call:
             return program, program.verify()
         return program, _joined([program.verify(args=(), kwargs=case, seeds=()) for case in cases])
 
-    def store(self, name: str, program: Any, report: Any, samples: Sequence[Mapping[str, Any]]) -> None:
+    @staticmethod
+    def samples(program: Any, model: Any, calls: Sequence[Mapping[str, Any]]) -> list[Sample]:
+        """Inputs of a program for calls of PyTorch's model by keywords, with PyTorch's results."""
+        names = [value.name for value in program.model.graph.outputs]
+        return [Sample(program.feed((), call), partial(results_of, model, call, names)) for call in calls]
+
+    def store(self, name: str, program: Any, report: Any, model: Any, samples: Sequence[Sample]) -> None:
         """Saves a program in each number format.
 
         Args:
             name: What the file is called.
             program: The program.
             report: Of its verification.
-            samples: Inputs that it runs on in other formats, by the names of the graph's.
+            model: PyTorch's model.
+            samples: Inputs that it runs on in other formats, with PyTorch's results.
         """
         set_accuracy_level(program.model, self.accuracy_level)
         for dtype in self.dtypes:
             self.stage(f"saving {dtype}" if len(self.dtypes) > 1 else "saving")
-            new, moved = in_format(program, dtype, samples)
+            new, moved = in_format(program, dtype, samples, model if self.verify else None)
             path = self.folder / f"{name}{FORMATS[dtype].suffix}.onnx"
             if self.layout.name == BROWSERS:
                 save_in_chunks(new, path, self.external_data)

@@ -162,7 +162,7 @@ def test_nothing_is_left_of_an_export_that_fails(
 ) -> None:
     from onnxplug import ConversionError
 
-    def fails(program: Any, name: str, samples: Any) -> Any:
+    def fails(program: Any, name: str, samples: Any, model: Any) -> Any:
         if name == "q8":
             raise ConversionError("nothing was quantised")
         return program, None

@@ -1,0 +1,242 @@
+"""Sizes, and what is computed from them, beside numbers of every class: as Python computes them, or a warning says what is not."""
+
+from __future__ import annotations
+
+import enum
+import fractions
+import math
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import onnxplug
+
+
+class Known(enum.IntEnum):
+    FIVE = 5
+    SEVEN = 7
+
+
+class Kept(int):
+    """A subclass that only adds."""
+
+    unit = "pixels"
+
+
+class Modular(int):
+    """A subclass with an equality of its own."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and other % 3 == int(self) % 3
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Length(float):
+    """A subclass that only adds."""
+
+
+class Flag:
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+#: Each is asked of a size, of 5 in the example; the kinds of numbers, and where they stand.
+CASES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "enumeration": lambda x: x * 2 if x.shape[0] == Known.FIVE else x,
+    "enumeration at the left": lambda x: x * 2 if x.shape[0] == Known.FIVE else x,
+    "another member": lambda x: x * 2 if x.shape[0] != Known.FIVE else x,
+    "greater": lambda x: x * 2 if x.shape[0] > Known.FIVE else x,
+    "sum": lambda x: x * (x.shape[0] + Known.FIVE),
+    "difference": lambda x: x * (Known.SEVEN - x.shape[0]),
+    "among members": lambda x: x * 2 if x.shape[0] in list(Known) else x,
+    "in a shape": lambda x: x * 2 if x.shape == (Known.FIVE, 4) else x,
+    "subclass": lambda x: x * 2 if x.shape[0] == Kept(5) else x,
+    "equality of its own": lambda x: x * 2 if x.shape[0] == Modular(8) else x,
+    "float": lambda x: x * 2 if x.shape[0] == Length(5) else x,
+    "product": lambda x: x * (x.shape[0] * Length(2.5)),
+    "NumPy's": lambda x: x * 2 if x.shape[0] / 2 == np.float64(2.5) else x,
+    "complex": lambda x: x * 2 if x.shape[0] == 5 + 0j else x,
+    "fraction": lambda x: x * 2 if x.shape[0] / 2 == fractions.Fraction(5, 2) else x,
+    "bool": lambda x: x * 2 if x.shape[0] - 4 == True else x,  # noqa: E712
+    "condition": lambda x: x * 2 if (x.shape[0] > 4) == 1 else x,
+    "condition and bool": lambda x: x * 2 if (x.shape[0] > 4) == True else x,  # noqa: E712
+    "conditions": lambda x: x * 2 if (x.shape[0] > 4) == (x.shape[0] > 3) else x,
+    "is True": lambda x: x * 2 if (x.shape[0] > 4) is True else x,
+    "is not False": lambda x: x * 2 if (x.shape[0] > 4) is not False else x,
+    "is True later": lambda x: x * 2 if Flag(x.shape[0] > 4).is_on is True else x,
+    "True at the left": lambda x: x * 2 if True is (x.shape[0] > 4) else x,
+    "text of a condition": lambda x: x * len(str(x.shape[0] > 4)),
+    "text of a float": lambda x: x * len(str(x.shape[0] / 2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_of_other_classes(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    """The program is right at the example's size, unless a warning names a text, and at other sizes unless they are refused."""
+    model = Applied(CASES[name])
+    x = torch.randn(5, 4)
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: Dim.AUTO},))
+    messages = " ".join(str(w.message) for w in recwarn if issubclass(w.category, UserWarning))
+    if name.startswith("text"):
+        assert "takes the text of a dynamic size" in messages
+        return
+    torch.testing.assert_close(program(x)[0], model(x))
+    for size in (7, 8, 3):
+        other = torch.randn(size, 4)
+        try:
+            (result,) = program(other)
+        except onnxplug.OnnxplugError:
+            continue
+        if "is right only where" not in messages:
+            torch.testing.assert_close(result, model(other))
+        else:
+            assert "test_symbolic_numbers.py" in messages
+
+
+def test_a_condition_stays_one_where_no_code_asks_what_it_is() -> None:
+    """torch.cond takes a condition of sizes, and both branches are in the graph."""
+
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.shape[0] > 4, lambda t: t * 2, lambda t: t - 1, (x,))
+
+    model = Branches()
+    program = onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: Dim("rows", min=2)},))
+    for size in (5, 3, 9):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(program(x)[0], model(x))
+
+
+#: Expressions of sizes that torch computes otherwise than Python.
+EXPRESSIONS = (
+    "n // 0.1",
+    "(n / 10) // 0.1",
+    "n // -0.3",
+    "7.5 // n",
+    "n % -0.3",
+    "-n % 0.7",
+    "7.5 % m",
+    "(n / 3) % 1",
+    "(n / 3) % -1",
+    "(m / 2) % 2",
+    "(m / 3) // 0.5",
+    "(m / 3) % 1.5",
+    "n % 1.0",
+    "-n // 2.0",
+    "((0.5 / n) % 2) % (math.floor(-0.7))",
+    "math.floor(m // (m >> 2))",
+    "math.ceil(n // 3) * 3 - n",
+    "(n & 5) | 8",
+    "round(n / 2)",
+)
+
+
+def _expression(choose: random.Random, depth: int) -> str:
+    """A random expression of the sizes ``n`` and ``m``."""
+    if not depth or choose.random() < 0.15:
+        return choose.choice(["n", "m"] * 9 + "1 2 3 5 7 -1 -2 -3 10 0.5 0.1 0.3 2.5 -0.7".split())
+    forms = "{a} + {b}|{a} - {b}|{a} * {b}|{a} // {b}|{a} // {b}|{a} % {b}|{a} % {b}|{a} / {b}|{a} ** {c}|{a} >> {c}|{a} << {c}|{a} & {c}"
+    calls = "-{a}|abs({a})|min({a}, {b})|max({a}, {b})|round({a})|int({a})|float({a})|math.floor({a})|math.ceil({a})|math.sqrt(abs({a}))"
+    form = choose.choice(f"{forms}|{calls}".split("|"))
+    a, b = (_expression(choose, depth - 1) for _ in range(2))
+    return f"({form.format(a=a, b=b, c=choose.choice([0, 1, 2, 3]))})"
+
+
+def _check_expression(text: str) -> None:
+    """Compares the value of an expression at several sizes; a size may be static, and a condition named by a warning."""
+    code = compile(text, __file__, "eval")
+
+    def values(x: torch.Tensor) -> torch.Tensor:
+        n, m = x.shape
+        return x * eval(code, {"math": math, "n": n, "m": m})
+
+    def expected(sizes: tuple[int, int]) -> torch.Tensor | None:
+        try:
+            return values(torch.ones(sizes, dtype=torch.float64))
+        except (ArithmeticError, TypeError, ValueError):
+            return None
+
+    first = (6, 4)
+    if expected(first) is None:
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x = torch.ones(first, dtype=torch.float64)
+        try:
+            program = onnxplug.to_onnx(Applied(values), (x,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+        except onnxplug.OnnxplugError:
+            return
+    has_condition = any("is right only where" in str(w.message) for w in caught)
+    for sizes in (first, *(() if has_condition else ((3, 7), (8, 8), (1, 2), (13, 5), (31, 17)))):
+        wanted = expected(sizes)
+        if wanted is None:
+            continue
+        try:
+            (result,) = program(torch.ones(sizes, dtype=torch.float64))
+        except onnxplug.OnnxplugError:
+            assert sizes != first
+            return
+        torch.testing.assert_close(result, wanted, msg=lambda m, sizes=sizes: f"{text} at {sizes}: {m}")
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_arithmetic(text: str) -> None:
+    _check_expression(text)
+
+
+@pytest.mark.parametrize("text", ["(n / 3) % 1", "n % 2.0", "n // 2.0", "(n / 3) // 0.5"])
+def test_a_size_stays_dynamic_in_exact_divisions(text: str) -> None:
+    code = compile(text, __file__, "eval")
+    model = Applied(lambda x: x * eval(code, {"n": x.shape[0]}))
+    program = onnxplug.to_onnx(model, (torch.ones(6, 4),), dynamic_shapes=({0: Dim("n")},))
+    for size in (1, 2, 7, 11):
+        torch.testing.assert_close(program(x := torch.ones(size, 4))[0], model(x))
+
+
+def test_remainders_of_floats_in_a_program_of_torch() -> None:
+    """torch's own program computes ``math.floor(n / 0.1)``; a remainder in it is Python's."""
+
+    class Remainder(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (x.shape[0] % 0.3) + x.shape[0] % -0.7
+
+    captured = torch.export.export(Remainder(), (torch.ones(6, 4),), dynamic_shapes=({0: Dim("n")},))
+    program = onnxplug.to_onnx(captured)
+    for size in (1, 2, 7, 11):
+        torch.testing.assert_close(program(x := torch.ones(size, 4))[0], Remainder()(x))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_arithmetic(seed: int) -> None:
+    _check_expression(_expression(random.Random(seed), 3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12, 600))
+def test_more_random_arithmetic(seed: int) -> None:
+    test_random_arithmetic(seed)
+
+
+def test_rounding_to_digits_is_refused() -> None:
+    with pytest.raises(onnxplug.Unsupported, match="round of a size to a number of digits"):
+        onnxplug.to_onnx(
+            Applied(lambda x: x * round(x.shape[0] / 3, 1)), (torch.ones(5, 4),), dynamic_shapes=({0: Dim.DYNAMIC},)
+        )
