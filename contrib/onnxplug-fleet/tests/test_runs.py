@@ -203,7 +203,7 @@ def test_limits_of_processes(folder: Path) -> None:
     (folder / "limits.py").write_text(LIMITS)
     table = '[[models]]\nname = "{0}"\ntarget = "limits.py:{0}"\n{1}\n'
     extra = {
-        "slow": "timeout = 12\nretries = 0",
+        "slow": "timeout = 5\nretries = 0",
         "large": 'memory = "900MB"\nretries = 0',
         "crash": "",
         "once": "",
@@ -219,6 +219,6 @@ def test_limits_of_processes(folder: Path) -> None:
         "once": ("exported", 2),
         "fails": ("failed", 1),
     }
-    assert "took longer than 12 s" in result_of(done, "slow")["error"]
+    assert "took longer than 5 s" in result_of(done, "slow")["error"]
     assert "900 MB are allowed" in result_of(done, "large")["error"]
     assert "SIGKILL" in result_of(done, "crash")["error"]
