@@ -71,19 +71,19 @@ def _do(case: Case, root: Path, answer: Path) -> None:
     os.environ.update(HOME=str(root / "home"), TMPDIR=str(root / "tmp"), COLUMNS="160", ONNXPLUG_METADATA="short")
     tempfile.tempdir = None
     sys.path[:1] = [""]
-    what = case.make(here)
+    job = case.make(here)
     before = snapshot(root)
     virtual = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (virtual + _ROOM, -1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     started = time.monotonic()
     result: dict[str, Any] = {"before": before, "made": True}
-    if callable(what):
-        result |= _called(what)
+    if callable(job):
+        result |= _called(job)
     else:
         from onnxplug.cli import app
 
-        sys.argv = ["onnxplug", *what]
+        sys.argv = ["onnxplug", *job]
         try:
             app.main()
         except SystemExit as leave:

@@ -124,12 +124,12 @@ REWRITES = {
 }
 
 
-@pytest.mark.parametrize("what", REWRITES)
-def test_a_rewrite_that_fails_names_its_plugin(tmp_path: Path, what: str) -> None:
-    source = f"{HEAD}@hookimpl\ndef onnxplug_rewrites(): return [{REWRITES[what]}]\n"
+@pytest.mark.parametrize("fault", REWRITES)
+def test_a_rewrite_that_fails_names_its_plugin(tmp_path: Path, fault: str) -> None:
+    source = f"{HEAD}@hookimpl\ndef onnxplug_rewrites(): return [{REWRITES[fault]}]\n"
     place(tmp_path, Dist("onnxplug-good", GOOD, "good"), Dist("onnxplug-bad", source, "bad"))
     first, second = run(tmp_path, "attempt(lambda x: x.relu())\nattempt(lambda x: double(x))")
     assert first.startswith("ConversionError: ")
-    assert what in first
+    assert fault in first
     assert "(the rewrite is of onnxplug-bad)" in first
     assert second == "['Mul'] 0"

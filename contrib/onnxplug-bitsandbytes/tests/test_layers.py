@@ -446,8 +446,8 @@ def test_a_model_of_transformers(folder: Path, how: str, target: Any) -> None:
         wrapped = Logits(module.eval()).eval()
         shapes = ({0: "batch", 1: "words"},)
         program = onnxplug.to_onnx(wrapped, (ids,), dynamic_shapes=shapes, target=target)
-        for one in (ids, torch.randint(0, 100, (1, 12))):
-            torch.testing.assert_close(program(one)[0], wrapped(one), **LOOSER["decoder"][0])
+        for tokens in (ids, torch.randint(0, 100, (1, 12))):
+            torch.testing.assert_close(program(tokens)[0], wrapped(tokens), **LOOSER["decoder"][0])
         assert operators(program)["MatMulInteger" if how == "int8" else "MatMulBnb4"] == (
             14 if target or how == "int8" else 0
         )

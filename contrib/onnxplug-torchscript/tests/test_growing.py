@@ -244,9 +244,9 @@ def within_a_dict(x: torch.Tensor):
     return torch.stack(held["found"])
 
 
-def fills(found: list[torch.Tensor], x: torch.Tensor) -> int:
+def fills(tensors: list[torch.Tensor], x: torch.Tensor) -> int:
     for i in range(x.size(0)):
-        found.append(x[i])
+        tensors.append(x[i])
     return 0
 
 

@@ -63,13 +63,13 @@ def run_script(folder: Path) -> subprocess.CompletedProcess[str]:
     return run_fork(str(folder / "reproduce.py"), env=dict(os.environ), cwd=folder.parent)
 
 
-def is_whole(found: Bisection, folder: Path) -> str:
+def is_whole(bisection: Bisection, folder: Path) -> str:
     """Checks what every result must have; returns the script."""
-    assert found.reproduces, found.note
+    assert bisection.reproduces, bisection.note
     script = (folder / "reproduce.py").read_text(encoding="utf-8")
     assert len(script.splitlines()) <= 30
-    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in found.files)
-    assert {"reproduce.py", "reproduce.pt"} <= {p.name for p in found.files}
+    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in bisection.files)
+    assert {"reproduce.py", "reproduce.pt"} <= {p.name for p in bisection.files}
     assert [p.name for p in folder.parent.iterdir() if p.name.startswith(".")] == []
     return script
 

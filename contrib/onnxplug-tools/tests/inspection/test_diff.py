@@ -204,7 +204,7 @@ def test_bodies_and_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "what"),
+    ("before", "after", "change"),
     [
         (np.float32([[1, 2], [3, 4]]), np.float32([[1, 2], [3, 4]]), None),
         (np.float32([1, np.nan, np.inf]), np.float32([1, np.nan, np.inf]), None),
@@ -221,11 +221,11 @@ def test_bodies_and_functions() -> None:
         (np.float32(np.arange(3 << 20)), np.float32(np.arange(3 << 20)) + np.eye(1, 3 << 20, (3 << 20) - 1, dtype=np.float32)[0], "1 of 3,145,728 elements, by 1 at most (3.2e-07 of the largest)"),
     ],
 )  # fmt: skip
-def test_weights(before: Any, after: Any, what: str | None) -> None:
+def test_weights(before: Any, after: Any, change: str | None) -> None:
     def model(array: Any) -> onnx.ModelProto:
         return made([oh.make_node("Identity", ["block.w"], ["y"])], weights={"block.w": array})
 
-    assert [row[2] for row in weight_rows(_of(model(before), model(after)))] == ([] if what is None else [what])
+    assert [row[2] for row in weight_rows(_of(model(before), model(after)))] == ([] if change is None else [change])
 
 
 def test_weights_of_other_names_are_matched_by_their_use() -> None:

@@ -44,10 +44,10 @@ def exported(model: nn.Module, args: Any, pieces: Any = None, **options: Any) ->
     return to_onnx(model.eval(), args, pieces=PIECES if pieces is None else pieces, **options)
 
 
-def agrees(found: OnnxPieces, model: nn.Module, *args: Any) -> None:
+def agrees(pieces: OnnxPieces, model: nn.Module, *args: Any) -> None:
     with torch.no_grad():
         expected = torch.utils._pytree.tree_leaves(model(*args))
-    torch.testing.assert_close(found(*args), expected)
+    torch.testing.assert_close(pieces(*args), expected)
 
 
 @pytest.mark.parametrize("glue", [False, True])

@@ -236,9 +236,9 @@ def test_to_dict_is_json_and_agrees_with_the_rest() -> None:
 
 def test_a_recording_around_exports_has_them_all() -> None:
     with recording() as recorder, span("both"):
-        one = onnxplug.to_onnx(torch.nn.GELU(), (X,))
+        program = onnxplug.to_onnx(torch.nn.GELU(), (X,))
         other = onnxplug.to_onnx(torch.nn.ReLU(), (X,))
-    assert [rule.op for rule in profile_of(one).rules()] == ["aten::gelu.default"]
+    assert [rule.op for rule in profile_of(program).rules()] == ["aten::gelu.default"]
     assert [rule.op for rule in profile_of(other).rules()] == ["aten::relu.default"]
     (stage,) = Profile(recorder).stages()
     assert [(part.name, part.calls) for part in stage.parts] == [("export", 2)]
