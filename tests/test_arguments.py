@@ -61,7 +61,7 @@ def relu(g: Any, node: Any) -> Any:
         ({"custom_translation_table": {"aten::rellu": relu}}, UsageError, "torch does not know"),
     ],
 )
-def test_what_is_known_first_is_checked_first(
+def test_arguments_are_checked_in_order(
     options: dict[str, Any], error: type[Exception], message: str, no_capture: None
 ) -> None:
     with pytest.raises(error, match=message):
@@ -142,7 +142,7 @@ def test_a_rule_of_a_library_that_nobody_imports() -> None:
         onnxplug.to_onnx(lambda x: x.relu(), (X,), rules=[Rule("onnxplug_nowhere::f", relu)])
 
 
-def test_rules_that_are_never_asked_for() -> None:
+def test_rules_that_no_operator_uses() -> None:
     rules = [Rule("aten::relu", relu), Rule("aten::add.Scalar", relu), Rule("aten::gelu", relu)]
     with pytest.warns(UnusedRuleWarning) as caught:
         onnxplug.to_onnx(lambda x: x.relu() + x, (X,), rules=rules)
@@ -152,7 +152,7 @@ def test_rules_that_are_never_asked_for() -> None:
     assert "aten::relu (" not in text
 
 
-def test_rules_that_are_asked_for_say_nothing() -> None:
+def test_rules_that_an_operator_uses_give_no_warning() -> None:
     def inner(g: Any, node: Any) -> Any:
         return g.call_next(node)
 

@@ -36,9 +36,9 @@ def chain(line: str, x: torch.Tensor) -> Chain:
 def test_a_fault_of_onnx_runtime_is_seen() -> None:
     pool = chain("F.max_pool2d(F.pad(x0, [1, 1, 1, 1]), 3, 2)", -torch.rand(1, 2, 6, 6) - 0.5)
     assert run_chain(pool).status == "right"
-    found = run_chain(pool, target=None)
-    assert found.status == "wrong"
-    assert found.detail.startswith("optimisations on, (1, 2, 6, 6): output 0: ")
+    result = run_chain(pool, target=None)
+    assert result.status == "wrong"
+    assert result.detail.startswith("optimisations on, (1, 2, 6, 6): output 0: ")
 
 
 def test_only_what_rounding_explains_is_let_pass() -> None:

@@ -55,12 +55,12 @@ def operators(program: onnxplug.OnnxProgram) -> list[str]:
 @pytest.mark.parametrize("target", [None, "onnxruntime", "onnxruntime:cpu"])
 def test_the_canonical_form(target: str | None) -> None:
     program = exported(target=target)
-    found = operators(program)
+    result = operators(program)
     tuned = target == "onnxruntime:cpu"
-    assert found.count("Gemm") == (5 if tuned else 0)
-    assert found.count("MatMul") == (3 if tuned else 7)
-    assert found.count("Sum") == (1 if tuned else 0)
-    assert [found.count(op) for op in ("Conv", "BatchNormalization", "LayerNormalization", "Gelu", "Pow")] == [
+    assert result.count("Gemm") == (5 if tuned else 0)
+    assert result.count("MatMul") == (3 if tuned else 7)
+    assert result.count("Sum") == (1 if tuned else 0)
+    assert [result.count(op) for op in ("Conv", "BatchNormalization", "LayerNormalization", "Gelu", "Pow")] == [
         1,
         0,
         1,

@@ -88,7 +88,7 @@ def test_it_exports_and_verifies(printed: str) -> None:
     assert "inspect" not in printed.partition("onnxplug inspect needs")[0]
 
 
-def test_what_is_lacking_names_its_package(printed: str) -> None:
+def test_a_missing_feature_names_its_package(printed: str) -> None:
     for package, names in {
         "onnxplug-tools": "profile= progress= report= pieces= functions= checks= examples= onnxplug.runtime intermediates= onnxplug.bisect onnxplug.diagnose onnxplug.fake_weights onnxplug.testing verify inspect bench why plugins",
         "onnxplug-precision": "dtype= quantize= convert",

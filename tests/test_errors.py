@@ -244,7 +244,7 @@ def test_bad_opsets(opset: Any) -> None:
 
 
 @pytest.mark.parametrize("opset", [13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23])
-def test_the_opset_asked_for_is_the_one_emitted(opset: int) -> None:
+def test_the_requested_opset_is_emitted(opset: int) -> None:
     program = export(lambda x: (x.softmax(-1) + x.mean(0)).reshape(-1), opset_version=opset, verify=True)
     assert program.model.opset_imports[""] == opset
     assert program.model_proto.opset_import[0].version == opset

@@ -174,7 +174,7 @@ def test_weights_can_be_replaced_by_name() -> None:
     torch.testing.assert_close(program(x)[0], other(x).detach())
 
 
-def test_names_given_by_the_user_win() -> None:
+def test_names_of_the_user_go_first() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -401,7 +401,7 @@ def test_too_few_names_of_plain_inputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shapes"),
+    ("names", "shapes"),
     [
         (["a", "b", "c"], {"a": {0: "n"}, "b": [{"k": {0: "n"}}, {"k": {0: "n"}}], "c": {0: "n"}}),
         (["a", "b0", "b1", "c"], {name: {0: "n"} for name in ("a", "b0", "b1", "c")}),
@@ -409,8 +409,8 @@ def test_too_few_names_of_plain_inputs() -> None:
         (["a", "b", "c"], {"x": {0: "n"}, "past": [{"k": {0: "n"}}, {"k": {0: "n"}}], "mask": {0: "n"}}),
     ],
 )
-def test_dynamic_shapes_by_input_names(given: list[str], shapes: Any) -> None:
-    program = onnxplug.to_onnx(Cached(), cached(3), input_names=given, dynamic_shapes=shapes)
+def test_dynamic_shapes_by_input_names(names: list[str], shapes: Any) -> None:
+    program = onnxplug.to_onnx(Cached(), cached(3), input_names=names, dynamic_shapes=shapes)
     assert [list(value.shape) for value in program.model.graph.inputs] == [["n"]] * 4
     for n in (5, 1):
         program.verify(args=cached(n))

@@ -167,7 +167,7 @@ def test_no_circles_between_modules_of_core() -> None:
     modules = _modules_of_core()
     del modules["onnxplug"]
     needs = {
-        module: {found for _, name in _imports(path) if (found := _imported(name, modules)) not in (None, module)}
+        module: {result for _, name in _imports(path) if (result := _imported(name, modules)) not in (None, module)}
         for module, path in modules.items()
     }
     assert set(graphlib.TopologicalSorter(needs).static_order()) == set(modules)  # CycleError names a circle
@@ -195,11 +195,11 @@ def test_families_stand_side_by_side() -> None:
 
 
 def _modules_of_core() -> dict[str, Path]:
-    found = {}
+    results = {}
     for path in _sources("core"):
         parts = path.relative_to(ROOT / "core").with_suffix("").parts
-        found[".".join(["onnxplug", *(parts[:-1] if parts[-1] == "__init__" else parts)])] = path
-    return found
+        results[".".join(["onnxplug", *(parts[:-1] if parts[-1] == "__init__" else parts)])] = path
+    return results
 
 
 def _imported(name: str, modules: Mapping[str, Path]) -> str | None:

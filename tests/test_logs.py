@@ -105,7 +105,7 @@ def test_values_that_cannot_be_read_are_warned_of_once(text: str, wrong: str, se
         export()
 
 
-def test_nothing_is_said_unless_asked(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_no_message_without_a_level(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     export()
     assert said(caplog) == []

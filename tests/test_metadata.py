@@ -155,13 +155,13 @@ def test_every_node_says_where_it_comes_from(name: str, level: str) -> None:
     wanted = {*NODE_KEYS, PACKAGE} if level == "full" else {"namespace"}
     for graph in graphs(model):
         for node in nodes_of(graph):
-            said = node.metadata_props
-            assert wanted <= said.keys(), (node.name, node.op_type, said)
-            assert said["namespace"] != "onnxplug: graph", (node.name, node.op_type)
-            assert MODULE_CALL not in said
-            assert all(isinstance(text, str) for text in said.values())
+            metadata = node.metadata_props
+            assert wanted <= metadata.keys(), (node.name, node.op_type, metadata)
+            assert metadata["namespace"] != "onnxplug: graph", (node.name, node.op_type)
+            assert MODULE_CALL not in metadata
+            assert all(isinstance(text, str) for text in metadata.values())
             if level == "short":
-                assert said.keys() <= {"namespace", "pkg.onnxplug.source", REWRITE}, said
+                assert metadata.keys() <= {"namespace", "pkg.onnxplug.source", REWRITE}, metadata
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -188,8 +188,8 @@ def test_names_of_a_model() -> None:
 
 
 def test_names_do_not_depend_on_metadata() -> None:
-    found = [[n.name for n in nodes_of(exported("modules", level).model.graph)] for level in ("none", "short", "full")]
-    assert found[0] == found[1] == found[2]
+    pieces = [[n.name for n in nodes_of(exported("modules", level).model.graph)] for level in ("none", "short", "full")]
+    assert pieces[0] == pieces[1] == pieces[2]
 
 
 def test_equal_exports_say_the_same() -> None:
@@ -227,12 +227,12 @@ def test_a_rewritten_node_says_what_it_was() -> None:
     for level in ("short", "full"):
         graph = exported("rewritten", level).model.graph
         (gemm,) = [node for node in graph if node.op_type == "Gemm"]
-        said = gemm.metadata_props
-        assert said[REWRITE] == "gemm_from_matmul_add"
+        metadata = gemm.metadata_props
+        assert metadata[REWRITE] == "gemm_from_matmul_add"
         if level == "full":
-            replaced = ast.literal_eval(said[REPLACED])
+            replaced = ast.literal_eval(metadata[REPLACED])
             assert [title.rpartition(": ")[2] for title in replaced] == ["Add", "MatMul"]
-            assert "Model" not in said["namespace"]
+            assert "Model" not in metadata["namespace"]
         others = [node for node in graph if node is not gemm]
         assert others
         assert not any(REWRITE in node.metadata_props for node in others)
@@ -254,13 +254,13 @@ def both() -> tuple[ir.Model, OnnxProgram]:
 
 def _by_operator(graph: ir.Graph) -> dict[tuple[str, str], list[Mapping[str, str]]]:
     """The metadata of the nodes of each operator of torch in each module; torch names no modules within branches."""
-    found: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    results: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     for node in graph:
-        said = node.metadata_props
-        if "namespace" in said:
-            scopes, _, last = said["namespace"].rpartition("/")
-            found.setdefault((scopes, last.rpartition(": ")[2]), []).append(said)
-    return found
+        metadata = node.metadata_props
+        if "namespace" in metadata:
+            scopes, _, last = metadata["namespace"].rpartition("/")
+            results.setdefault((scopes, last.rpartition(": ")[2]), []).append(metadata)
+    return results
 
 
 def test_nodes_have_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
@@ -268,45 +268,45 @@ def test_nodes_have_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> Non
     keys = {key for node in nodes_of(theirs) for key in node.metadata_props}
     assert keys == NODE_KEYS  # torch writes these, and this test knows all of them
     assert all(keys <= node.metadata_props.keys() for node in nodes_of(ours))
-    expected, found = _by_operator(theirs), _by_operator(ours)
+    expected, result = _by_operator(theirs), _by_operator(ours)
     # torch decomposes the program first and makes other sizes; what it leaves as it was captured is compared.
-    common = [key for key in expected.keys() & found.keys() if key[0]]
+    common = [key for key in expected.keys() & result.keys() if key[0]]
     assert {operator for _, operator in common} >= {"aten.relu.default", "aten.mul.Tensor", "aten.add.Tensor", "cond"}
     assert {scopes.rpartition("/")[2].partition(":")[0] for scopes, _ in common} >= {"blocks.0", "blocks.1"}
     target = re.compile(r"%\w+ : \[num_users=\d+\] = call_function\[target=([\w.]+)\]\(args = .*kwargs = .*\)")
     for key in common:
-        (first, *_), (mine, *_) = expected[key], found[key]
+        (first, *_), (mine, *_) = expected[key], result[key]
         for name in ("pkg.torch.onnx.class_hierarchy", "pkg.torch.onnx.name_scopes"):
             theirs_list, ours_list = ast.literal_eval(first[name]), ast.literal_eval(mine[name])
             last = -1 if name.endswith("name_scopes") else None  # FX nodes are called otherwise after a decomposition
             assert ours_list[:last] == theirs_list[:last]
             assert len(ours_list) == len(theirs_list)
-        targets = [target.match(said["pkg.torch.onnx.fx_node"]) for said in (first, mine)]
+        targets = [target.match(text["pkg.torch.onnx.fx_node"]) for text in (first, mine)]
         assert all(targets)
         assert len({match[1] for match in targets if match is not None}) == 1
-        traces = {said["pkg.torch.onnx.stack_trace"] for said in found[key]}
-        for said in expected[key]:
-            trace = said["pkg.torch.onnx.stack_trace"].replace(__file__, "tests/test_metadata.py")
+        traces = {text["pkg.torch.onnx.stack_trace"] for text in result[key]}
+        for text in expected[key]:
+            trace = text["pkg.torch.onnx.stack_trace"].replace(__file__, "tests/test_metadata.py")
             assert re.sub(r"(<eval_with_key>)\.\d+", r"\1", re.sub(r'"[^"]*/site-packages/', '"', trace)) in traces
 
 
 def test_the_graph_has_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
     theirs, program = both
-    said = program.model.graph.metadata_props
+    metadata = program.model.graph.metadata_props
     assert theirs.graph.metadata_props.keys() == {SIGNATURE, RANGES}
     of_onnxplug = {"pkg.onnxplug.exported_program", "onnxplug.target", "onnxplug.torch_version"}
-    assert {*said} == {SIGNATURE, RANGES, *of_onnxplug}
+    assert {*metadata} == {SIGNATURE, RANGES, *of_onnxplug}
     assert not program.model.metadata_props  # which ONNX Runtime's QNN preprocessing fails on
     assert program.exported_program is not None
-    assert said[SIGNATURE] == str(program.exported_program.graph_signature)
-    assert said[RANGES] == str(program.exported_program.range_constraints)
+    assert metadata[SIGNATURE] == str(program.exported_program.graph_signature)
+    assert metadata[RANGES] == str(program.exported_program.range_constraints)
     # torch's decomposed program has its inputs in the same words; names of results differ.
     inputs = re.compile(r"# inputs\n(.*)\n\n# outputs", re.DOTALL)
-    mine, torchs = inputs.search(said[SIGNATURE]), inputs.search(theirs.graph.metadata_props[SIGNATURE])
+    mine, torchs = inputs.search(metadata[SIGNATURE]), inputs.search(theirs.graph.metadata_props[SIGNATURE])
     assert mine is not None
     assert torchs is not None
     assert set(mine[1].splitlines()) == set(torchs[1].splitlines())
-    ranges = [re.sub(r"s\d+", "s", text[RANGES]) for text in (said, theirs.graph.metadata_props)]
+    ranges = [re.sub(r"s\d+", "s", text[RANGES]) for text in (metadata, theirs.graph.metadata_props)]
     assert ranges[0] == ranges[1]
 
 
@@ -317,14 +317,14 @@ def test_values_have_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> No
     names = [name for name in theirs.initializers if name in ours.initializers]
     assert {"blocks.0.lin.weight", "blocks.1.mask", "blocks.0.shift"} <= set(names)
     for name in names:
-        said = theirs.initializers[name].metadata_props
-        assert said.keys() == {KIND, PERSISTENT, ORIGINAL}
-        assert ours.initializers[name].metadata_props == said
+        metadata = theirs.initializers[name].metadata_props
+        assert metadata.keys() == {KIND, PERSISTENT, ORIGINAL}
+        assert ours.initializers[name].metadata_props == metadata
     # What the model writes comes first in torch's program, last in ours.
     kinds = sorted(value.metadata_props[OUTPUT_KIND] for value in theirs.outputs if OUTPUT_KIND in value.metadata_props)
     assert kinds == ["USER_OUTPUT"] * 3
-    found = [value.metadata_props[OUTPUT_KIND] for value in ours.outputs]
-    assert found == ["USER_OUTPUT"] * 3 + ["BUFFER_MUTATION"]
+    results = [value.metadata_props[OUTPUT_KIND] for value in ours.outputs]
+    assert results == ["USER_OUTPUT"] * 3 + ["BUFFER_MUTATION"]
 
 
 def test_the_program_is_there(both: tuple[ir.Model, OnnxProgram]) -> None:
@@ -369,7 +369,7 @@ def test_no_whole_path_is_in_the_file(name: str, level: str) -> None:
     assert 'File "/' not in text
 
 
-def test_whole_paths_if_asked() -> None:
+def test_whole_paths_on_request() -> None:
     program = exported("modules", Metadata("full", absolute_paths=True))
     node = next(n for n in program.model.graph if n.op_type == "LayerNormalization")
     assert node.metadata_props["pkg.onnxplug.source"].startswith(f"{__file__}:")
@@ -476,11 +476,11 @@ def test_wrong_settings_are_refused() -> None:
         Metadata("full", absolute_paths="yes")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("said", "level"), [("none", "none"), ("full", "full"), ("", "short")])
+@pytest.mark.parametrize(("message", "level"), [("none", "none"), ("full", "full"), ("", "short")])
 def test_the_environment_says_what_is_written_by_default(
-    said: str, level: str, monkeypatch: pytest.MonkeyPatch
+    message: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ONNXPLUG_METADATA", said)
+    monkeypatch.setenv("ONNXPLUG_METADATA", message)
     assert Metadata.of_option(None).level == level
     assert Metadata.of_option("short").level == "short"
     program = onnxplug.export(torch.nn.Linear(4, 2), (X,), verbose=False)

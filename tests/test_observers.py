@@ -94,7 +94,7 @@ def test_an_error_ends_what_is_open() -> None:
     assert stages.finished == [caught.value]
 
 
-def test_later_work_with_a_program_is_told_too(tmp_path: Path) -> None:
+def test_observers_hear_of_later_work_with_a_program(tmp_path: Path) -> None:
     stages = Stages()
     program = onnxplug.to_onnx(torch.nn.ReLU(), (X,), observers=[stages])
     del stages.begun[:]
@@ -117,7 +117,7 @@ def test_details_of_rules_decompositions_and_rewrites() -> None:
     assert details.totals["rewrite", "where_of_not"] > 0
 
 
-def test_nothing_is_counted_unless_asked() -> None:
+def test_calls_are_counted_on_request_alone() -> None:
     assert events().details is None
     stages = Stages()
     with observed(stages):
@@ -143,10 +143,10 @@ def with_plugin(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[OnnxRegis
 
 def test_observers_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Stages(), Stages()
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def verified_alone(options: Any) -> Stages | None:
-        asked.append(options)
+        requests.append(options)
         return second if options.verify else None
 
     selected = with_plugin(plugin_of(first, verified_alone), monkeypatch)
@@ -156,7 +156,7 @@ def test_observers_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.begun == []
     onnxplug.to_onnx(torch.nn.ReLU(), (X,), registry=selected, verify=True)
     assert "verification" in second.begun
-    assert [options.verify for options in asked] == [False, True]
+    assert [options.verify for options in requests] == [False, True]
 
 
 def test_a_plugins_function_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_a_plugins_function_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         with_plugin(plugin_of(Stages), monkeypatch)
 
 
-def test_what_is_no_observer_is_refused() -> None:
+def test_an_object_that_is_no_observer_is_refused() -> None:
     with pytest.raises(
         onnxplug.UsageError, match=r"observers= takes objects of onnxplug.Observer, got <built-in function print>"
     ):
@@ -187,7 +187,7 @@ def test_spans_lie_within_each_other() -> None:
         with span("conversion") as second:
             pass
     assert recorder.spans == [outer, first, module, second]
-    assert [found.parent for found in recorder.spans] == [None, outer, first, outer]
+    assert [entry.parent for entry in recorder.spans] == [None, outer, first, outer]
     assert outer.about == {"opset": 21}
     assert (
         outer.start <= first.start <= module.start <= module.end <= first.end <= second.start <= second.end <= outer.end
@@ -200,30 +200,30 @@ def test_spans_lie_within_each_other() -> None:
 
 def test_an_error_is_noted_and_ends_spans_that_are_left_open() -> None:
     recorder = Recorder()
-    told = Events([recorder])
+    events = Events([recorder])
 
     def fails() -> None:
-        told.begin("capture")
+        events.begin("capture")
         raise KeyError("x")
 
-    with pytest.raises(KeyError), told.span("export"):
+    with pytest.raises(KeyError), events.span("export"):
         fails()
     outer, inner = recorder.spans
     assert outer.about == {"error": "KeyError"}
     assert inner.end <= outer.end
-    with told.span("saving") as later:
+    with events.span("saving") as later:
         pass
     assert later.parent is None
-    told.end(outer)  # it has ended already, and nothing else is open
-    assert told.begin("verification").parent is None
+    events.end(outer)  # it has ended already, and nothing else is open
+    assert events.begin("verification").parent is None
 
 
 def test_totals_are_of_the_innermost_stage() -> None:
-    told = Events([Recorder()])
-    told.count("part", "no stage is open")
-    with told.span("interpretation") as stage, told.span("aten::add", "rule"):
-        told.count("part", "shape inference")
-        told.count("part", "shape inference", 0, hit=True)
+    events = Events([Recorder()])
+    events.count("part", "no stage is open")
+    with events.span("interpretation") as stage, events.span("aten::add", "rule"):
+        events.count("part", "shape inference")
+        events.count("part", "shape inference", 0, hit=True)
     total = stage.totals["part", "shape inference"]
     assert (total.calls, total.hits) == (2, 1)
     assert total.nanoseconds > 0

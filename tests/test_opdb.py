@@ -77,7 +77,7 @@ def test_every_expectation_is_of_an_entry() -> None:
 
 
 @pytest.mark.parametrize("key", UNCAPTURED)
-def test_what_torch_cannot_capture(key: str) -> None:
+def test_entries_that_torch_cannot_capture(key: str) -> None:
     """Every row: torch or torch.export refuses the samples still."""
     name, _, rest = key.partition("|")
     dtype, dynamic = rest.partition("|")[0] or "float32", key.endswith("|dynamic")

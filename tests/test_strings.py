@@ -52,7 +52,7 @@ def test_there_and_back(texts: Any) -> None:
     assert array.dtype == object
 
 
-def test_what_is_refused() -> None:
+def test_refused_arguments() -> None:
     with pytest.raises(onnxplug.UsageError, match="5 is no string"):
         string_tensor(["a", 5])
     texts = string_tensor(["a", "b"])

@@ -84,7 +84,7 @@ def test_rewrites_of_a_target(isolated_registry: IsolatedRegistry) -> None:
     assert shape(onnxplug.to_onnx(torch.nn.ReLU(), x, rules=[rule], target="chip-with-a-compiler")) == 0
 
 
-def test_exact_is_asked_for(isolated_registry: IsolatedRegistry) -> None:
+def test_exact_on_request(isolated_registry: IsolatedRegistry) -> None:
     isolated_registry.add_plugin(Chip(), name="chip")
     x = (torch.rand(2, 3),)
     assert operators(onnxplug.to_onnx(torch.abs, x)) == {"Abs": 1}
@@ -138,8 +138,8 @@ def test_operators_of_a_target(
 
     def listed(*options: str) -> list[dict[str, Any]]:
         assert run(["ops", *options, "--json"]) == 0
-        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-        return found
+        results: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return results
 
     isolated_registry.add_plugin(Ghost(), name="ghost")
     isolated_registry.add_plugin(onnxplug_tools, name="tools", distribution="onnxplug-tools")

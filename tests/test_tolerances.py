@@ -57,7 +57,7 @@ def test_every_row_is_used_and_says_why() -> None:
 
 
 def test_the_tables_of_contrib_are_used_and_say_why() -> None:
-    found = 0
+    result = 0
     for path in CONTRIB:
         text = path.read_text(encoding="utf-8")
         for node in ast.parse(text).body:
@@ -67,9 +67,9 @@ def test_the_tables_of_contrib_are_used_and_say_why() -> None:
                 and node.targets[0].id == "LOOSER"
             ):
                 for name, (values, reason) in ast.literal_eval(node.value).items():
-                    found += 1
+                    result += 1
                     assert f'LOOSER["{name}"]' in text, f"{path}: {name} is not used"
                     assert reason, f"{path}: {name} has no reason"
                     assert set(values) == set(OWN), f"{path}: {name}"
                     assert any(values[key] > OWN[key] for key in OWN), f"{path}: {name} is not looser"
-    assert found
+    assert result

@@ -115,5 +115,5 @@ def test_half_the_file() -> None:
         for name in ("model21.onnx", "apart.onnx"):
             session = onnxruntime.InferenceSession(str(Path(folder) / name), providers=["CPUExecutionProvider"])
             for rows in (x, -2 * x):
-                (found,) = session.run(None, {program.model.graph.inputs[0].name: rows.numpy()})
-                torch.testing.assert_close(torch.from_numpy(found), model(rows), **looser("restored weights"))
+                (result,) = session.run(None, {program.model.graph.inputs[0].name: rows.numpy()})
+                torch.testing.assert_close(torch.from_numpy(result), model(rows), **looser("restored weights"))

@@ -47,18 +47,18 @@ def _failure(file: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", _MODELS)
-def test_what_will_not_load_is_said(name: str) -> None:
-    file, said = _exported(name, torch.bfloat16)
+def test_a_model_that_will_not_load_is_reported(name: str) -> None:
+    file, messages = _exported(name, torch.bfloat16)
     failure = _failure(file)
-    assert bool(said) == bool(failure), failure
-    assert all('target="onnxruntime:cpu"' in text for text in said)
+    assert bool(messages) == bool(failure), failure
+    assert all('target="onnxruntime:cpu"' in text for text in messages)
 
 
 @pytest.mark.parametrize("name", _MODELS)
 def test_the_target_that_is_named_loads(name: str) -> None:
-    file, said = _exported(name, torch.bfloat16, target="onnxruntime:cpu")
+    file, messages = _exported(name, torch.bfloat16, target="onnxruntime:cpu")
     assert not _failure(file)
-    assert not said
+    assert not messages
 
 
 DOUBLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -77,7 +77,7 @@ DOUBLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("target", ["onnxruntime", "onnxruntime:cpu"])
 @pytest.mark.parametrize("opset", [18, 20, 23])
 @pytest.mark.parametrize("name", DOUBLES)
-def test_doubles_that_will_not_load_are_said(name: str, opset: int, target: str) -> None:
+def test_doubles_that_will_not_load_are_reported(name: str, opset: int, target: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program = onnxplug.to_onnx(
@@ -89,6 +89,6 @@ def test_doubles_that_will_not_load_are_said(name: str, opset: int, target: str)
     assert all("float32" in text for text in texts)
 
 
-def test_nothing_is_said_of_other_targets_and_element_types() -> None:
+def test_other_targets_and_element_types_give_no_warning() -> None:
     assert not _exported("linear", torch.bfloat16, target=None)[1]
     assert not _exported("linear", torch.float32)[1]

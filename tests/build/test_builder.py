@@ -63,7 +63,7 @@ def reshaped(draw: st.DrawFn, shape: list[int]) -> tuple[list[int], list[int]]:
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
     """Operators, most of which do nothing or undo each other, that fit an input of shape [2, 1, 3] one after the other."""
-    shape, found = [2, 1, 3], []
+    shape, results = [2, 1, 3], []
     for _ in range(draw(st.integers(1, 7))):
         rank = len(shape)
         kind = draw(
@@ -106,8 +106,8 @@ def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
             detail = draw(st.integers(1, 3))
         elif kind == "cast":
             detail = draw(st.sampled_from([[ir.DataType.FLOAT], [ir.DataType.DOUBLE, ir.DataType.FLOAT]]))
-        found.append((kind, detail))
-    return found
+        results.append((kind, detail))
+    return results
 
 
 def apply(g: GraphBuilder, x: ir.Value, kind: str, detail: Any) -> ir.Value:

@@ -62,9 +62,9 @@ def graph_of(expr: Any, optimize: bool) -> bytes:
     inputs = [ir.Value(name=n, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])) for n in "abs"]
     for value in inputs:
         g.sizes.add(str(value.name), value)
-    found = g.size(ir.SymbolicDim(str(expr)))
-    assert g.size(ir.SymbolicDim(str(expr))) is found
-    return ir.to_proto(finish(g, *assemble(g, inputs, [("result", g.op.Identity(found))], {}))).SerializeToString()
+    result = g.size(ir.SymbolicDim(str(expr)))
+    assert g.size(ir.SymbolicDim(str(expr))) is result
+    return ir.to_proto(finish(g, *assemble(g, inputs, [("result", g.op.Identity(result))], {}))).SerializeToString()
 
 
 NUMBERS = st.one_of(st.integers(-7, 7), st.integers(-(2**20), 2**20))

@@ -39,7 +39,7 @@ def tiled(g: Any, node: Any) -> Any:
 
 
 @pytest.mark.parametrize("converter", [flattened, turned, strided, tiled])
-def test_a_result_of_another_shape_is_found(converter: Callable[..., Any]) -> None:
+def test_a_result_of_another_shape_is_an_error(converter: Callable[..., Any]) -> None:
     with pytest.raises(OutputMismatchError, match="where torch has a float\\[3, 4\\]"):
         onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3, 4),), rules=[Rule("aten::relu", converter)])
 

@@ -127,7 +127,7 @@ def test_a_record_of_ai_onnx_replaces_onnxplugs() -> None:
     assert names == ["Neg", "Neg", "Mul", "Add"]
 
 
-def test_what_is_no_record_refuses_the_plugin() -> None:
+def test_an_object_that_is_no_record_refuses_the_plugin() -> None:
     with (
         registry("Halve", rule=lambda g, node: None).active(),
         pytest.warns(UserWarning, match="onnxplug_operators returned 'Halve', which is not an OnnxOperator"),

@@ -255,7 +255,7 @@ CASES = [pytest.param(f, id=f"{group}: {name}") for group, table in GROUPS.items
 
 
 @pytest.mark.parametrize("function", CASES)
-def test_a_dynamic_size_is_computed_where_it_is_asked_for(function: Function) -> None:
+def test_a_dynamic_size_is_computed_where_it_is_requested(function: Function) -> None:
     _hold(function)
 
 
@@ -269,14 +269,14 @@ def _unpooled(rank: int, given: bool) -> Function:
     return model
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["size given", "size doubled"])
+@pytest.mark.parametrize("has_size", [True, False], ids=["size given", "size doubled"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_max_unpool(rank: int, given: bool) -> None:
+def test_max_unpool(rank: int, has_size: bool) -> None:
     # Where the output's sizes are not given, eager takes places of even sizes alone.
-    spatial = [(7, 8, 9), (2, 3, 5), (4, 11, 6)] if given else [(6, 8, 10), (2, 4, 2), (4, 12, 6)]
+    spatial = [(7, 8, 9), (2, 3, 5), (4, 11, 6)] if has_size else [(6, 8, 10), (2, 4, 2), (4, 12, 6)]
     first, *others = (torch.randn(b, 3, *sizes[:rank]) for b, sizes in zip((2, 1, 3), spatial, strict=True))
     dynamic = [{axis: torch.export.Dim.DYNAMIC for axis in range(rank + 2) if axis != 1}]
-    check(_unpooled(rank, given), first, others=[(x,) for x in others], dynamic=dynamic)
+    check(_unpooled(rank, has_size), first, others=[(x,) for x in others], dynamic=dynamic)
 
 
 @pytest.mark.parametrize("out", [(3, 4), (1, 1), (2, 1)], ids=str)

@@ -40,7 +40,7 @@ def test_a_fake_tensor_has_no_bytes() -> None:
                 read(WeightTensor(fake, "w"))
 
 
-def test_names_are_given_once() -> None:
+def test_names_are_unique() -> None:
     names = Names()
     names.take(["x", None, "y_1"])
     assert [names.unique(stem) for stem in ("x", "x", "y", "y", "x_1", "z")] == ["x_1", "x_2", "y", "y_2", "x_1_1", "z"]

@@ -113,7 +113,7 @@ def test_numbers_are_rounded_where_torch_rounds_them(dtype: torch.dtype, exact: 
         assert torch.equal(got, expected)
 
 
-def test_overflow_of_float16_shows_where_exactness_is_asked_for() -> None:
+def test_overflow_of_float16_shows_with_exact() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x * x) / x
@@ -162,7 +162,7 @@ def test_kernels() -> None:
     assert kernels.wider(onnx_spec("Gelu", 21), {"T": FLOAT}) is None
 
 
-def test_a_builder_without_kernels_emits_what_is_asked_for() -> None:
+def test_a_builder_without_kernels_emits_the_operator_itself() -> None:
     g = GraphBuilder({"": 21})
     x = ir.Value(name="x", type=ir.TensorType(INT8), shape=ir.Shape([2]))
     assert g.op.Relu(x).dtype == INT8

@@ -347,8 +347,8 @@ def outcome(seed: int, dynamic: bool = True, make: Callable[[int], nn.Module] = 
     for x in inputs:
         try:
             with torch.no_grad():
-                results = make(seed)(given := x.clone())
-            expected.append((*[r.clone() for r in results], given))
+                results = make(seed)(sample := x.clone())
+            expected.append((*[r.clone() for r in results], sample))
         except Exception as error:
             if not expected:
                 return "eager", str(error)
@@ -361,27 +361,27 @@ def outcome(seed: int, dynamic: bool = True, make: Callable[[int], nn.Module] = 
             program = onnxplug.to_onnx(model, (inputs[0].clone(),), dynamic_shapes=shapes)
         except onnxplug.OnnxplugError as error:
             return "refused", f"{type(error).__name__}: {error}"
-    said = "; ".join(str(w.message) for w in caught if issubclass(w.category, UserWarning))
+    messages = "; ".join(str(w.message) for w in caught if issubclass(w.category, UserWarning))
     names = [slot.name for slot in program.slots]
     for n, (x, wanted) in enumerate(zip(inputs, expected, strict=True)):
         if wanted is None or (n and not dynamic):
             continue
         try:
-            found = dict(zip(names, program(x.clone()), strict=True))
+            result = dict(zip(names, program(x.clone()), strict=True))
         except onnxplug.OnnxplugError as error:
-            if n and (said or "does not run" not in str(error)):
-                said = said or str(error)
+            if n and (messages or "does not run" not in str(error)):
+                messages = messages or str(error)
                 continue
             return "wrong", f"at {tuple(x.shape)} {error}"
-        for slot, value in zip(program.slots, found.values(), strict=True):
+        for slot, value in zip(program.slots, result.values(), strict=True):
             at = names.index(slot.name)
             right = wanted[at] if at < len(wanted) - 1 else wanted[-1] if slot.kind.name == "INPUT_MUTATION" else None
             if right is None or torch.allclose(value, right, **looser("random programs"), equal_nan=True):
                 continue
-            if n and said:
-                return "said", said
+            if n and messages:
+                return "said", messages
             return "wrong", f"at {tuple(x.shape)}: {slot.name} differs by {float((value - right).abs().max())}"
-    return "right", said
+    return "right", messages
 
 
 if __name__ == "__main__":

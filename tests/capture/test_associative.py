@@ -33,8 +33,8 @@ class Scan(nn.Module):
         self.function, self.dim, self.reverse = function, dim, reverse
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        given = (x, y) if self.function is recurrence else x
-        return associative_scan(self.function, given, dim=self.dim, reverse=self.reverse, combine_mode="generic")
+        inputs = (x, y) if self.function is recurrence else x
+        return associative_scan(self.function, inputs, dim=self.dim, reverse=self.reverse, combine_mode="generic")
 
 
 def check(model: nn.Module, dynamic: set[int], args: Pair) -> None:
@@ -86,8 +86,8 @@ class Weighted(nn.Module):
         def function(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {"sum": first["sum"] + second["sum"], "top": torch.maximum(first["top"], second["top"])}
 
-        found = associative_scan(function, {"sum": x * self.shift, "top": x}, dim=1, combine_mode="generic")
-        return found["sum"] + found["top"]
+        result = associative_scan(function, {"sum": x * self.shift, "top": x}, dim=1, combine_mode="generic")
+        return result["sum"] + result["top"]
 
 
 def test_trees_and_parameters() -> None:

@@ -63,7 +63,7 @@ def test_a_branch_on_data_is_tried_once(model: Any, shapes: Any, exports: list[b
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_mode_that_is_asked_for_is_the_only_one(strict: bool, exports: list[bool]) -> None:
+def test_a_requested_mode_is_the_only_mode(strict: bool, exports: list[bool]) -> None:
     with pytest.raises(CaptureError):
         onnxplug.to_onnx(branch_on_a_value, (X,), strict=strict)
     assert exports == [strict]
@@ -109,7 +109,7 @@ def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return both if both.numel() == 0 else both + 1
 
 
-def test_a_question_about_data_and_a_size_is_asked_again_for_sizes_of_at_least_2(exports: list[bool]) -> None:
+def test_a_question_about_data_and_a_size_is_repeated_for_sizes_of_at_least_2(exports: list[bool]) -> None:
     """``u + s == 0`` is undecided where the size may be 0, and false where it is 2 or more."""
     args = (torch.tensor([1.0, 0.0, 2.0]), torch.tensor([5, 6, 7]))
     program = onnxplug.to_onnx(joined, args, dynamic_shapes=({0: "n"}, {0: "m"}))

@@ -122,7 +122,7 @@ USED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", USED)
-def test_a_size_of_the_result_that_is_used_is_said(name: str) -> None:
+def test_a_size_of_the_result_that_is_used_is_reported(name: str) -> None:
     model = Called(USED[name]).eval()
     with pytest.warns(
         UserWarning, match=r"right only where (k == 1 or n != 1|n != 1 or k == 1): .*test_broadcasts\.py:\d+ uses"

@@ -133,23 +133,26 @@ CHECKS: dict[Model, set[str]] = {
 
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
 @pytest.mark.parametrize("model", CHECKS, ids=lambda model: model.__name__)
-def test_a_check_is_said(model: Model, strict: bool) -> None:
+def test_a_check_is_reported(model: Model, strict: bool) -> None:
     if strict and model in (locked, other_managers, any_):
         pytest.skip("torch's strict mode refuses these context managers, and interprets any() as a loop that returns")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program = onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: "b", 1: "n"},), strict=strict)
-    said = {str(w.message).partition(" right only where ")[2].partition(": ")[0] for w in caught}
+    messages = {str(w.message).partition(" right only where ")[2].partition(": ")[0] for w in caught}
     if strict and model is member:  # the strict mode compares with all members, or with the whole shape, at once
-        said = {"b != 97", "b != 98", "b != 99"} | said - {"not (b == 97 or b == 98)", "not (b == 99 and n == 4)"}
-    assert said == CHECKS[model]
+        messages = {"b != 97", "b != 98", "b != 99"} | messages - {
+            "not (b == 97 or b == 98)",
+            "not (b == 99 and n == 4)",
+        }
+    assert messages == CHECKS[model]
     for size in ((1, 3), (7, 4)):
         x = torch.randn(size)
         torch.testing.assert_close(program(x)[0], model(x))
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
-def test_what_torchs_own_check_states_is_not_said(strict: bool) -> None:
+def test_conditions_of_torchs_own_check_are_not_reported(strict: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program = onnxplug.to_onnx(
@@ -255,7 +258,7 @@ def test_an_error_that_the_model_goes_on_after_is_a_limit(model: Model, strict: 
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
-def test_what_an_operator_refuses_and_the_model_does_otherwise_is_said(strict: bool) -> None:
+def test_sizes_that_an_operator_refuses_and_the_model_treats_otherwise_are_reported(strict: bool) -> None:
     with pytest.warns(UserWarning, match=r"is right only where (b == n|n == b): .*test_checks\.py:\d+ branches"):
         onnxplug.to_onnx(
             refused_by_an_operator, (torch.randn(4, 4),), dynamic_shapes=({0: "b", 1: "n"},), strict=strict

@@ -56,7 +56,7 @@ def shapes(program: Any) -> list[str]:
         ),
     ],
 )
-def test_what_differs_is_dynamic(model: Callable[..., Any], examples: list[Any], expected: list[str]) -> None:
+def test_sizes_that_differ_are_dynamic(model: Callable[..., Any], examples: list[Any], expected: list[str]) -> None:
     program = onnxplug.to_onnx(model, examples=examples)
     assert shapes(program) == expected
     report = program.verify(seeds=(0, 2))
@@ -100,7 +100,7 @@ def test_a_program_is_verified_on_them() -> None:
     assert len(program.verify(seeds=()).cases) == 2
 
 
-def test_a_wrong_result_on_a_further_example_is_found() -> None:
+def test_a_wrong_result_on_another_example_is_an_error() -> None:
     """The export is right for the first example alone."""
 
     def branch(x: torch.Tensor) -> torch.Tensor:

@@ -66,10 +66,10 @@ def from_a_generator(x: torch.Tensor) -> torch.Tensor:
 def test_programs_are_those_of_torch(
     function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _ = captured(model(function), (X,), True, dynamic_shapes=SHAPES)
+    traced, _ = captured(model(function), (X,), True, dynamic_shapes=SHAPES)
     without(monkeypatch, "lean tracing")
     plain, _ = captured(model(function), (X,), False, dynamic_shapes=SHAPES)
-    for line, other in zip(lines(found.program), lines(plain.program), strict=True):
+    for line, other in zip(lines(traced.program), lines(plain.program), strict=True):
         assert line == other
 
 
@@ -88,14 +88,16 @@ def test_no_code_is_made_of_a_graph_that_nobody_runs(monkeypatch: pytest.MonkeyP
 
 def test_a_program_runs_is_read_and_copied() -> None:
     module = model(without_gradients)()
-    found, _ = captured(lambda: module, (X,), True, dynamic_shapes=SHAPES)
-    graph_module, other = found.program.graph_module, torch.randn(5, 4)
+    traced, _ = captured(lambda: module, (X,), True, dynamic_shapes=SHAPES)
+    graph_module, other = traced.program.graph_module, torch.randn(5, 4)
     assert "torch.ops.aten.linear.default" in graph_module.code
     assert "linear" in str(graph_module)
     for again in (graph_module, copy.deepcopy(graph_module)):
-        state = [found.program.state_dict[name] for name in found.program.graph_signature.inputs_to_parameters.values()]
+        state = [
+            traced.program.state_dict[name] for name in traced.program.graph_signature.inputs_to_parameters.values()
+        ]
         assert torch.equal(again(*state, other)[0], module(other))
-    assert torch.equal(found.program.module()(other), module(other))
+    assert torch.equal(traced.program.module()(other), module(other))
 
 
 @pytest.mark.parametrize("function", [without_gradients, with_gradients])

@@ -136,7 +136,7 @@ REFUSED: dict[str, Model] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_takes_a_plain_int_is_named(name: str) -> None:
+def test_functions_that_take_a_plain_int_are_named(name: str) -> None:
     with pytest.raises(
         CaptureError, match=r"axis 0 of .* was declared dynamic.*test_factories\.py:\d+ fixes it at 5 \(`"
     ):
@@ -152,7 +152,7 @@ def test_what_takes_a_plain_int_is_named(name: str) -> None:
     ],
     ids=["LongTensor", "Tensor", "DoubleTensor"],
 )
-def test_numbers_within_constant_tensors_are_found(model: Model) -> None:
+def test_numbers_within_constant_tensors_are_named(model: Model) -> None:
     """torch's strict mode makes a tensor of the example's numbers."""
     with pytest.raises(CaptureError, match="was declared dynamic"):
         onnxplug.to_onnx(model, (numbers(5),), dynamic_shapes=({0: "n"},))

@@ -76,7 +76,7 @@ def test_of_a_model_that_is_one_module_the_line_alone_is_named(model: Any) -> No
     assert not caught.value.submodule
 
 
-def test_each_try_says_one_line() -> None:
+def test_each_attempt_has_a_line() -> None:
     with pytest.raises(CaptureError) as caught:
         onnxplug.to_onnx(Net(Foreign()).eval(), (X,))
     assert len(caught.value.tries) == 2
@@ -86,7 +86,7 @@ def test_each_try_says_one_line() -> None:
         assert f"\n  {text}" in caught.value.message
 
 
-def test_one_try_is_not_said_twice() -> None:
+def test_an_attempt_is_not_reported_twice() -> None:
     with pytest.raises(CaptureError) as caught:
         onnxplug.to_onnx(Net(Branch()).eval(), (X,))
     assert len(caught.value.tries) == 1
@@ -144,7 +144,7 @@ class StrictAt(nn.Module):
         return x.abs().sqrt()
 
 
-def test_a_raise_under_a_further_condition_is_named() -> None:
+def test_a_raise_under_another_condition_is_named() -> None:
     with pytest.raises(onnxplug.CaptureError) as caught:
         onnxplug.to_onnx(StrictAt(True), (torch.rand(3),))
     text = str(caught.value)
@@ -157,8 +157,8 @@ def test_the_way_that_it_names_works() -> None:
     x, other = torch.rand(3), torch.rand(3) + 2
     with pytest.warns(UserWarning, match="the model raises at"):
         program = onnxplug.to_onnx(StrictAt(False), (x,))
-    for given in (x, other):
-        torch.testing.assert_close(program(given)[0], StrictAt(False)(given))
+    for inputs in (x, other):
+        torch.testing.assert_close(program(inputs)[0], StrictAt(False)(inputs))
 
     class Checked(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,5 +166,5 @@ def test_the_way_that_it_names_works() -> None:
             return x.sqrt()
 
     program = onnxplug.to_onnx(Checked(), (x,))
-    for given in (x, other):
-        torch.testing.assert_close(program(given)[0], given.sqrt())
+    for inputs in (x, other):
+        torch.testing.assert_close(program(inputs)[0], inputs.sqrt())

@@ -51,9 +51,9 @@ def kinds(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
 
 def check(model: nn.Module, args: tuple[Any, ...], shapes: Any, others: tuple[Any, ...]) -> None:
     """Compares the kinds of all results with torch.export's, and the exported model with PyTorch on two inputs."""
-    found, _ = captured(lambda: model, args, True, dynamic_shapes=shapes)
+    traced, _ = captured(lambda: model, args, True, dynamic_shapes=shapes)
     with torch.no_grad():
-        assert kinds(found.program) == kinds(torch.export.export(model, args, dynamic_shapes=shapes))
+        assert kinds(traced.program) == kinds(torch.export.export(model, args, dynamic_shapes=shapes))
         program = onnxplug.to_onnx(model, args, dynamic_shapes=shapes)
         for inputs in (args, others):
             torch.testing.assert_close(program(*inputs)[0], model(*inputs))
@@ -161,8 +161,8 @@ def test_chains_of_pointwise_operators(data: st.DataObject) -> None:
         except Exception:
             expected = []  # torch.export refuses it: it takes 4 for a constant, for example
         assume(expected)
-        found, _ = captured(lambda: model, (x,), True, dynamic_shapes=shapes)
-    assert kinds(found.program) == expected
+        traced, _ = captured(lambda: model, (x,), True, dynamic_shapes=shapes)
+    assert kinds(traced.program) == expected
 
 
 @pytest.mark.parametrize(

@@ -276,10 +276,10 @@ class Region(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "autocast"])
-@pytest.mark.parametrize("given", [True, False])
-def test_regions_that_write_what_is_outside(mode: str, given: bool) -> None:
+@pytest.mark.parametrize("is_input", [True, False])
+def test_regions_that_write_what_is_outside(mode: str, is_input: bool) -> None:
     model = Region(mode)
-    program = torch.export.export(model, (X,)) if given else model
+    program = torch.export.export(model, (X,)) if is_input else model
     exported = onnxplug.to_onnx(program, (X,))
     for x in (X, torch.randn(3, 4)):
         for got, wanted in zip(exported(x), model(x), strict=True):

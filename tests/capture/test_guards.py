@@ -133,8 +133,8 @@ def same(model: Model, program: onnxplug.OnnxProgram, b: int, n: int) -> None:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_at_every_size(name: str) -> None:
-    program, said = exported(RIGHT[name])
-    assert not said
+    program, messages = exported(RIGHT[name])
+    assert not messages
     for b, n in SIZES:
         same(RIGHT[name], program, b, n)
 
@@ -170,10 +170,10 @@ def test_the_expression_is_written_in_the_users_names() -> None:
 @pytest.mark.parametrize("name", LIMITED)
 def test_limited_with_a_warning(name: str) -> None:
     model, condition, sizes = LIMITED[name]
-    program, said = exported(model)
-    conditions = [text.removeprefix("the exported model is right only where ").partition(": ")[0] for text in said]
-    assert any(condition in text for text in conditions), said
-    assert ["test_guards.py:" in text for text in said] == [True] * len(said)
+    program, messages = exported(model)
+    conditions = [text.removeprefix("the exported model is right only where ").partition(": ")[0] for text in messages]
+    assert any(condition in text for text in conditions), messages
+    assert ["test_guards.py:" in text for text in messages] == [True] * len(messages)
     for b, n in sizes:
         same(model, program, b, n)
     report = program.verify()
@@ -189,9 +189,9 @@ def test_equal_sizes_that_a_branch_depends_on_are_named() -> None:
         onnxplug.to_onnx(model, (torch.ones(3), torch.ones(3)), dynamic_shapes=({0: "a"}, {0: "b"}))
 
 
-def test_what_is_asked_in_order_to_raise_is_said_too() -> None:
-    program, said = exported(raising)
-    conditions = {text.removeprefix("the exported model is right only where ").partition(": ")[0] for text in said}
+def test_questions_of_a_check_that_raises_are_reported() -> None:
+    program, messages = exported(raising)
+    conditions = {text.removeprefix("the exported model is right only where ").partition(": ")[0] for text in messages}
     assert conditions == {"n >= 4", "(n % 2) == 0"}
     assert program.captured is not None
     assert "n <= 399" in [bound.text(program.captured.dim_names) for bound in program.captured.bounds]
@@ -215,27 +215,27 @@ def test_an_automatic_dimension_is_static(name: str) -> None:
     same(REFUSED[name], program, 2, N)
 
 
-def test_a_given_program_is_warned_of() -> None:
+def test_an_exported_program_gives_a_warning() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.new_zeros(int(x.shape[1] * 1.5))
 
-    given = torch.export.export(Model(), (torch.randn(B, N),), dynamic_shapes=({1: Dim.DYNAMIC},))
+    exported_program = torch.export.export(Model(), (torch.randn(B, N),), dynamic_shapes=({1: Dim.DYNAMIC},))
     with pytest.warns(UserWarning, match=r"right only where .* == 9: "):
-        onnxplug.to_onnx(given)
+        onnxplug.to_onnx(exported_program)
 
 
-def test_a_given_program_says_by_its_inputs_which_sizes_are_one() -> None:
+def test_inputs_of_an_exported_program_tell_which_sizes_are_1() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.mse_loss(x, y)
 
     batch = Dim("batch")
     inputs = torch.randn(B, N), torch.randn(B, N)
-    given = torch.export.export(Model(), inputs, dynamic_shapes=({0: batch}, {0: batch}))
+    exported_program = torch.export.export(Model(), inputs, dynamic_shapes=({0: batch}, {0: batch}))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        program = onnxplug.to_onnx(given)
+        program = onnxplug.to_onnx(exported_program)
     assert len({value.shape[0].value for value in program.model.graph.inputs}) == 1
     torch.testing.assert_close(program(2 * inputs[1], inputs[0])[0], Model()(2 * inputs[1], inputs[0]))
 
@@ -249,8 +249,8 @@ def test_what_operators_ask_is_no_limit() -> None:
         lambda x: torch.einsum("ab,cb->ac", x[:, : x.shape[1] // 2].repeat(1, 2)[:, :3], weights),
         lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
     ):
-        program, said = exported(model)
-        assert not said
+        program, messages = exported(model)
+        assert not messages
         same(model, program, 3, 8)
         assert program.verify().cases
 

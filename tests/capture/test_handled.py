@@ -274,8 +274,8 @@ def export(model: Any, x: torch.Tensor = FINE, **options: Any) -> tuple[Any, boo
 
 def silently_wrong(model: Any, **options: Any) -> list[str]:
     """The names of the values for which an export that says nothing has other numbers than PyTorch."""
-    program, said = export(model, **options)
-    if program is None or said:
+    program, messages = export(model, **options)
+    if program is None or messages:
         return []
     wrong = []
     for name, x in {"fine": FINE, **REFUSED}.items():
@@ -320,7 +320,7 @@ def test_no_handler_is_silent(strict: bool) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_the_lines_of_call_and_handler_are_said(strict: bool) -> None:
+def test_the_warning_has_the_lines_of_call_and_handler(strict: bool) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         try:
             return torch.linalg.cholesky(x)
@@ -328,8 +328,8 @@ def test_the_lines_of_call_and_handler_are_said(strict: bool) -> None:
             return x
 
     line = model.__code__.co_firstlineno
-    said = rf"errors of aten.linalg_cholesky\w* at .*test_handled.py:{line + 2} \(the handler: .*test_handled.py:{line + 3}\)"
-    with pytest.warns(UserWarning, match=said):
+    text = rf"errors of aten.linalg_cholesky\w* at .*test_handled.py:{line + 2} \(the handler: .*test_handled.py:{line + 3}\)"
+    with pytest.warns(UserWarning, match=text):
         onnxplug.to_onnx(Call(model), (FINE,), strict=strict)
 
 
@@ -402,8 +402,8 @@ def over_a_branch(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("model", [divided, rooted, checked, selected, over_a_branch])
 def test_numbers(model: Step, strict: bool) -> None:
-    program, said = export(model, strict=strict)
-    assert program is None or said
+    program, messages = export(model, strict=strict)
+    assert program is None or messages
 
 
 # -- handlers that let the error pass ------------------------------------------------------------------------------------
@@ -493,10 +493,10 @@ PASSING: tuple[Step, ...] = (
 
 
 @pytest.mark.parametrize("model", PASSING)
-def test_nothing_is_said_of_handlers_that_let_errors_pass(model: Step) -> None:
-    program, said = export(model)
+def test_handlers_that_let_errors_pass_give_no_warning(model: Step) -> None:
+    program, messages = export(model)
     assert program is not None
-    assert not said
+    assert not messages
     torch.testing.assert_close(program(FINE)[0], model(FINE.clone()))
 
 
@@ -512,15 +512,15 @@ def test_an_error_that_was_replaced_is_another_one() -> None:
 
 @pytest.mark.parametrize("operator", OF_SOME_OVERLOADS)
 def test_overloads_that_refuse_values_are_not_silent(operator: str) -> None:
-    program, said = export(by_class(OF_SOME_OVERLOADS[operator]))
-    assert program is None or said
+    program, messages = export(by_class(OF_SOME_OVERLOADS[operator]))
+    assert program is None or messages
 
 
 @pytest.mark.parametrize("value", [-1.0, 7])
 def test_overloads_that_take_numbers_take_all_values(value: float) -> None:
-    program, said = export(by_class(lambda x: x.masked_fill(x > 1, value).narrow(1, 0, 2)))
+    program, messages = export(by_class(lambda x: x.masked_fill(x > 1, value).narrow(1, 0, 2)))
     assert program is not None
-    assert not said
+    assert not messages
 
 
 # -- operators that are taken to refuse nothing --------------------------------------------------------------------------

@@ -106,11 +106,11 @@ def test_classes_and_attributes(name: str) -> None:
     assert not {"type", "isinstance"} & globals().keys()
 
 
-def test_a_method_that_is_found_by_a_text() -> None:
+def test_a_method_by_its_name_as_a_text() -> None:
     class Found(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = getattr(self, "_".join(["asked", "kind"]))(x)
-            return found
+            result: torch.Tensor = getattr(self, "_".join(["asked", "kind"]))(x)
+            return result
 
         def asked_kind(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 if isinstance(x.shape[0], int) else x * 3

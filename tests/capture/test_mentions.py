@@ -66,8 +66,8 @@ def test_one_search_answers_every_question(monkeypatch: pytest.MonkeyPatch) -> N
     searches: list[None] = []
     run = mentions._Search.run
     monkeypatch.setattr(mentions._Search, "run", lambda self, model: (searches.append(None), run(self, model))[1])
-    asked = Mentions(nn.Sequential(nn.GRU(2, 2)))
-    assert [asked(lambda met, name=name: met == name) for name in ("GRU", "LSTM", "RNN")] == [True, False, False]
+    requested = Mentions(nn.Sequential(nn.GRU(2, 2)))
+    assert [requested(lambda met, name=name: met == name) for name in ("GRU", "LSTM", "RNN")] == [True, False, False]
     assert len(searches) == 1
 
 

@@ -248,9 +248,9 @@ def whole(factor: float) -> Whole:
 
 
 def settings_of(factor: float) -> Settings:
-    found = Settings(a=1.0)
-    found.factor = factor
-    return found
+    container = Settings(a=1.0)
+    container.factor = factor
+    return container
 
 
 def other_drop(model: Any) -> None:

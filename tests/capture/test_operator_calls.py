@@ -32,8 +32,10 @@ DYNAMIC: Any = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
 @pytest.mark.parametrize("name", rotated(ZOO, every=8))
 def test_models_of_the_zoo(name: str) -> None:
     case = ZOO[name]()
-    found = both(lambda: copy.deepcopy(case.module), *case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
-    assert found.repeated > 0
+    result = both(
+        lambda: copy.deepcopy(case.module), *case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes
+    )
+    assert result.repeated > 0
 
 
 def mlp(width: int = 4) -> nn.Sequential:
@@ -100,7 +102,7 @@ def other_sizes(i: int, x: torch.Tensor) -> torch.Tensor:
     return y + z.transpose(0, 1)
 
 
-def given_memory(i: int, x: torch.Tensor) -> torch.Tensor:
+def memory_of_inputs(i: int, x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     torch.mul(x, float(i), out=out)
     return out
@@ -291,7 +293,7 @@ FUNCTIONS: dict[str, Callable[[int, torch.Tensor], torch.Tensor]] = {
     "written": written,
     "written through a view": written_through_a_view,
     "other sizes in place": other_sizes,
-    "given memory": given_memory,
+    "given memory": memory_of_inputs,
     "the same or another": the_same_or_another,
     "views of one or two": views_of_one_or_two,
     "gives its operand": gives_its_operand,
@@ -327,8 +329,8 @@ FUNCTIONS: dict[str, Callable[[int, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize(("name", "sizes"), rotated(FUNCTIONS, ("static", "dynamic"), every=2))
 def test_functions_of_blocks(name: str, sizes: str) -> None:
-    found = both(blocks(FUNCTIONS[name]), X, dynamic_shapes=DYNAMIC if sizes == "dynamic" else None)
-    assert found.repeated > 0 or "below autograd" in found.strategy
+    result = both(blocks(FUNCTIONS[name]), X, dynamic_shapes=DYNAMIC if sizes == "dynamic" else None)
+    assert result.repeated > 0 or "below autograd" in result.strategy
 
 
 @pytest.mark.parametrize(
@@ -387,8 +389,8 @@ def test_custom_operators_are_called_each_time() -> None:
         calls.append(1)
         return x.new_empty((*x.shape, len(calls)))
 
-    found, _ = captured(blocks(lambda i, x: x * counted(x).shape[-1]), (X,), True)
-    sizes = [n.meta["val"].shape[-1] for n in found.program.graph.nodes if "counted" in str(n.target)]
+    traced, _ = captured(blocks(lambda i, x: x * counted(x).shape[-1]), (X,), True)
+    sizes = [n.meta["val"].shape[-1] for n in traced.program.graph.nodes if "counted" in str(n.target)]
     assert sizes == [sizes[0] + i for i in range(4)]
 
 
@@ -396,13 +398,13 @@ def test_results_are_tensors_of_their_own() -> None:
     checked: list[int] = []
 
     def keep(i: int, x: torch.Tensor) -> torch.Tensor:
-        found = [x.sin() for _ in range(3)]
-        found[0].number = i  # type: ignore[attr-defined]
-        assert not any(hasattr(y, "number") for y in found[1:])
-        assert len({y.untyped_storage()._cdata for y in (x, *found)}) == 4
-        assert not any(torch._C._is_alias_of(a, b) for a in found for b in found if a is not b)
+        results = [x.sin() for _ in range(3)]
+        results[0].number = i  # type: ignore[attr-defined]
+        assert not any(hasattr(y, "number") for y in results[1:])
+        assert len({y.untyped_storage()._cdata for y in (x, *results)}) == 4
+        assert not any(torch._C._is_alias_of(a, b) for a in results for b in results if a is not b)
         checked.append(i)
-        return found[1]
+        return results[1]
 
     captured(blocks(keep), (X,), True)
     assert checked == [0, 1, 2, 3]
@@ -467,10 +469,10 @@ def test_recurrent_layers() -> None:
 def test_traces_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With equal calls repeated and stack traces written once, and with torch.export as it is."""
     make = blocks(lambda i, x: x.flatten(0, 1).relu().view(x.shape) * x.shape[0])
-    found, _ = captured(make, (X,), True, dynamic_shapes=DYNAMIC)
+    traced, _ = captured(make, (X,), True, dynamic_shapes=DYNAMIC)
     without(monkeypatch, "lean tracing")
     plain, _ = captured(make, (X,), False, dynamic_shapes=DYNAMIC)
-    for line, other in zip(lines(found.program), lines(plain.program), strict=True):
+    for line, other in zip(lines(traced.program), lines(plain.program), strict=True):
         assert line == other
 
 
@@ -478,8 +480,8 @@ def test_a_torch_without_what_is_needed_traces_each_call(monkeypatch: pytest.Mon
     import onnxplug.patches.operator_calls as operator_calls
 
     monkeypatch.setattr(operator_calls, "_is_supported", lambda: False)
-    found, _ = captured(blocks(FUNCTIONS["plain"]), (X,), True)
-    assert found.repeated == 0
+    traced, _ = captured(blocks(FUNCTIONS["plain"]), (X,), True)
+    assert traced.repeated == 0
 
 
 def test_a_model_that_cannot_be_captured_says_what_it_says_whole() -> None:

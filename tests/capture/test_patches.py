@@ -40,9 +40,9 @@ PACK = ATEN._pack_padded_sequence.default
 
 def torchs_state() -> list[Any]:
     """What capture may patch, as it is now."""
-    found: list[Any] = [vars(owner).get(name) for owner in OWNERS for name in NAMES]
+    results: list[Any] = [vars(owner).get(name) for owner in OWNERS for name in NAMES]
     shapes = [function.__name__ for op, function in fake_impls.op_implementations_dict.items() if op is PACK]
-    return [*found, shapes, *(dict(op.py_kernels) for op in OPERATORS)]
+    return [*results, shapes, *(dict(op.py_kernels) for op in OPERATORS)]
 
 
 def state_during_capture(model: nn.Module, x: torch.Tensor) -> list[Any]:

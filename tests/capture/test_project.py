@@ -54,7 +54,7 @@ def test_relative_to_the_working_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert relative_path(os.path.join("..", "net.py")) == "net.py"
 
 
-def test_relative_to_where_modules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_to_the_folder_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "source"))
     assert relative_path(str(tmp_path / "source" / "acme" / "net.py")) == "acme/net.py"
 

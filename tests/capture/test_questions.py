@@ -124,22 +124,22 @@ def test_a_form_of_asking_is_right_or_said(name: str, strict: bool) -> None:
             )
         except onnxplug.CaptureError:
             return  # said, and no model
-    said = " ".join(str(w.message) for w in caught)
+    messages = " ".join(str(w.message) for w in caught)
     captured = program.captured
     assert captured is not None
     limits = [*captured.conditions, *captured.assumptions, *captured.bounds]
-    assert said or limits == captured.bounds
+    assert messages or limits == captured.bounds
     # A size that torch found to be another one has no name; the program refuses where they differ.
     limits = [c for c in limits if all(str(symbol) in captured.dim_names for symbol in c.symbols)]
     for b, n, c, m in SIZES:
         named = dict(zip("bncm", (b, n, c, m), strict=True))
         sizes = {symbol: named[captured.dim_names[str(symbol)]] for limit in limits for symbol in limit.symbols}
         x, y = torch.rand(b, n) + 1, torch.rand(c, m) + 1
-        if not all(condition.allows(sizes) for condition in limits) or "the text of a dynamic size" in said:
+        if not all(condition.allows(sizes) for condition in limits) or "the text of a dynamic size" in messages:
             continue
         try:
             expected = form(x, y)
         except (RuntimeError, ValueError, IndexError, StopIteration):
             continue
         with contextlib.suppress(onnxplug.UsageError):
-            torch.testing.assert_close(program(x, y)[0], expected, msg=f"{(b, n, c, m)}: {said}")
+            torch.testing.assert_close(program(x, y)[0], expected, msg=f"{(b, n, c, m)}: {messages}")

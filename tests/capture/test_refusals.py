@@ -83,7 +83,7 @@ REFUSING: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", REFUSING)
-def test_a_check_that_only_refuses_is_left_out_and_said(name: str) -> None:
+def test_a_check_that_only_refuses_is_left_out_with_a_warning(name: str) -> None:
     x = torch.rand(3, 4)
     with pytest.warns(UserWarning, match=r"the model raises at .*:\d+ for some values of its inputs \(\w+Error: "):
         program = onnxplug.to_onnx(Call(REFUSING[name]), (x,), dynamic_shapes=(({0: "n"},),))

@@ -71,11 +71,11 @@ SILENT: dict[str, tuple[Model, str, tuple[int, int]]] = {
 @pytest.mark.parametrize("wanted", ["name", "Dim", "DYNAMIC", "strict"])
 @pytest.mark.parametrize("name", SILENT)
 def test_a_branch_that_samples_miss_is_said(name: str, wanted: str) -> None:
-    model, said, size = SILENT[name]
+    model, expected_text, size = SILENT[name]
     makers: dict[str, Any] = {"Dim": Dim, "DYNAMIC": lambda _: Dim.DYNAMIC}
     b, n = map(makers.get(wanted, str), ("b", "n"))
     if wanted == "DYNAMIC":
-        said = said.replace("b", "x.shape[0]").replace("n", "x.shape[1]")
+        expected_text = expected_text.replace("b", "x.shape[0]").replace("n", "x.shape[1]")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         shapes = ({0: b, 1: n},)
@@ -83,7 +83,7 @@ def test_a_branch_that_samples_miss_is_said(name: str, wanted: str) -> None:
             model, (torch.randn(5, 4),), dynamic_shapes=shapes, strict=wanted == "strict" or None
         )
     texts = [str(w.message) for w in caught if "is right only where" in str(w.message)]
-    assert any(said in text and "test_size_guards.py:" in text for text in texts), texts
+    assert any(expected_text in text and "test_size_guards.py:" in text for text in texts), texts
     x = torch.randn(size)
     assert not same(program, model, x), "this test is for sizes at which the model is wrong"
     assert {*program.verify().cases[0].sizes.values()} == {4, 5}
@@ -95,7 +95,7 @@ def same(program: onnxplug.OnnxProgram, model: Any, x: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_check_is_a_bound_that_is_said(strict: bool) -> None:
+def test_a_check_is_a_bound_with_a_warning(strict: bool) -> None:
     """Whether the other side raises or computes is not looked at: the model is right within the bound in both cases."""
     with pytest.warns(UserWarning, match=r"right only where b <= 8: the model's code at .*test_size_guards\.py:\d+"):
         program = onnxplug.to_onnx(checked, (torch.randn(5, 4),), dynamic_shapes=({0: "b"},), strict=strict)
@@ -122,7 +122,7 @@ def of_a_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("model", "strict"), [(of_one_shape, False), (of_one_shape, True), (of_a_shape, False), (of_a_shape, True)]
 )
-def test_a_check_of_shapes_is_said_unless_one_name_says_it(model: Any, strict: bool) -> None:
+def test_a_check_of_shapes_is_reported_unless_a_name_implies_it(model: Any, strict: bool) -> None:
     args = torch.randn(5, 4), torch.randn(5, 4)
     with pytest.warns(UserWarning, match="right only where (b == c|c == b):"):
         onnxplug.to_onnx(model, args, dynamic_shapes=({0: "b"}, {0: "c"}), strict=strict)
@@ -164,7 +164,7 @@ HOLDS: dict[str, Model] = {
 
 
 @pytest.mark.parametrize("name", HOLDS)
-def test_what_the_ranges_imply_is_not_said(name: str) -> None:
+def test_conditions_that_the_ranges_imply_give_no_warning(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         program = onnxplug.to_onnx(HOLDS[name], (torch.randn(5, 4),), dynamic_shapes=({0: "b", 1: "n"},))
@@ -222,8 +222,8 @@ def test_a_known_bound_is_applied(model: Any, wanted: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program = onnxplug.to_onnx(model, inputs, dynamic_shapes=shapes, strict=wanted == "strict" or None, report=True)
-    said = [str(w.message).partition(":")[0] for w in caught]
-    assert said == (["the exported model is right only where n <= 64"] if model is limited else [])
+    messages = [str(w.message).partition(":")[0] for w in caught]
+    assert messages == (["the exported model is right only where n <= 64"] if model is limited else [])
     assert '"n": {"min": 0, "max": 64}' in program.model.graph.metadata_props["onnxplug.dimensions"]
     assert program.captured is not None
     bounds = [(bound.text(program.captured.dim_names), bound.place) for bound in program.captured.bounds]
@@ -389,11 +389,11 @@ def test_branches_drawn_at_random(tree: Any, example: tuple[int, int], wanted: s
     if error is not None:
         assert "declared dynamic" in error
         return
-    said = " ".join(str(w.message) for w in caught)
+    messages = " ".join(str(w.message) for w in caught)
     captured = program.captured
     assert captured is not None
     limits = [*captured.conditions, *captured.assumptions, *captured.bounds]
-    assert all(f"right only where {condition.text(captured.dim_names)}:" in said for condition in limits), said
+    assert all(f"right only where {condition.text(captured.dim_names)}:" in messages for condition in limits), messages
     near = sorted({n + d for n in constants(tree) for d in (-1, 0, 1)} | {0, 1, 2, 3, 50, 121})
     sizes = (
         [(b, example[1]) for b in near if b >= 0]
@@ -409,7 +409,7 @@ def test_branches_drawn_at_random(tree: Any, example: tuple[int, int], wanted: s
             expected = run(tree, x)
         except (ValueError, ZeroDivisionError):
             continue
-        assert torch.equal(program(x)[0], expected), (size, said)
+        assert torch.equal(program(x)[0], expected), (size, messages)
 
 
 def symbols(program: onnxplug.OnnxProgram) -> dict[Any, str]:
@@ -514,11 +514,11 @@ def test_an_input_whose_name_ends_in_a_digit() -> None:
         onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: Dim.DYNAMIC},))
 
 
-def test_bounds_of_a_given_program_are_said() -> None:
+def test_bounds_of_an_exported_program_are_reported() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 100 if x.shape[0] < 9 else x
 
-    given = torch.export.export(Model(), (torch.randn(5, 4),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    exported_program = torch.export.export(Model(), (torch.randn(5, 4),), dynamic_shapes=({0: Dim.DYNAMIC},))
     with pytest.warns(UserWarning, match="right only where x.shape.0. <= 8:"):
-        onnxplug.to_onnx(given)
+        onnxplug.to_onnx(exported_program)

@@ -300,7 +300,7 @@ def checked(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def test_a_check_for_the_size_1_is_said() -> None:
+def test_a_check_for_the_size_1_is_reported() -> None:
     with pytest.warns(UserWarning, match="is right only where batch > 1: "):
         program = onnxplug.to_onnx(checked, (MANY,), dynamic_shapes=({0: "batch"},))
     same(checked, program, MANY[:2])

@@ -135,19 +135,19 @@ class _Global(_Base):
 class _Closure(_Base):
     def __init__(self) -> None:
         super().__init__()
-        found = None
+        result = None
 
         def find(x: torch.Tensor, kept: Any = {}) -> Any:  # noqa: B006
-            nonlocal found
-            if found is None:
-                found = kept["table"] = find.table = _made(x)
-            return found + kept["table"] + find.table
+            nonlocal result
+            if result is None:
+                result = kept["table"] = find.table = _made(x)
+            return result + kept["table"] + find.table
 
         self.find = find
 
     def table(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.find(x)
-        return found
+        result: torch.Tensor = self.find(x)
+        return result
 
 
 @functools.lru_cache
@@ -293,8 +293,8 @@ def test_eager_after_an_export(kind: type[_Base], strict: bool | None) -> None:
     """The model has never been called before: what it keeps at the first call is made by the capture."""
     model, x = kind().eval(), torch.randn(3, 4)
     program = onnxplug.to_onnx(model, (x,), strict=strict)
-    found = program(x)[0]
-    torch.testing.assert_close(found, _eager(model, x))
+    result = program(x)[0]
+    torch.testing.assert_close(result, _eager(model, x))
 
 
 @pytest.mark.parametrize("kind", _MODELS)

@@ -81,10 +81,10 @@ def _counting() -> Iterator[int]:
 
 
 def _collecting() -> Iterator[int]:
-    found: list[int] = []
+    results: list[int] = []
     while True:
-        found.append(1)
-        yield len(found)
+        results.append(1)
+        yield len(results)
 
 
 def _queue() -> queue.SimpleQueue[int]:
@@ -129,7 +129,7 @@ def _after(items: Iterator[Any], number: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", GOING_ON)
-def test_what_goes_on_for_good_is_named(name: str) -> None:
+def test_lasting_effects_are_named(name: str) -> None:
     make, move = GOING_ON[name]
     model = _Holder(make(), move).eval()
     with pytest.warns(UserWarning, match=r"advanced self\.inner\.held.* can't be put back"):
@@ -137,7 +137,7 @@ def test_what_goes_on_for_good_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOING_ON)
-def test_what_stays_is_not_named(name: str, recwarn: pytest.WarningsRecorder) -> None:
+def test_kept_state_is_not_named(name: str, recwarn: pytest.WarningsRecorder) -> None:
     onnxplug.to_onnx(_Holder(GOING_ON[name][0](), lambda held: 2.0).eval(), (torch.ones(3, 4),))
     assert not [w for w in recwarn if "advanced" in str(w.message)]
 

@@ -74,7 +74,7 @@ SAID: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_training_mode_is_said(name: str) -> None:
+def test_training_mode_gives_a_warning(name: str) -> None:
     make, words = SAID[name]
     text = said(make(), X[:, None] if name == "recurrent" else X)
     assert len(text) == 1

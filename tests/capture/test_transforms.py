@@ -134,7 +134,7 @@ def test_buffers_that_are_written() -> None:
     assert program.verify().cases
 
 
-def test_a_branch_on_sizes_is_said() -> None:
+def test_a_branch_on_sizes_is_reported() -> None:
     def by_size(x: torch.Tensor) -> Any:
         return grad(lambda z: (z.sin() if x.shape[0] > 2 else z.cos()).sum())(x)
 
@@ -156,7 +156,7 @@ def test_a_capture_that_fails_leaves_no_transform_open() -> None:
     assert torch.rand(2).shape == (2,)  # within a vmap it would be refused
 
 
-def test_given_strict_it_is_strict() -> None:
+def test_strict_alone_is_strict() -> None:
     with pytest.raises(CaptureError):
         onnxplug.to_onnx(Energy(forces).eval(), (X,), strict=True)
 

@@ -71,8 +71,8 @@ def test_inputs_without_numbers() -> None:
     with FakeTensorMode() as mode:
         faked = torch.empty(2, 3, 4)
     model = Tied().eval()
-    for given in (x.to("meta"), faked):
-        program = onnxplug.to_onnx(model, (given,), dynamic_shapes=SHAPES)
+    for inputs in (x.to("meta"), faked):
+        program = onnxplug.to_onnx(model, (inputs,), dynamic_shapes=SHAPES)
         close(program(x), model(x))
     with mode:  # where every tensor that torch makes is fake
         program = onnxplug.to_onnx(model, (x,), dynamic_shapes=SHAPES)
@@ -154,7 +154,7 @@ def test_fake_weights() -> None:
     assert type(model.own.weight) is nn.Parameter
 
 
-def test_what_needs_numbers_says_so() -> None:
+def test_an_operator_that_needs_numbers_is_an_error() -> None:
     x = torch.randn(2, 3, 4)
     fake = WAYS["meta"](MODELS["linear"])
     with pytest.raises(WeightsError, match=r"pieces= runs the model.*3 weights of it have no numbers"):

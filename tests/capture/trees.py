@@ -191,8 +191,8 @@ class Block(nn.Module):
 
     def ask_kept(self, x: torch.Tensor) -> torch.Tensor:
         """Tensors of the model that the block finds elsewhere, some of them written before."""
-        found = self.find() if hasattr(self, "find") else x
-        for tensor in (*self.shared.kept, *self.shared.views.values(), found, *self.buffers()):
+        result = self.find() if hasattr(self, "find") else x
+        for tensor in (*self.shared.kept, *self.shared.views.values(), result, *self.buffers()):
             x = x * (1.25 if any(tensor is buffer for buffer in self.buffers()) else 0.75) + tensor.sum() / 8
         kept, weight = vars(self).get("kept", ()), self.linear.weight
         if isinstance(kept, dict):

@@ -65,10 +65,10 @@ def run_chain(chain: Chain, **options: Any) -> Outcome:
     axes = {0: torch.export.Dim.DYNAMIC} if chain.dynamic and chain.inputs[0][0].shape[0] > 1 else None
     try:
         try:
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as messages:
                 warnings.simplefilter("always")
                 program = exported(chain, module, axes, options)
-            if any("the exported model is right only where" in str(warning.message) for warning in said):
+            if any("the exported model is right only where" in str(warning.message) for warning in messages):
                 axes = None  # such as the number of pieces that chunk gives: the user was told
         except onnxplug.CaptureError:
             # The first size is an example of an ordinary one in most chains; some operators fix it.
@@ -193,8 +193,8 @@ STATUSES = ("right", "not captured", "no kernel", "refused", "wrong", "does not 
 
 def summary(start: int, counts: Counter[str], seconds: float) -> str:
     """Which chains ran, and what became of them."""
-    found = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
-    return f"chains {start} to {start + counts.total() - 1} ({counts.total()}): {found}; {seconds:.0f} s"
+    result = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
+    return f"chains {start} to {start + counts.total() - 1} ({counts.total()}): {result}; {seconds:.0f} s"
 
 
 def main() -> None:

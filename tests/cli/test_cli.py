@@ -72,9 +72,9 @@ def test_module_form() -> None:
 
 def test_export_with_decompositions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", "my_model.py:make", "-o", "m.onnx", "--decompositions", "core", "--verify"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "decomposed" in said
-    assert "aten::linear.default" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "decomposed" in printed
+    assert "aten::linear.default" in printed
     assert run(["export", "my_model.py:make", "-o", "m.onnx", "--decompositions", "all"]) == 2
     assert "decompositions='all' is unknown" in " ".join(capsys.readouterr().err.split())
 
@@ -120,7 +120,7 @@ def test_inputs_from_the_command_line(folder: Path, target: str) -> None:
         (["--mutations", "ignore"], ["output"]),
     ],
 )
-def test_what_a_model_writes(folder: Path, options: list[str], outputs: list[str]) -> None:
+def test_tensors_that_a_model_writes(folder: Path, options: list[str], outputs: list[str]) -> None:
     text = "import torch\nclass Write(torch.nn.Module):\n    def forward(self, x, past):\n        past.mul_(2)\n        return x + past\n"
     (folder / "writes.py").write_text(text, encoding="utf-8")
     inputs = ["--input", "x=float32[3]", "--input", "past=float32[3]"]
@@ -225,17 +225,17 @@ def test_trained_weights_of_timm(
     import timm
     import torch
 
-    asked = []
+    requests = []
 
     def create_model(name: str, pretrained: bool) -> torch.nn.Module:
-        asked.append(pretrained)
+        requests.append(pretrained)
         if name == "unreachable":
             raise OSError("no network")
         return torch.nn.Conv2d(3, 1, 3)
 
     monkeypatch.setattr(timm, "create_model", create_model)
     assert run(["export", "timm:small", "-o", "r.onnx", "--pretrained", "--input", "float32[1,3,8,8]"]) == 0
-    assert asked == [True]
+    assert requests == [True]
     assert "random weights" not in capsys.readouterr().err
     assert run(["export", "timm:unreachable", "-o", "r.onnx", "--pretrained"]) == 1
     assert "can't load the trained weights of unreachable: OSError: no network" in capsys.readouterr().err
@@ -354,7 +354,7 @@ def make():
 
 
 @pytest.mark.parametrize(
-    ("options", "found"),
+    ("options", "result"),
     [
         (["--functions"], ["onnxplug.modules::Block"]),
         (["--function-classes", "Block, Tanh"], ["onnxplug.modules::Block", "onnxplug.modules::Tanh"]),
@@ -365,7 +365,7 @@ def make():
 )
 def test_functions(
     options: list[str],
-    found: list[str],
+    result: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -374,9 +374,9 @@ def test_functions(
     (tmp_path / "blocks.py").write_text(BLOCKS, encoding="utf-8")
     assert run(["export", "blocks.py:make", "-o", "m.onnx", "--verify", *options]) == 0
     printed = capsys.readouterr().out
-    assert ("for calls of modules: Block 2" in printed) == bool(found)
+    assert ("for calls of modules: Block 2" in printed) == bool(result)
     functions = onnx.load(tmp_path / "m.onnx").functions
-    assert [f"{f.domain}::{f.name}" for f in functions] == found
+    assert [f"{f.domain}::{f.name}" for f in functions] == result
 
 
 def test_functions_that_cannot_be_read() -> None:

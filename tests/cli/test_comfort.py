@@ -116,7 +116,7 @@ def test_debug_anywhere(folder: Path, arguments: list[str], capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "result"),
     [
         ("aten::gelu", True),
         ("aten::gelu.default", True),
@@ -128,8 +128,8 @@ def test_debug_anywhere(folder: Path, arguments: list[str], capsys: pytest.Captu
         ("gelu", False),
     ],
 )
-def test_patterns(pattern: str, found: bool) -> None:
-    assert matches("aten::gelu.default", pattern) is found
+def test_patterns(pattern: str, result: bool) -> None:
+    assert matches("aten::gelu.default", pattern) is result
 
 
 @pytest.mark.parametrize("pattern", ["aten::gelu", "aten::gel*", "torch.ops.aten.gelu.default", "gelu", "gelu.default"])

@@ -105,15 +105,15 @@ def test_hanging_slow_and_leaving_plugins_are_listed(tmp_path: Path) -> None:
     printed = run_python(tmp_path, "-W", "ignore", "-m", "onnxplug", "plugins", "list", "--json", "--timeout", "3")
     assert "noise on stdout" in printed
     records, _ = json.JSONDecoder().raw_decode(printed[printed.index("[\n") :])
-    found = {record["name"]: record for record in records}
-    assert found["hangs"]["status"] == "failed"
-    assert "did not end within 3 s" in found["hangs"]["error"]
-    assert "shop_hangs.py:3, in wait" in found["hangs"]["error"]
-    assert found["slow"]["status"] == "loaded"
-    assert 1.2 <= found["slow"]["seconds"] < 3
-    assert found["dies"]["status"] == "failed"
-    assert "SystemExit: 7" in found["dies"]["error"]
-    assert found["builtin"]["status"] == "loaded"
+    result = {record["name"]: record for record in records}
+    assert result["hangs"]["status"] == "failed"
+    assert "did not end within 3 s" in result["hangs"]["error"]
+    assert "shop_hangs.py:3, in wait" in result["hangs"]["error"]
+    assert result["slow"]["status"] == "loaded"
+    assert 1.2 <= result["slow"]["seconds"] < 3
+    assert result["dies"]["status"] == "failed"
+    assert "SystemExit: 7" in result["dies"]["error"]
+    assert result["builtin"]["status"] == "loaded"
     text = onnxplug(tmp_path, "plugins", "list", "--timeout", "2", "--strict-plugins", "--no-plugin", "dies", status=1)
     assert "slow" in text
     assert "the plugin hangs of shop-hangs 1.0 is broken" in text

@@ -92,8 +92,8 @@ def test_a_library_that_cannot_be_imported(shop: Path, isolated_registry: Isolat
     isolated_registry.add_plugin(source(ModelSource("lazy", lazy), ModelSource("own", lazy, own)), name="lazy")
     for target in ("lazy:x", "own:x"):
         assert run(["export", target, "-o", "m.onnx"]) == 1
-        said = " ".join(capsys.readouterr().err.split())
-        assert "Could not import module 'AutoModel', because of RuntimeError: operator torchvision::nms" in said
+        printed = " ".join(capsys.readouterr().err.split())
+        assert "Could not import module 'AutoModel', because of RuntimeError: operator torchvision::nms" in printed
     assert not (shop / "m.onnx").exists()
 
 
@@ -120,9 +120,9 @@ def test_a_source_with_an_export_of_its_own(shop: Path, capsys: Any) -> None:
     assert not (shop / "none").exists()
     capsys.readouterr()
     assert run(["export", "shop:5", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert "--twice" in said
-    assert "--no-plugin" in said
+    printed = capsys.readouterr().out
+    assert "--twice" in printed
+    assert "--no-plugin" in printed
     assert run(["export", "--help"]) == 0
     assert "--twice" not in capsys.readouterr().out
 

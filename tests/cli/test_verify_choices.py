@@ -60,7 +60,7 @@ def test_of_a_captured_program(folder: Path) -> None:
     assert run(["verify", "m.onnx", "best.py:saved"]) == 0
 
 
-def test_a_wrong_choice_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_choice_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", "best.py:make", "-o", "m.onnx"]) == 0
     model = onnx.load("m.onnx")
     (node,) = (node for node in model.graph.node if node.op_type == "TopK")
@@ -71,7 +71,7 @@ def test_a_wrong_choice_is_found(folder: Path, capsys: pytest.CaptureFixture[str
     assert "differs" in capsys.readouterr().err
 
 
-def test_what_is_computed_from_the_chosen_elements_is_still_compared(folder: Path) -> None:
+def test_results_computed_from_the_chosen_elements_are_still_compared(folder: Path) -> None:
     assert run(["export", "best.py:make", "-o", "m.onnx"]) == 0
     model = onnx.load("m.onnx")
     (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "box.bias")

@@ -46,9 +46,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Te
     (tmp_path / "my_model.py").write_text(CODE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     names = {"a.weight": (32, 32), "a.bias": (32,), "b.weight": (32, 32), "b.bias": (32,)}
-    found = {name: torch.randn(shape) for name, shape in names.items()}
-    save_file(found, "weights.safetensors")
-    return found
+    result = {name: torch.randn(shape) for name, shape in names.items()}
+    save_file(result, "weights.safetensors")
+    return result
 
 
 def check(state: dict[str, torch.Tensor]) -> set[str]:

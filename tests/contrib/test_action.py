@@ -35,11 +35,11 @@ def test_refused(tmp_path):
 def step(folder: Path, **inputs: str) -> tuple[subprocess.CompletedProcess[str], str]:
     """Runs the action's step as GitHub does: inputs put into its variables, in a shell; also the summary."""
     (only,) = ACTION["runs"]["steps"]
-    given = {name: inputs.pop(name, spec["default"]) for name, spec in ACTION["inputs"].items()}
+    values = {name: inputs.pop(name, spec["default"]) for name, spec in ACTION["inputs"].items()}
     assert not inputs, f"the action has no inputs {sorted(inputs)}"
 
     def filled(text: str) -> str:
-        return re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda match: given[match[1]], text)
+        return re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda match: values[match[1]], text)
 
     summary = folder / "summary.md"
     environment = {
@@ -102,8 +102,8 @@ def test_each_version_gets_an_environment(library: Path, monkeypatch: pytest.Mon
     for number, version in enumerate(("2.9.1", "2.13.0")):
         venv, pip, tests = lines[3 * number : 3 * number + 3]
         assert venv.startswith("-m venv ")
-        asked = f"--extra-index-url {index} torch=={version} pytest ./acme[onnx] onnxplug[all]"
-        assert pip == f"-m pip install --quiet {asked}"
+        requested = f"--extra-index-url {index} torch=={version} pytest ./acme[onnx] onnxplug[all]"
+        assert pip == f"-m pip install --quiet {requested}"
         assert tests == "-m pytest --as-torch-onnx tests"
         assert f"| {version} | 3 | 0 | 3 passed |" in summary
 

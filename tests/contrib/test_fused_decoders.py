@@ -38,8 +38,8 @@ def test_a_decoder_of_fused_operators(target: str) -> None:
         target=target,
         mutations="ignore",
     )
-    found = Counter(node.op_type for node in program.model.graph if node.domain == "com.microsoft")
-    assert found == {"GroupQueryAttention": 2, "SkipSimplifiedLayerNormalization": 4}
+    nodes = Counter(node.op_type for node in program.model.graph if node.domain == "com.microsoft")
+    assert nodes == {"GroupQueryAttention": 2, "SkipSimplifiedLayerNormalization": 4}
     assert {n.attributes["do_rotary"].as_int() for n in program.model.graph if n.op_type == "GroupQueryAttention"} == {
         1
     }

@@ -76,11 +76,11 @@ def test_whole_model(name: str, target: str) -> None:
         registry=REGISTRY,
         target=target,
     )
-    found = Counter(n.op_type for n in program.model.graph if n.domain)
+    nodes = Counter(n.op_type for n in program.model.graph if n.domain)
     expected = MODELS[name]
     if target == "onnxruntime":
         expected = CPU.get(name) or {op: n for op, n in expected.items() if op not in ELSEWHERE}
-    assert found == expected
+    assert nodes == expected
     assert len(program.verify().cases) >= 3
 
 

@@ -68,8 +68,8 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_experts(name: str, opset: int) -> None:
     model, others = Experts(**CASES[name]), [routed(1), routed(9)]
-    found = operators(model, routed(4), others, {"": opset, "com.microsoft": 1}, **looser("experts"))
-    assert found["MoE"] == 1
+    result = operators(model, routed(4), others, {"": opset, "com.microsoft": 1}, **looser("experts"))
+    assert result["MoE"] == 1
     assert operators(model, routed(4), others, opset, **looser("experts"))["MoE"] == 0
 
 
@@ -85,7 +85,7 @@ def test_weights() -> None:
         assert operators(Experts(), routed(3, chosen), others, opset, **looser("experts"))["MoE"] == 1
 
 
-def test_what_stays_plain() -> None:
+def test_nodes_that_stay_plain() -> None:
     opset = {"": 21, "com.microsoft": 1}
     args, others = routed(4, dtype=torch.float64), [routed(2, dtype=torch.float64)]
     assert operators(Experts(dtype=torch.float64), args, others, opset)["MoE"] == 0

@@ -76,7 +76,7 @@ def test_packed_by_torch(shape: tuple[int, int, int], dtype: torch.dtype) -> Non
         assert int(node.attributes["block_size"].value) == shape[2]
 
 
-def test_what_stays_plain() -> None:
+def test_nodes_that_stay_plain() -> None:
     class ZeroScale(Packed):
         def __init__(self) -> None:
             super().__init__(64, 64, 32)

@@ -278,9 +278,9 @@ def test_batches_as_inputs() -> None:
     names = [value.name for value in program.model.graph.inputs]
     assert names == [f"data_{name}" for name in ("batch", "edge_attr", "edge_index", "ptr", "x", "y")]
     for sizes in ([(3, 5), (4, 2)], [(1, 1)], [(2, 0), (7, 9), (1, 3)]):
-        given = Batch.from_data_list([graph(*size) for size in sizes])
-        torch.testing.assert_close(program(given)[0], model(given))
-        assert program(given)[0].shape == (len(sizes), 3)
+        inputs = Batch.from_data_list([graph(*size) for size in sizes])
+        torch.testing.assert_close(program(inputs)[0], model(inputs))
+        assert program(inputs)[0].shape == (len(sizes), 3)
 
 
 def test_one_graph_as_input() -> None:
@@ -288,8 +288,8 @@ def test_one_graph_as_input() -> None:
 
     model, example = OfData().eval(), graph(3, 5)
     program = onnxplug.to_onnx(model, (example,), dynamic_shapes=(data_shapes(example),), registry=REGISTRY)
-    for given in (example, graph(1, 1), graph(6, 0)):
-        torch.testing.assert_close(program(given)[0], model(given))
+    for inputs in (example, graph(1, 1), graph(6, 0)):
+        torch.testing.assert_close(program(inputs)[0], model(inputs))
     example.words = ["a", "b"]
     with pytest.raises(TypeError, match="'words' of the Data has the type list"):
         data_shapes(example)
@@ -308,7 +308,7 @@ def test_torch_geometric_is_put_back() -> None:
         gnn.LSTMAggregation(8, 8)(torch.randn(3, 8), torch.tensor([1, 0, 1]))
 
 
-def test_where_a_dimension_is_asked_for_it_is_not_static() -> None:
+def test_a_declared_dimension_is_not_static() -> None:
     program = verify(MODELS["Classifier"]())
     shapes = {value.name: [str(d) for d in value.shape] for value in program.model.graph.inputs}
     assert [d for shape in shapes.values() for d in shape] == ["nodes", "8", "2", "edges", "nodes"]

@@ -88,11 +88,11 @@ def test_segment_functions(name: str, dtype: torch.dtype) -> None:
             x = values(shape, dtype, special)
             if name.endswith("coo"):
                 index = torch.randint(0, 5, index_shape).sort(-1)[0]
-                given: list[tuple[Any, ...]] = [(x, index, None, None), (x, index, None, 7)]
+                calls: list[tuple[Any, ...]] = [(x, index, None, None), (x, index, None, 7)]
             else:
                 ends = torch.randint(0, index_shape[-1] + 1, (*index_shape[:-1], 7))
-                given = [(x, ends.sort(-1)[0], None)]
-            for args in given:
+                calls = [(x, ends.sort(-1)[0], None)]
+            for args in calls:
                 got, expected = ours(name)(*args), operator(name)(*args)
                 if special and isinstance(expected, tuple):
                     # Where nothing in a segment counts, torch_scatter's position is left over from another one.
@@ -132,8 +132,8 @@ def test_size_that_values_decide(name: str, dtype: torch.dtype) -> None:
     def made(n: int, top: int) -> tuple[torch.Tensor, torch.Tensor]:
         return values((2, n), dtype), torch.randint(0, top, (n,))
 
-    given = ({1: "n"}, {0: "n"})
-    check(model, *made(4, 3), dynamic=given, others=[made(9, 20), made(1, 1), made(0, 1)], registry=REGISTRY)
+    shapes = ({1: "n"}, {0: "n"})
+    check(model, *made(4, 3), dynamic=shapes, others=[made(9, 20), made(1, 1), made(0, 1)], registry=REGISTRY)
 
 
 @pytest.mark.parametrize("name", ["scatter_sum", "scatter_mul", "scatter_max", "segment_sum_coo"])
@@ -189,8 +189,8 @@ def test_gathering_in_a_model() -> None:
         return values((rows, 2), torch.float32), torch.randint(0, rows, (n,)).sort()[0], ends
 
     rows = torch.export.Dim("rows")
-    given = ({0: rows}, {0: "n"}, {0: rows + 1})
-    check(model, *made(4, 6), dynamic=given, others=[made(7, 3), made(1, 1)], registry=REGISTRY)
+    shapes = ({0: rows}, {0: "n"}, {0: rows + 1})
+    check(model, *made(4, 6), dynamic=shapes, others=[made(7, 3), made(1, 1)], registry=REGISTRY)
 
 
 @pytest.mark.parametrize("opset", [13, 18, 23])

@@ -60,8 +60,8 @@ def resized(x: torch.Tensor) -> Any:
 
 def running(x: torch.Tensor) -> Any:
     mean, var = torch.zeros(6), torch.ones(6)
-    found = aten._native_batch_norm_legit(x, W6, W6 + 1, mean, var, True, 0.1, 1e-5)
-    return found[0], mean, var
+    result = aten._native_batch_norm_legit(x, W6, W6 + 1, mean, var, True, 0.1, 1e-5)
+    return result[0], mean, var
 
 
 @pytest.mark.parametrize("function", [into_another, resized, running])

@@ -97,7 +97,7 @@ def test_densities_are_computed_unchecked(name: str) -> None:
         distributions.Normal(x, -x.abs())
 
 
-def test_checks_that_are_asked_for_are_left_out_and_said() -> None:
+def test_requested_checks_are_left_out_with_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"the model raises at .*distribution\.py:\d+ for some values of its inputs"):
         onnxplug.to_onnx(Call(lambda x: distributions.Normal(x, 1.0, validate_args=True).log_prob(x)), (torch.ones(2),))
 
@@ -129,8 +129,8 @@ def test_poisson(rate: float, opset: int) -> None:
 def test_binomial(n: int, p: float, opset: int) -> None:
     sample = draw(torch.binomial, torch.full((COUNT,), float(n)), torch.full((COUNT,), p), opset=opset)
     assert bool(((sample >= 0) & (sample <= n)).all())
-    found = distributions.Binomial(n, torch.tensor(p).double()).log_prob(torch.arange(n + 1).double())
-    assert are_counts(sample, of_counts(found))
+    result = distributions.Binomial(n, torch.tensor(p).double()).log_prob(torch.arange(n + 1).double())
+    assert are_counts(sample, of_counts(result))
 
 
 def are_counts(sample: torch.Tensor, probability: torch.Tensor) -> bool:

@@ -32,7 +32,7 @@ def test_without_elements(name: str, dim: int, seeded: None) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_of_static_sizes_nothing_is_asked(name: str) -> None:
+def test_static_sizes_need_no_check(name: str) -> None:
     program = onnxplug.to_onnx(lambda x: FUNCTIONS[name](x, 1), (torch.randn(3, 4),))
     assert "If" not in program.statistics.operators
 

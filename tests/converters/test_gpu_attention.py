@@ -111,8 +111,8 @@ def test_efficient(opset: int) -> None:
         plain, causal = expected(q, k, v, None, None), expected(q, k, v, upper_left(q, k), 0.3)
         masked = expected(q, k, v, mask, None)
         end = (0, -q.shape[2] % 32)
-        found = [plain[0], plain[1][..., :0], causal[0], F.pad(causal[1], end, value=math.inf)]
-        return [*found, masked[0], F.pad(masked[1], end, value=math.inf)]
+        collected = [plain[0], plain[1][..., :0], causal[0], F.pad(causal[1], end, value=math.inf)]
+        return [*collected, masked[0], F.pad(masked[1], end, value=math.inf)]
 
     check_at_all_sizes(efficient, opset, results, masked=True)
 
@@ -140,10 +140,10 @@ def test_half_types(dtype: torch.dtype) -> None:
     args = tuple(x.to(dtype) for x in inputs(2, 5, 7))
     program = exported(flash, args)
     q, k, v = (x.float() for x in args)
-    found = [*expected(q, k, v, None, None), *expected(q, k, v, lower_right(q, k), 0.3)]
+    collected = [*expected(q, k, v, None, None), *expected(q, k, v, lower_right(q, k), 0.3)]
     results = program(*args)
     assert [x.dtype for x in results] == [dtype, torch.float32] * 2
-    torch.testing.assert_close([x.float() for x in results], found, **looser("attention, 16 bits"))
+    torch.testing.assert_close([x.float() for x in results], collected, **looser("attention, 16 bits"))
 
 
 @pytest.mark.filterwarnings("ignore:.*training mode")

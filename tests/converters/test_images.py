@@ -180,14 +180,14 @@ def test_windows(options: dict[str, Any], shape: tuple[int, ...], opset: int) ->
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "broadcast"])
 def test_attention_at_every_opset(mask: str, opset: int) -> None:
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "none": {},
             "causal": {"is_causal": True},
             "bool": {"attn_mask": seen},
             "float": {"attn_mask": torch.where(seen, 0.0, float("-inf"))},
             "broadcast": {"attn_mask": seen[:, :, :1]},
         }[mask]
-        return F.scaled_dot_product_attention(q, k, v, scale=0.3, **given) + seen.sum()
+        return F.scaled_dot_product_attention(q, k, v, scale=0.3, **options) + seen.sum()
 
     def inputs(batch: int, length: int) -> tuple[torch.Tensor, ...]:
         seen = torch.rand(batch, 1, length, length) > 0.4

@@ -403,10 +403,10 @@ def test_matrix_exp_of_complex_matrices(dtype: torch.dtype) -> None:
     others = torch.randn(3, 6, 6, dtype=dtype, generator=torch.Generator().manual_seed(1))
     for x in (example, others, others * 1e-3, others * 5, turn, torch.zeros(1, 3, 3, dtype=dtype)):
         expected = linalg.matrix_exp(x.to(torch.complex128))
-        found = torch.view_as_complex(program(x)[0]).to(torch.complex128)
+        result = torch.view_as_complex(program(x)[0]).to(torch.complex128)
         top = expected.abs().amax((-2, -1), keepdim=True)
-        assert found.shape == expected.shape
-        assert ((found - expected).abs() / top).max() <= (1e-6 if dtype == torch.complex64 else 1e-12)
+        assert result.shape == expected.shape
+        assert ((result - expected).abs() / top).max() <= (1e-6 if dtype == torch.complex64 else 1e-12)
     for shape in ((0, 3, 3), (2, 0, 0)):
         check(linalg.matrix_exp, torch.zeros(shape, dtype=dtype))
     a = torch.ones(2, 2, dtype=dtype)

@@ -36,8 +36,8 @@ def program_of(shape: tuple[int, ...] | None, dtype: torch.dtype, opset: int | N
 
 
 def results(program: onnxplug.OnnxProgram, x: Tensor) -> list[Tensor]:
-    found = program(torch.view_as_real(x) if x.is_complex() and not x.numel() else x)
-    return [torch.complex(y[..., 0], y[..., 1]) for y in found]
+    result = program(torch.view_as_real(x) if x.is_complex() and not x.numel() else x)
+    return [torch.complex(y[..., 0], y[..., 1]) for y in result]
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -77,8 +77,8 @@ def compare(program: onnxplug.OnnxProgram, x: Tensor, condition: float | None = 
         largest = v.abs() >= (1 - 8 * eps) * v.abs().amax(0)
         assert torch.all((largest & (v.imag == 0) & (v.real > 0)).any(0))
         worst = condition if condition is not None else linalg.cond(theirs.to(torch.complex128)).item()
-        for found in (w, only):
-            assert distance(found / scale, right / scale) <= _BOUND * n * eps * worst, (found, right)
+        for entry in (w, only):
+            assert distance(entry / scale, right / scale) <= _BOUND * n * eps * worst, (entry, right)
         if not a.is_complex():
             assert torch.equal(w.imag.sort()[0], (-w.imag).sort()[0])
             pair = w.imag > 0
@@ -170,7 +170,7 @@ def test_small_elements_beside_large_ones_count(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_is_nan(dtype: torch.dtype) -> None:
+def test_results_of_infinite_numbers_are_nan(dtype: torch.dtype) -> None:
     # torch raises an error. The other matrices of the batch are not affected.
     for bad in (math.nan, math.inf, -math.inf):
         x = random(2, 4, 4, dtype=dtype)

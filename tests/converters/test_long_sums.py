@@ -159,7 +159,7 @@ def test_other_axes_may_be_dynamic() -> None:
     [lambda x: torch.einsum("bi,ci->bc", x, x), lambda x: x @ x.T, lambda x: x @ x[0]],
     ids=["einsum", "matrices", "vector"],
 )
-def test_products_along_dynamic_axes_are_summed_in_double_where_exactness_is_asked_for(product: Function) -> None:
+def test_products_along_dynamic_axes_are_summed_in_double_with_exact(product: Function) -> None:
     program = onnxplug.to_onnx(product, (torch.rand(2, 5),), dynamic_shapes=({1: "time"},), exact=True)
     for size in (4 * MILLION, 7):
         x = torch.randn(2, size) + 100
@@ -169,7 +169,7 @@ def test_products_along_dynamic_axes_are_summed_in_double_where_exactness_is_ask
 
 
 @pytest.mark.parametrize("norm", [F.instance_norm, lambda x: F.group_norm(x, 2), lambda x: x.var((0, 2))])
-def test_dynamic_sizes_are_summed_in_double_where_exactness_is_asked_for(norm: Function) -> None:
+def test_dynamic_sizes_are_summed_in_double_with_exact(norm: Function) -> None:
     program = onnxplug.to_onnx(norm, (torch.rand(2, 2, 5),), dynamic_shapes=({0: "batch", 2: "time"},), exact=True)
     for shape in ((1, 2, 4 * MILLION), (3, 2, 7)):
         x = torch.randn(shape) + 100

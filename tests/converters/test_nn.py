@@ -327,10 +327,10 @@ def test_flash_attention_of_other_dtypes(dtype: torch.dtype) -> None:
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     inputs = [tensor(1, 2, size, 8, seed=size).to(dtype) for size in (3, 5, 5)]
     program = onnxplug.to_onnx(Call(lambda q, k, v: flash(q, k, v)), tuple(inputs))
-    for given in (inputs, [x * 0.5 for x in inputs]):
+    for operands in (inputs, [x * 0.5 for x in inputs]):
         wide = dtype if dtype == torch.float64 else torch.float32
-        output, logarithms = flash(*(x.to(wide) for x in given))
-        torch.testing.assert_close(program(*given), (output.to(dtype), logarithms))
+        output, logarithms = flash(*(x.to(wide) for x in operands))
+        torch.testing.assert_close(program(*operands), (output.to(dtype), logarithms))
 
 
 def test_attention_without_batch() -> None:

@@ -280,14 +280,14 @@ def test_the_plain_translation_keeps_one_product() -> None:
 
 
 def test_a_rule_of_the_call_goes_first() -> None:
-    asked = []
+    requests = []
 
     def unbind(g: Any, node: Any) -> Any:
-        asked.append(node.op_name)
+        requests.append(node.op_name)
         return g.call_next(node)
 
     module = stirred(FORMS["unbind of heads"].module(), 1)
     rule = onnxplug.Rule("aten::unbind.int", unbind)
     program = onnxplug.to_onnx(module, (torch.randn(2, 5, 16),), plugins=[], rules=[rule], target="onnxruntime:cpu")
-    assert asked == ["aten::unbind.int"]
+    assert requests == ["aten::unbind.int"]
     assert FORMS["unbind of heads"].is_in(program)

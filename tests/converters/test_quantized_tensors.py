@@ -191,7 +191,7 @@ def test_unsupported(name: str) -> None:
         onnxplug.to_onnx(model, (OTHER,))
 
 
-def test_a_rule_for_quantized_arguments_can_be_given() -> None:
+def test_a_rule_of_the_call_for_quantized_arguments() -> None:
     def relu(g: onnxplug.GraphBuilder, node: onnxplug.FxNode) -> Any:
         (x,) = node.args
         return x.with_integers(g.op.Max(x.integers, x.zero_point))

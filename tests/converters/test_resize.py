@@ -156,7 +156,7 @@ LOW_LEVEL = {
 
 @pytest.mark.parametrize("dynamic", [None, SIZES], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", LOW_LEVEL)
-def test_the_size_given_is_the_result_s_and_factors_steer_coordinates(name: str, dynamic: Any) -> None:
+def test_the_size_is_the_result_s_and_factors_steer_coordinates(name: str, dynamic: Any) -> None:
     others = [(-image(6, 5),)] if dynamic is None else [(image(4, 9),), (image(7, 3),), (image(12, 5),)]
     check(LOW_LEVEL[name], image(6, 5), others=others, dynamic=dynamic, **looser("resize"))
 

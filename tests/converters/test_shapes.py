@@ -243,7 +243,7 @@ def test_a_dynamic_view_is_one_node(expect_graph: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["flatten", "reshape", "unflattened", "transposed"])
-def test_reshaping_what_may_be_empty(form: str) -> None:
+def test_reshaping_tensors_that_may_be_empty(form: str) -> None:
     """Reshape infers no size (-1) beside one of 0, and ONNX Runtime's ReshapeFusion writes a -1 of its own."""
 
     def reshaped(x: torch.Tensor) -> Any:
@@ -262,7 +262,7 @@ def test_reshaping_what_may_be_empty(form: str) -> None:
             torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_sizes_given_beside_long_expressions() -> None:
+def test_sizes_of_the_call_beside_long_expressions() -> None:
     """For the size 8, torch computes an expression of the length; the size given is used."""
 
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -132,7 +132,7 @@ def test_a_write_to_transposed_memory() -> None:
     check(transposed_written, X, others=[(OTHER,)])
 
 
-def test_what_the_graph_lacks_is_no_element() -> None:
+def test_a_value_that_the_graph_lacks_is_no_element() -> None:
     """The example is a part of larger memory, of which the exported model gets nothing."""
 
     def program(function: Callable[..., Any], x: torch.Tensor) -> torch.export.ExportedProgram:

@@ -35,8 +35,8 @@ def of_another_torch(op: str) -> bool:
 def overload(name: str) -> torch._ops.OpOverload | None:
     namespace, _, rest = name.partition("::")
     packet, _, which = rest.partition(".")
-    found = getattr(getattr(torch.ops, namespace), packet, None)
-    return getattr(found, which or "default", None) if found is not None else None
+    result = getattr(getattr(torch.ops, namespace), packet, None)
+    return getattr(result, which or "default", None) if result is not None else None
 
 
 def test_rules_are_for_operators_of_torch() -> None:

@@ -138,10 +138,10 @@ def attempt(action: Callable[[], Any], number: int | None, fault: str) -> tuple[
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read().decode()
+        printed = pipe.read().decode()
     status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
     if status == _STATUS:
         return "killed", number or 0
     assert status == 0, f"the fork ended by {status}"
-    count, _, text = said.partition(" ")
+    count, _, text = printed.partition(" ")
     return text, int(count)

@@ -156,8 +156,8 @@ def _chain(folder: Path) -> float | None:
             chain["run"](inputs)
         return OLD
     assert first == second
-    (found,) = chain["run"](inputs)
-    torch.testing.assert_close(torch.from_numpy(found), Chain(second)(torch.ones(1, 24)).detach())
+    (result,) = chain["run"](inputs)
+    torch.testing.assert_close(torch.from_numpy(result), Chain(second)(torch.ones(1, 24)).detach())
     return second
 
 
@@ -194,13 +194,13 @@ def _cache(folder: Path, value: float) -> None:
 
 
 def _cached(folder: Path) -> float | None:
-    found = None
+    result = None
     for value in (OLD, NEW):
         path = path_of(folder, f"key{value}")
         if read_model(path) is not None:
             assert number_in(path) == value
-            found = value
-    return found
+            result = value
+    return result
 
 
 def _package(folder: Path, value: float) -> None:
@@ -212,14 +212,14 @@ def _package(folder: Path, value: float) -> None:
 
 
 def _packages(folder: Path) -> float | None:
-    found = None
+    result = None
     for value, name in ((OLD, "onnxplug-acme"), (NEW, "onnxplug-other")):
         if (folder / name).exists():
             files = [p for p in (folder / name).rglob("*") if p.is_file()]
             assert len(files) == _FILES_OF_A_PACKAGE, f"{len(files)} files"
             assert all(p.read_text().endswith("\n") or p.name in ("py.typed", "__init__.py") for p in files)
-            found = value
-    return found
+            result = value
+    return result
 
 
 _FILES_OF_A_PACKAGE = 5

@@ -144,8 +144,8 @@ def test_threads_with_a_backend() -> None:
 
     def compiled(model: Model) -> bool:
         with torch.no_grad():
-            found = torch.compile(model, backend="onnxplug")(inputs)
-            return torch.allclose(found, model(inputs))
+            result = torch.compile(model, backend="onnxplug")(inputs)
+            return torch.allclose(result, model(inputs))
 
     torch.compiler.reset()
     assert compiled(Model(0.04).eval())  # torch loads a backend at its first use, and two threads would load it twice

@@ -43,8 +43,8 @@ def _prepared(kind: Kind, folder: Path, before: bool) -> None:
 def _points(kind: Kind, folder: Path, before: bool) -> int:
     """How many points a write of the new one comes to."""
     _prepared(kind, folder, before)
-    said, count = attempt(lambda: kind.write(folder, NEW), None, FULL)
-    assert said == "done"
+    message, count = attempt(lambda: kind.write(folder, NEW), None, FULL)
+    assert message == "done"
     assert kind.read(folder) == NEW
     return count
 
@@ -52,14 +52,14 @@ def _points(kind: Kind, folder: Path, before: bool) -> int:
 def _check(kind: Kind, folder: Path, before: bool, number: int, fault: str) -> str:
     """One fault, and a write after it; what became of the one with the fault."""
     _prepared(kind, folder, before)
-    said, _ = attempt(lambda: kind.write(folder, NEW), number, fault)
-    found = kind.read(folder)
-    where = f"{kind.name}, point {number}, {fault}: {said}"
-    assert found in ((OLD, NEW) if before else (None, NEW)), where
-    if said == "done":  # what a save does at its end may fail: the model is there
-        assert found == NEW or kind.may_drop, where
-    elif said != "killed":
-        assert said.startswith("SaveError: "), where
+    message, _ = attempt(lambda: kind.write(folder, NEW), number, fault)
+    result = kind.read(folder)
+    where = f"{kind.name}, point {number}, {fault}: {message}"
+    assert result in ((OLD, NEW) if before else (None, NEW)), where
+    if message == "done":  # what a save does at its end may fail: the model is there
+        assert result == NEW or kind.may_drop, where
+    elif message != "killed":
+        assert message.startswith("SaveError: "), where
     age(folder)
     kind.write(folder, NEW)
     assert kind.read(folder) == NEW, where
@@ -67,7 +67,7 @@ def _check(kind: Kind, folder: Path, before: bool, number: int, fault: str) -> s
     assert left == [], f"{where}: what it left is still there"
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) <= kind.files + (2 if kind.name in ("package",) else 0), f"{where}: {files}"
-    return said
+    return message
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -83,11 +83,11 @@ def test_a_fault_at_some_writes(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_fault_at_every_write(kind: Kind, tmp_path: Path, before: bool) -> None:
     folder = tmp_path / "folder"
-    said = set()
+    messages = set()
     for number in range(1, _points(kind, folder, before) + 1):
         for fault in FAULTS:
-            said.add(_check(kind, folder, before, number, fault).partition(":")[0])
-    assert {"killed", "SaveError"} <= said | ({"SaveError"} if kind.may_drop else set())
+            messages.add(_check(kind, folder, before, number, fault).partition(":")[0])
+    assert {"killed", "SaveError"} <= messages | ({"SaveError"} if kind.may_drop else set())
 
 
 def test_there_are_many_points(tmp_path: Path) -> None:

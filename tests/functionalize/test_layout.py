@@ -68,33 +68,33 @@ def test_as_torch_decides(view: str) -> None:
     known = 0
     for name in OPERATORS:
         model = Two(view, name)
-        found, symbols = layout(model)
-        if found is None:
+        outcome, symbols = layout(model)
+        if outcome is None:
             continue
         tried = 0
         for sizes in itertools.product(SIZES, SIZES):
             numbers = dict(zip(symbols, map(sympy.Integer, sizes), strict=True))
-            if not all(bool(c.xreplace(numbers)) for c in found.conditions):
+            if not all(bool(c.xreplace(numbers)) for c in outcome.conditions):
                 continue
             base, result = model(torch.randn(*sizes, 4))
-            assert is_alias_of(base, result) == (found.kind != COPY), (name, sizes, found)
-            if found.kind == SAME:
+            assert is_alias_of(base, result) == (outcome.kind != COPY), (name, sizes, outcome)
+            if outcome.kind == SAME:
                 assert (base.shape, base.stride()) == (result.shape, result.stride())
-            elif found.kind == RESHAPED:
+            elif outcome.kind == RESHAPED:
                 assert torch.equal(base.reshape(result.shape), result)
-            elif found.kind == PERMUTED:
-                assert torch.equal(base.permute(found.order), result)
+            elif outcome.kind == PERMUTED:
+                assert torch.equal(base.permute(outcome.order), result)
             tried += 1
-        assert tried >= 16, (name, found)
+        assert tried >= 16, (name, outcome)
         known += 1
     assert known >= 10
 
 
 def test_nothing_is_assumed_of_a_contiguous_tensor() -> None:
     for name in OPERATORS:
-        found, _ = layout(Two("itself", name))
-        assert found is not None
-        assert not found.conditions or name == "channels last"
+        result, _ = layout(Two("itself", name))
+        assert result is not None
+        assert not result.conditions or name == "channels last"
 
 
 def test_pieces_of_random_strides() -> None:
@@ -121,7 +121,7 @@ def test_pieces_of_random_strides() -> None:
         base.meta["val"] = tensor
         node = graph.call_function(torch.ops.aten.reshape.default, (base, wanted))
         node.meta["val"] = tensor.reshape(wanted)
-        found = sharing(node, base, {})
-        assert found is not None
-        assert (found.kind == RESHAPED) == is_alias_of(node.meta["val"], tensor), (shape, strides, wanted)
-        assert not found.conditions
+        result = sharing(node, base, {})
+        assert result is not None
+        assert (result.kind == RESHAPED) == is_alias_of(node.meta["val"], tensor), (shape, strides, wanted)
+        assert not result.conditions

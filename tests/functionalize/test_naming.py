@@ -58,18 +58,18 @@ WRITTEN = ["state_out", "count_out", "norm.running_mean_out", "norm.running_var_
 
 @pytest.mark.filterwarnings("ignore:the model is in training mode")
 @pytest.mark.parametrize("mutations", ["outputs", "ignore"])
-@pytest.mark.parametrize("given", ["module", "program", "decomposed"])
-def test_what_the_model_writes(given: str, mutations: str) -> None:
+@pytest.mark.parametrize("sample", ["module", "program", "decomposed"])
+def test_tensors_that_the_model_writes(sample: str, mutations: str) -> None:
     model: Any = Counting().train()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if given != "module":
+    if sample != "module":
         model = torch.export.export(model, args(), dynamic_shapes=None)
-    if given == "decomposed":
+    if sample == "decomposed":
         model = model.run_decompositions()
     program = onnxplug.to_onnx(model, args(), mutations=mutations)
     program.verify()
     assert sorted(names(program)[4:]) == (sorted(WRITTEN) if mutations == "outputs" else [])
-    if given == "module":  # verification leaves the model as it is
+    if sample == "module":  # verification leaves the model as it is
         assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     inputs = args()
     with torch.no_grad():
@@ -106,11 +106,11 @@ def test_a_file_with_present_names_is_verified(tmp_path: Path) -> None:
         return x + state
 
     path = tmp_path / "model.onnx"
-    given = (torch.randn(3), torch.randn(3))
-    onnxplug.to_onnx(model, given, path, present_names=True)
-    assert len(verify_file(str(path), model, given, {}).cases) == 4
-    onnxplug.to_onnx(model, given, path, mutations="ignore")
-    assert len(verify_file(str(path), model, given, {}).cases) == 4
+    inputs = (torch.randn(3), torch.randn(3))
+    onnxplug.to_onnx(model, inputs, path, present_names=True)
+    assert len(verify_file(str(path), model, inputs, {}).cases) == 4
+    onnxplug.to_onnx(model, inputs, path, mutations="ignore")
+    assert len(verify_file(str(path), model, inputs, {}).cases) == 4
 
 
 def test_a_value_in_the_way_of_a_present_name() -> None:

@@ -188,10 +188,10 @@ def hold(function: Callable[..., Tensors], traced: torch.fx.GraphModule, done: F
     assert all(done.nodes[node].op == "placeholder" for node in placeholders)
     module = torch.fx.GraphModule(traced, done.graph)
     for inputs in sets:
-        eager, given = ([t.clone() for t in inputs] for _ in range(2))
+        eager, sample = ([t.clone() for t in inputs] for _ in range(2))
         expected = function(*eager)
-        got = Checked(module).run(*given)
-        for tensor, before in zip(given, inputs, strict=True):
+        got = Checked(module).run(*sample)
+        for tensor, before in zip(sample, inputs, strict=True):
             torch.testing.assert_close(tensor, before, rtol=0, atol=0)
         written = dict(zip(done.mutated, got[len(expected) :], strict=True))
         states = [written.get(node, before) for node, before in zip(placeholders, inputs, strict=True)]
@@ -233,9 +233,9 @@ def compare_dynamic(seed: int) -> tuple[str, int]:
     sets = []
     for sizes in OTHERS:
         known = dict(zip(symbols, map(sympy.Integer, sizes), strict=True))
-        asked = [*(guard.expr for guard in x.fake_mode.shape_env.guards), *(expr for expr, _ in done.conditions)]
+        conditions = [*(guard.expr for guard in x.fake_mode.shape_env.guards), *(expr for expr, _ in done.conditions)]
         try:
-            if all(expr.xreplace(known) is sympy.true or expr is sympy.true for expr in asked):
+            if all(expr.xreplace(known) is sympy.true or expr is sympy.true for expr in conditions):
                 inputs = draw(*sizes)
                 function(*(t.clone() for t in inputs))
                 sets.append(inputs)

@@ -49,7 +49,7 @@ def test_ranges() -> None:
     assert not four.are_distinct(A, 4)
 
 
-def test_what_is_known_is_so() -> None:
+def test_known_sizes_are_right() -> None:
     """Random conditions: whatever is said to hold does, at every size of a grid."""
     chance = random.Random(0)
     known = 0

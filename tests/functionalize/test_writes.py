@@ -179,18 +179,18 @@ def moved_axes(x: torch.Tensor) -> Any:
 # -- operators -----------------------------------------------------------------------------------------------------------
 
 
-def results_given(x: torch.Tensor) -> Any:
+def results_of_inputs(x: torch.Tensor) -> Any:
     y, part = torch.empty_like(x), torch.zeros(5, 4)
     torch.add(x, 1, out=y)
     torch.mul(x, 2, out=part[1:4])
     values, indices = torch.empty(3, 4), torch.empty(3, 4, dtype=torch.int64)
-    found = torch.sort(x, 1, out=(values, indices))
+    result = torch.sort(x, 1, out=(values, indices))
     values.add_(1)
     stacked = torch.empty(0)
     torch.stack([x, y], out=stacked)
     wide = torch.empty(3, 4, dtype=torch.float64)
     torch.add(x, 1, out=wide)
-    return y * 2, part, found, indices, stacked, wide
+    return y * 2, part, result, indices, stacked, wide
 
 
 def lists(x: torch.Tensor) -> Any:
@@ -243,7 +243,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
     strided,
     parts_of_complex_numbers,
     moved_axes,
-    results_given,
+    results_of_inputs,
     lists,
     composites,
     result_of_a_branch,
@@ -320,11 +320,11 @@ def test_norms_in_training(name: str) -> None:
     assert {"norm.running_mean_out", "norm.running_var_out"} <= names
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_statistics_that_are_views(given: bool) -> None:
+@pytest.mark.parametrize("is_input", [True, False])
+def test_statistics_that_are_views(is_input: bool) -> None:
     model = Statistics()
     assert strategy(model, IMAGES) == "linear"
-    program = torch.export.export(model, (IMAGES,)) if given else model
+    program = torch.export.export(model, (IMAGES,)) if is_input else model
     exported = onnxplug.to_onnx(program, (IMAGES,))
     assert [value.name for value in exported.model.graph.outputs] == ["output", "means_out", "variances_out"]
     eager = copy.deepcopy(model)
@@ -438,9 +438,9 @@ def conditions_of(model: Callable[..., Any], dynamic: Any) -> list[str]:
         assert prepare(captured).strategy == "linear"
         prepare(captured)
     texts = [condition.text(captured.size_names()) for condition in captured.conditions[before:]]
-    said = [str(w.message) for w in caught if "right only where" in str(w.message)]
-    assert len(said) == len(texts)
-    assert all(text in message for text, message in zip(texts, said, strict=True))
+    messages = [str(w.message) for w in caught if "right only where" in str(w.message)]
+    assert len(messages) == len(texts)
+    assert all(text in message for text, message in zip(texts, messages, strict=True))
     return texts
 
 
@@ -506,6 +506,6 @@ def repeated(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("function", [windows, repeated], ids=lambda f: f.__name__)
-def test_what_goes_to_torch(function: Callable[..., Any]) -> None:
+def test_writes_that_go_to_torch(function: Callable[..., Any]) -> None:
     assert strategy(function, X) == "functionalized"
     check(function, X, others=[(torch.randn(3, 4),)])

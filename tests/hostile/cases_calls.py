@@ -30,7 +30,7 @@ def _to_onnx(name: str, make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _exports() -> list[Case]:
-    found = []
+    results = []
     for name, values in bad_arguments().items():
         for kind, make in values.items():
             lenient = name in (
@@ -48,8 +48,8 @@ def _exports() -> list[Case]:
             expected: tuple[str, ...] = ANY if lenient else ("UsageError",)
             if name == "dynamic_shapes" and kind in MERE_NAMES:
                 expected = ("OnnxplugError", "")
-            found.append(call(f"to_onnx/{name}-{kind}", _to_onnx(name, make), expected))
-    return found
+            results.append(call(f"to_onnx/{name}-{kind}", _to_onnx(name, make), expected))
+    return results
 
 
 def _torch_like() -> list[Case]:
@@ -177,12 +177,15 @@ def _methods() -> list[Case]:
     def run(inputs: tuple[Any, ...], reference: bool) -> Callable[[], Any]:
         return lambda: (_program().call_reference if reference else _program())(*inputs)
 
-    found = [call(f"save/{name}", save(options), ANY) for name, options in saves.items()]
-    found += [call(f"program-verify/{name}", verify(options), ANY) for name, options in verifies.items()]
+    results = [call(f"save/{name}", save(options), ANY) for name, options in saves.items()]
+    results += [call(f"program-verify/{name}", verify(options), ANY) for name, options in verifies.items()]
     for name, inputs in calls.items():
-        found += [call(f"call/{name}", run(inputs, False), ANY), call(f"call-reference/{name}", run(inputs, True), ANY)]
-    found.append(call("call/keyword", lambda: _program()(zzz=an_input()), ANY))
-    return found
+        results += [
+            call(f"call/{name}", run(inputs, False), ANY),
+            call(f"call-reference/{name}", run(inputs, True), ANY),
+        ]
+    results.append(call("call/keyword", lambda: _program()(zzz=an_input()), ANY))
+    return results
 
 
 def _others() -> list[Case]:
@@ -204,11 +207,11 @@ def _others() -> list[Case]:
 
         return run
 
-    def options(**given: Any) -> Callable[[], Any]:
+    def options(**arguments: Any) -> Callable[[], Any]:
         def run() -> Any:
             from onnxplug_compile.options import parse_options
 
-            return parse_options(given)
+            return parse_options(arguments)
 
         return run
 
@@ -216,11 +219,11 @@ def _others() -> list[Case]:
         def run() -> Any:
             import onnxplug.compat
 
-            found = getattr(onnxplug.compat, name)(*args)
-            if hasattr(found, "__enter__"):
-                with found:
+            result = getattr(onnxplug.compat, name)(*args)
+            if hasattr(result, "__enter__"):
+                with result:
                     pass
-            return found
+            return result
 
         return run
 

@@ -60,9 +60,9 @@ def _bytes(path: str, content: bytes) -> Any:
 
 def _strange() -> list[Case]:
     """Each of the strange texts in each place of a command line."""
-    found = []
+    results = []
     for name, text in STRANGE.items():
-        found += [
+        results += [
             cli(f"strange/command/{name}", text, expected=(USAGE, DONE) if name == "empty" else USAGE),
             cli(f"strange/option/{name}", f"--{text}", expected=USAGE),
             cli(f"strange/export-target/{name}", "export", text, *OUT, expected=(USAGE, FAILED)),
@@ -75,12 +75,12 @@ def _strange() -> list[Case]:
             cli(f"strange/plugins-show/{name}", "plugins", "show", text),
             cli(f"strange/plugins-new/{name}", "plugins", "new", text),
         ]
-    return found
+    return results
 
 
 def _files_of_code() -> list[Case]:
     """TARGETs that are there, and are not what they should be."""
-    found = [
+    results = [
         cli(
             "target/syntax-error",
             "export",
@@ -243,7 +243,7 @@ def _files_of_code() -> list[Case]:
         cli("target/empty-scheme", "export", "nothing-knows:x", *OUT),
     ]
     for command in ("bisect", "diagnose"):
-        found += [
+        results += [
             cli(f"target/{command}-missing", command, "no.py:make"),
             cli(f"target/{command}-syntax", command, "b.py:make", expected=FAILED, files=_text("b.py", "def (")),
             cli(f"target/{command}-none", command, "b.py:make", files=_text("b.py", "def make(): return None")),
@@ -253,7 +253,7 @@ def _files_of_code() -> list[Case]:
             cli(f"target/{command}-dynamic", command, T, "--dynamic", "x"),
             cli(f"target/{command}-runtime", command, T, "--target", "nowhere"),
         ]
-    return found
+    return results
 
 
 def _values() -> list[Case]:
@@ -312,17 +312,17 @@ def _values() -> list[Case]:
         "superscript": "²¹",
         "arabic": "٢١",
     }
-    found = [cli(f"input/{n}", "export", T, *OUT, "--input", v, expected=(USAGE, FAILED)) for n, v in inputs.items()]
-    found += [
+    results = [cli(f"input/{n}", "export", T, *OUT, "--input", v, expected=(USAGE, FAILED)) for n, v in inputs.items()]
+    results += [
         cli(f"dynamic/{n}", "export", T, *OUT, "--dynamic", v, expected=(USAGE, FAILED)) for n, v in dynamic.items()
     ]
-    found += [cli(f"opset/{n}", "export", T, *OUT, "--opset", v) for n, v in opsets.items()]
-    found += [
+    results += [cli(f"opset/{n}", "export", T, *OUT, "--opset", v) for n, v in opsets.items()]
+    results += [
         cli(f"opset/why-{n}", "why", "aten::add.Tensor", "--opset", v)
         for n, v in opsets.items()
         if n != "domain-unknown"
     ]
-    found += [
+    results += [
         cli("dynamic/twice", "export", T, *OUT, "--dynamic", "x=a,_", "--dynamic", "x=b,_", words="twice"),
         cli("dynamic/one-name-two-sizes", "export", T, *OUT, "--dynamic", "x=a,a", expected=(USAGE, FAILED)),
         cli("dynamic/fixed-by-the-model", "export", T, *OUT, "--dynamic", "x=_,features", expected=(USAGE, FAILED)),
@@ -343,7 +343,7 @@ def _values() -> list[Case]:
         cli("input/wrong-dtype", "export", T, *OUT, "--input", "x=int64[3,4]", expected=FAILED),
         cli("input/text", "export", T, *OUT, "--input", "x=true", expected=(USAGE, FAILED)),
     ]
-    return found
+    return results
 
 
 def _options() -> list[Case]:
@@ -434,13 +434,13 @@ def _options() -> list[Case]:
         "run-option": ("run", "--nowhere", "m.py"),
     }
     failed = {"pieces-into-file", "plugins-check-unknown", "ops-runtime", "why-dtype", "function-classes-unknown"}
-    found = [
+    results = [
         cli(f"options/{name}", *line, expected=(USAGE, FAILED) if name in failed else USAGE)
         for name, line in lines.items()
     ]
     large = "import torch\ndef make(): return torch.nn.Linear(64, 64), (torch.ones(3, 64),)"
     return [
-        *found,
+        *results,
         cli("options/shard-small", "export", "b.py:make", *OUT, "--shard", "100", files=_text("b.py", large)),
         cli("options/folder-without-main", "run", "d", files=lambda f: (f / "d").mkdir()),
     ]
@@ -498,12 +498,12 @@ def _settings() -> list[Case]:
         "escape": '[tool.onnxplug]\n"\\u001b[31m" = 1',
         "deep": "x = " + "[" * 5000,
     }
-    found = [
+    results = [
         cli(f"settings/{name}", "why", "aten::add.Tensor", files=_text("pyproject.toml", text))
         for name, text in texts.items()
     ]
-    found.append(cli("settings/not-utf8", "why", "aten::relu", files=_bytes("pyproject.toml", b"\xff\xfe[tool")))
-    return found
+    results.append(cli("settings/not-utf8", "why", "aten::relu", files=_bytes("pyproject.toml", b"\xff\xfe[tool")))
+    return results
 
 
 CASES = [*_strange(), *_files_of_code(), *_values(), *_options(), *_destinations(), *_settings()]

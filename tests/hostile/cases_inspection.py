@@ -87,11 +87,11 @@ _SIZES = {
 
 
 def _cases() -> list[Case]:
-    found = []
+    results = []
     for name, (text, content) in FEEDS.items():
         files = _with_good(lambda f, t=text, c=content: (f / t.split("=")[-1]).write_bytes(c() if callable(c) else c))  # type: ignore[misc]
-        found.append(cli(f"feeds/compare-{name}", "compare", GOOD, GOOD, "--input", text, files=files))
-        found.append(
+        results.append(cli(f"feeds/compare-{name}", "compare", GOOD, GOOD, "--input", text, files=files))
+        results.append(
             cli(
                 f"feeds/bench-{name}",
                 "bench",
@@ -106,7 +106,7 @@ def _cases() -> list[Case]:
         )
     for name, text in _SIZES.items():
         for command in (("inspect", GOOD), ("compare", GOOD, GOOD), ("bench", GOOD)):
-            found.append(cli(f"sizes/{command[0]}-{name}", *command, "--sizes", text, files=_good))
+            results.append(cli(f"sizes/{command[0]}-{name}", *command, "--sizes", text, files=_good))
     for name in (
         "zeros",
         "random",
@@ -121,7 +121,7 @@ def _cases() -> list[Case]:
         "link-to-device",
     ):
         write = _with_good(models.UNREADABLE[name])
-        found += [
+        results += [
             cli(f"compare/{name}", "compare", GOOD, models.BAD, files=write),
             cli(f"diff/{name}", "inspect", models.BAD, "--diff", GOOD, files=write),
             cli(f"bench/{name}", "bench", models.BAD, "--repeat", "1", files=write, expected=(USAGE, FAILED)),
@@ -138,7 +138,7 @@ def _cases() -> list[Case]:
         "sparse-negative",
     ):
         write = _with_good(models.changed(models.WRONG[name]))
-        found += [
+        results += [
             cli(f"compare/wrong-{name}", "compare", GOOD, models.BAD, files=write),
             cli(f"bench/wrong-{name}", "bench", models.BAD, "--repeat", "1", files=write, expected=(USAGE, FAILED)),
         ]
@@ -156,12 +156,12 @@ def _cases() -> list[Case]:
         "itself",
     ):
         write = _with_good(models.OUTSIDE[name])
-        found += [
+        results += [
             cli(f"compare/data-{name}", "compare", GOOD, models.BAD, files=write),
             cli(f"bench/data-{name}", "bench", models.BAD, "--repeat", "1", files=write, expected=(USAGE, FAILED)),
         ]
     for name, text in models.NAMES.items():
-        found += [
+        results += [
             cli(
                 f"page/{name}",
                 "inspect",
@@ -175,7 +175,7 @@ def _cases() -> list[Case]:
             cli(f"json/{name}", "inspect", models.BAD, "--json", files=models.named(text), expected=(DONE, FAILED)),
         ]
     for place in ("no/p.html", ".", "p", "a\0b", ""):
-        found.append(
+        results.append(
             cli(
                 f"page/at-{place!r}",
                 "inspect",
@@ -186,7 +186,7 @@ def _cases() -> list[Case]:
                 expected=(USAGE, FAILED),
             )
         )
-    return found + _never_opened()
+    return results + _never_opened()
 
 
 def _never_opened() -> list[Case]:
@@ -204,7 +204,7 @@ def _never_opened() -> list[Case]:
         "script": lambda f, n: (f / n).write_bytes(PICKLED["script"]()),  # type: ignore[operator]
         "program": exported,
     }
-    found = []
+    results = []
     for kind, write in contents.items():
         for name in ("p.pt2", "p.pt", "p.pth", "p.onnx"):
             files = _with_good(lambda f, w=write, n=name: w(f, n))  # type: ignore[misc]
@@ -214,7 +214,7 @@ def _never_opened() -> list[Case]:
                 ("inspect", GOOD, "--diff", name),
                 ("bench", name),
             ):
-                found.append(
+                results.append(
                     cli(
                         f"never-opened/{command[0]}-{len(command)}-{kind}-{name}",
                         *command,
@@ -222,7 +222,7 @@ def _never_opened() -> list[Case]:
                         words="code that runs",
                     )
                 )
-    return found
+    return results
 
 
 CASES = _cases()

@@ -52,9 +52,9 @@ def saved_beside(name: str, write: models.Write) -> Case:
 
 
 def _unreadable() -> list[Case]:
-    found = []
+    results = []
     for name, write in models.UNREADABLE.items():
-        found += [
+        results += [
             inspect(f"unreadable-{name}", write, (FAILED, USAGE)),
             verify(f"unreadable-{name}", write),
             evaluate(f"unreadable-{name}", write, ("UsageError",)),
@@ -69,25 +69,25 @@ def _unreadable() -> list[Case]:
         "length-2-63",
         "groups",
     ):
-        found.append(saved_beside(name, models.UNREADABLE[name]))
-    return found
+        results.append(saved_beside(name, models.UNREADABLE[name]))
+    return results
 
 
 def _cut() -> list[Case]:
     """Files that end at a boundary of their messages may be whole models; of one that is, nothing is said."""
-    found = []
+    results = []
     for place, content in models.truncations(6):
         write = models.of_bytes(content)
-        found += [inspect(f"cut-{place}", write, (DONE, FAILED, USAGE)), verify(f"cut-{place}", write)]
+        results += [inspect(f"cut-{place}", write, (DONE, FAILED, USAGE)), verify(f"cut-{place}", write)]
     for seed in range(60):
         write = models.of_bytes(_flipped(seed))
-        found += [
+        results += [
             inspect(f"flipped-{seed}", write, (DONE, FAILED, USAGE)),
             evaluate(f"flipped-{seed}", write, ("UsageError", "EvaluationError", "")),
         ]
         if seed < 20:
-            found.append(verify(f"flipped-{seed}", write, (DONE, FAILED, USAGE)))
-    return found
+            results.append(verify(f"flipped-{seed}", write, (DONE, FAILED, USAGE)))
+    return results
 
 
 def _flipped(seed: int) -> Callable[[], bytes]:
@@ -95,39 +95,39 @@ def _flipped(seed: int) -> Callable[[], bytes]:
 
 
 def _wrong() -> list[Case]:
-    found = []
+    results = []
     for name, change in models.WRONG.items():
         write = models.changed(change)
         harmless = ("",) if name in models.HARMLESS else ()
-        found += [
+        results += [
             inspect(f"wrong-{name}", write, (DONE, FAILED, USAGE)),
             verify(f"wrong-{name}", write),
             evaluate(f"wrong-{name}", write, ("UsageError", "EvaluationError", *harmless)),
         ]
-    return found
+    return results
 
 
 def _outside() -> list[Case]:
-    found = []
+    results = []
     for name, write in models.OUTSIDE.items():
-        found += [
+        results += [
             inspect(f"data-{name}", write, (DONE, FAILED, USAGE)),
             verify(f"data-{name}", write),
             evaluate(f"data-{name}", write, ("UsageError",)),
         ]
     for name in ("beside", "link", "absolute", "folder-link", "fifo", "not-utf8", "long", "itself"):
-        found.append(saved_beside(f"data-{name}", models.OUTSIDE[name]))
-    return found
+        results.append(saved_beside(f"data-{name}", models.OUTSIDE[name]))
+    return results
 
 
 def _named() -> list[Case]:
-    found = []
+    results = []
     for name, text in models.NAMES.items():
-        found += [
+        results += [
             inspect(f"named-{name}", models.named(text), (DONE, FAILED, USAGE)),
             verify(f"named-{name}", models.named(text)),
         ]
-    found += [
+    results += [
         inspect("named-not-utf8", models.not_utf8, (DONE, FAILED, USAGE)),
         verify("named-not-utf8", models.not_utf8, (DONE, FAILED, USAGE)),
         evaluate("named-not-utf8", models.not_utf8, ("UsageError", "EvaluationError")),
@@ -137,7 +137,7 @@ def _named() -> list[Case]:
             "bombing-functions-unread", models.of_bytes(models.nested_types(90)), ("UsageError", "EvaluationError")
         ),
     ]
-    return found
+    return results
 
 
 CASES = [*_unreadable(), *_cut(), *_wrong(), *_outside(), *_named()]

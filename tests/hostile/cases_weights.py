@@ -341,7 +341,7 @@ def _apply(path: str) -> Callable[[], Any]:
 
 
 def _cases() -> list[Case]:
-    found = []
+    results = []
     files: dict[str, tuple[str, Write | None]] = {
         **{f"safetensors-{n}": ("w.safetensors", _bytes("w.safetensors", c)) for n, c in SAFETENSORS.items()},
         **{f"pt-{n}": ("w.pt", _bytes("w.pt", c)) for n, c in PICKLED.items()},
@@ -349,9 +349,9 @@ def _cases() -> list[Case]:
         **{f"place-{n}": place for n, place in PLACES.items()},
     }
     for number, (name, (path, write)) in enumerate(files.items()):
-        found.append(call(f"apply-weights/{name}", _apply(path), ("UsageError",), files=write))
+        results.append(call(f"apply-weights/{name}", _apply(path), ("UsageError",), files=write))
         if number % 3 == 0:
-            found.append(
+            results.append(
                 cli(
                     f"weights/{name}",
                     "export",
@@ -366,7 +366,7 @@ def _cases() -> list[Case]:
             )
     for name, content in PROGRAMS.items():
         for command in (("export", "p.pt2", "-o", "o.onnx"), ("inspect", "p.pt2"), ("diagnose", "p.pt2")):
-            found.append(
+            results.append(
                 cli(f"program-{command[0]}/{name}", *command, files=_bytes("p.pt2", content), expected=(USAGE, FAILED))
             )
     for name, path in (("fifo", "p"), ("device", "/dev/zero"), ("folder", ".")):
@@ -374,8 +374,8 @@ def _cases() -> list[Case]:
         def place(folder: Path, path: str = path) -> None:
             os.mkfifo(folder / "p.pt2") if path == "p" else os.symlink(path, folder / "p.pt2")
 
-        found.append(cli(f"program-export/{name}", "export", "p.pt2", "-o", "o.onnx", files=place))
-    return found
+        results.append(cli(f"program-export/{name}", "export", "p.pt2", "-o", "o.onnx", files=place))
+    return results
 
 
 CASES = _cases()

@@ -56,11 +56,11 @@ def of_bytes(content: bytes | Callable[[], bytes]) -> Write:
 
 def number(value: int) -> bytes:
     """A varint."""
-    found = bytearray()
+    result = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        result.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*result, value])
 
 
 def field(key: int, content: bytes) -> bytes:
@@ -72,7 +72,7 @@ def field(key: int, content: bytes) -> bytes:
 
 def boundaries(content: bytes, depth: int = 4) -> list[int]:
     """Where the fields of a message begin and end, those of the messages in it too."""
-    found: set[int] = set()
+    result: set[int] = set()
 
     def walk(start: int, end: int, left: int) -> bool:
         places = []
@@ -94,11 +94,11 @@ def boundaries(content: bytes, depth: int = 4) -> list[int]:
                 start += 8 if kind == 1 else 4
             else:
                 return False
-        found.update(places)
+        result.update(places)
         return start == end
 
     walk(0, len(content), depth)
-    return sorted(found - {0})
+    return sorted(result - {0})
 
 
 def _read(content: bytes, start: int, end: int) -> tuple[int, int]:

@@ -48,7 +48,7 @@ _ERROR = re.compile(r"^(error: |Error: |╭─ Error)", re.MULTILINE)
 
 def snapshot(root: Path) -> dict[str, list[Any]]:
     """All that is below a folder: links, folders, and files with the digests of what they hold."""
-    found: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
     for place, folders, files in os.walk(root):
         for name in (*folders, *files):
             path = os.path.join(place, name)
@@ -60,8 +60,8 @@ def snapshot(root: Path) -> dict[str, list[Any]]:
                 about += [status.st_size, status.st_mtime_ns]
                 if status.st_size < 1 << 24 and os.access(path, os.R_OK):
                     about.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
-            found[os.path.relpath(path, root)] = about
-    return found
+            results[os.path.relpath(path, root)] = about
+    return results
 
 
 def _do(case: Case, root: Path, answer: Path) -> None:
@@ -71,19 +71,19 @@ def _do(case: Case, root: Path, answer: Path) -> None:
     os.environ.update(HOME=str(root / "home"), TMPDIR=str(root / "tmp"), COLUMNS="160", ONNXPLUG_METADATA="short")
     tempfile.tempdir = None
     sys.path[:1] = [""]
-    what = case.make(here)
+    job = case.make(here)
     before = snapshot(root)
     virtual = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (virtual + _ROOM, -1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     started = time.monotonic()
     result: dict[str, Any] = {"before": before, "made": True}
-    if callable(what):
-        result |= _called(what)
+    if callable(job):
+        result |= _called(job)
     else:
         from onnxplug.cli import app
 
-        sys.argv = ["onnxplug", *what]
+        sys.argv = ["onnxplug", *job]
         try:
             app.main()
         except SystemExit as leave:
@@ -165,7 +165,7 @@ def _await(fork: int) -> bool:
 def _problems(
     case: Case, result: dict[str, Any], printed: dict[str, str], status: int, late: bool, memory: int
 ) -> list[str]:
-    found = []
+    results = []
     if late:
         return [f"it takes more than {SECONDS} s"]
     if os.WIFSIGNALED(status):
@@ -173,64 +173,64 @@ def _problems(
     if not result.get("made"):
         return ["the case itself could not be made"]
     if memory > MEMORY:
-        found.append(f"it takes {memory >> 20} MB")
+        results.append(f"it takes {memory >> 20} MB")
     text = printed["stderr"] + printed["stdout"]
     if "Traceback" in text:
-        found.append("there is a traceback")
+        results.append("there is a traceback")
     if "status" in result:
-        found += _of_command(case, result["status"], printed)
+        results += _of_command(case, result["status"], printed)
     else:
         names = result["error"]
         text = result["message"]
         if not set(names) & set(case.expected):
-            found.append(f"raised {(names or ['a foreign error'])[0] or 'nothing'}, not one of {case.expected}")
+            results.append(f"raised {(names or ['a foreign error'])[0] or 'nothing'}, not one of {case.expected}")
         elif names != [""] and len(text) < 10:
-            found.append(f"the message says nothing: {text}")
+            results.append(f"the message says nothing: {text}")
     if len(printed["stderr"]) > _LONGEST or len(result.get("message", "")) > _LONGEST:
-        found.append("the text is too long to be read")
-    return found + [f"{word!r} isn't said" for word in case.words if word not in text]
+        results.append("the text is too long to be read")
+    return results + [f"{word!r} isn't said" for word in case.words if word not in text]
 
 
 def _of_command(case: Case, status: Any, printed: dict[str, str]) -> list[str]:
-    found = []
+    results = []
     text = printed["stderr"] + printed["stdout"]
     if status not in case.expected:
-        found.append(f"exit status {status}, not one of {case.expected}")
+        results.append(f"exit status {status}, not one of {case.expected}")
     errors = len(_ERROR.findall(printed["stderr"]))
     if errors != (status != DONE):
-        found.append(f"{errors} errors are printed")
+        results.append(f"{errors} errors are printed")
     if "did not expect" in text:
-        found.append("the error is not one of ours")
+        results.append("the error is not one of ours")
     strange = _CONTROL.search(text)
     if strange is not None:
-        found.append(f"{strange[0]!a} is printed")
-    return found
+        results.append(f"{strange[0]!a} is printed")
+    return results
 
 
 def _changes(before: dict[str, list[Any]], after: dict[str, list[Any]], case: Case) -> list[str]:
     def allowed(path: str) -> bool:
         return path.startswith(_OF_ONNXRUNTIME) or any(fnmatch(path, f"here/{pattern}") for pattern in case.writes)
 
-    found = [f"{path!r} has come into being" for path in after if path not in before]
-    found += [f"{path!r} is gone" for path in before if path not in after]
-    found += [f"{path!r} has changed" for path in after if path in before and after[path] != before[path]]
+    results = [f"{path!r} has come into being" for path in after if path not in before]
+    results += [f"{path!r} is gone" for path in before if path not in after]
+    results += [f"{path!r} has changed" for path in after if path in before and after[path] != before[path]]
     paths = [*(p for p in after if p not in before), *(p for p in before if p not in after)]
     paths += [p for p in after if p in before and after[p] != before[p]]
     return [
         text
-        for text, path in zip(found, paths, strict=True)
+        for text, path in zip(results, paths, strict=True)
         if not allowed(path) and not any(fnmatch(p, f"{path}/*") and allowed(p) for p in after)
     ]
 
 
 def cases() -> dict[str, Case]:
     """All cases by their ids."""
-    found: dict[str, Case] = {}
+    results: dict[str, Case] = {}
     for module in sorted(Path(__file__).parent.glob("cases_*.py")):
         for case in importlib.import_module(f"tests.hostile.{module.stem}").CASES:
-            assert case.id not in found, f"two cases are called {case.id}"
-            found[case.id] = case
-    return found
+            assert case.id not in results, f"two cases are called {case.id}"
+            results[case.id] = case
+    return results
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -71,9 +71,9 @@ def test_every_node_has_its_metadata(name: str, optimize: bool) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("cond", "If"), ("nested cond", "If"), ("while_loop", "Loop")])
 def test_control_flow_bears_its_own_metadata(name: str, kind: str) -> None:
     graph = onnxplug.to_onnx(GRAPHS[name], (X,)).model.graph
-    found = [node.metadata_props for node in all_nodes(graph) if node.op_type == kind]
-    assert len(found) == {"cond": 1, "nested cond": 2, "while_loop": 1}[name]
-    for metadata in found:
+    results = [node.metadata_props for node in all_nodes(graph) if node.op_type == kind]
+    assert len(results) == {"cond": 1, "nested cond": 2, "while_loop": 1}[name]
+    for metadata in results:
         assert metadata["namespace"].endswith({"If": ": cond", "Loop": ": while_loop"}[kind])
         assert "test_calls.py:" in metadata["pkg.onnxplug.source"]
     after = [": aten.exp" in node.metadata_props["namespace"] for node in graph if node.op_type == "Exp"]

@@ -151,7 +151,7 @@ def in_halves(x: torch.Tensor) -> torch.Tensor:
 ROWS = torch.randn(4, 6)
 
 
-def test_what_the_decomposition_asks_of_sizes_is_said() -> None:
+def test_conditions_of_the_decomposition_on_sizes_are_reported() -> None:
     """A single decomposition is refused; the whole program's is right where the condition holds, and verified there."""
     with pytest.warns(UserWarning, match="right only where .*batch.*: torch's decomposition"):
         program = onnxplug.to_onnx(in_halves, (ROWS,), dynamic_shapes=BATCH)
@@ -254,7 +254,7 @@ def test_torchs_own_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("table", "message"),
     [
         ("all", "decompositions='all' is unknown"),
         ([torch.ops.aten.gelu.default], "must be a table from operators to functions or 'core', got a list"),
@@ -263,11 +263,11 @@ def test_torchs_own_table() -> None:
         ({torch.ops.aten.gelu.default: "sigmoid"}, "'sigmoid' for aten.gelu.default, which is no function"),
     ],
 )
-def test_what_is_no_table(given: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_are_refused(table: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found before the model is captured."""
     monkeypatch.setattr("onnxplug.pipeline.capture_model", None)
     with pytest.raises(UsageError, match=message):
-        onnxplug.to_onnx(lambda x: x, (X,), decompositions=given)
+        onnxplug.to_onnx(lambda x: x, (X,), decompositions=table)
 
 
 def test_a_rule_of_the_call_is_not_decomposed_away() -> None:

@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[nn.Module], tuple[Any, ...]]] 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_eager_refuses_is_refused_with_its_message(name: str) -> None:
+def test_calls_that_eager_refuses_are_refused_with_its_message(name: str) -> None:
     function, modules, args = REFUSED[name]
     model = Model(function, *modules).eval()
     with pytest.raises((RuntimeError, NotImplementedError)) as eager:
@@ -154,14 +154,14 @@ RUN: dict[str, tuple[Callable[..., Any], list[nn.Module], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_what_eager_runs_is_exported(name: str) -> None:
+def test_calls_that_eager_runs_are_exported(name: str) -> None:
     function, modules, args = RUN[name]
     model = Model(function, *modules).eval()
     check(model, *args, others=[tuple(a.flip(0) for a in args)])
     check(Unused(model), *args)
 
 
-def test_what_one_number_is_refused_for_others_are_not() -> None:
+def test_a_number_is_refused_and_others_are_not() -> None:
     """A call says nothing of another one of the same dtypes."""
     with pytest.raises(OnnxplugError, match=r"(?i)integers to (a )?negative"):
         onnxplug.to_onnx(Call(lambda x: x**-1), (r(3, dtype=LONG),))
@@ -244,7 +244,7 @@ def test_a_plugin_tells_what_its_operators_refuse() -> None:
         check(lambda x: torch.ops.refused_test.root(x) + 1, r(2, 3), others=others, dynamic=True)
 
 
-def test_what_is_no_function_refuses_the_plugin() -> None:
+def test_an_object_that_is_no_function_refuses_the_plugin() -> None:
     with (
         plugin(3).active(),
         pytest.warns(UserWarning, match="onnxplug_refusals returned 3, neither a function nor"),

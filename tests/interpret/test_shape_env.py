@@ -51,7 +51,7 @@ def test_an_example_of_0_or_1_stands_for_larger_ones(size: int) -> None:
     assert not env.replacements
 
 
-def test_what_is_asked_of_strides_is_not_taken_for_granted() -> None:
+def test_questions_about_strides_are_kept() -> None:
     """The example's matrix is square, so that its transpose has strides of a kind; no size is 3 for what comes later."""
     x = fake(3, 3)
     env = x.fake_mode.shape_env
@@ -83,7 +83,7 @@ def test_the_kernel_of_a_convolution_is_not_taken_for_granted() -> None:
     assert not [guard for guard in x.fake_mode.shape_env.guards if "16" in str(guard.expr)]
 
 
-def test_the_line_of_what_else_is_asked() -> None:
+def test_the_line_of_another_question() -> None:
     x = fake(4, 3)
 
     def function(x: torch.Tensor) -> Any:

@@ -26,10 +26,10 @@ def assert_same(file: str | Path, model: Any, *examples: Sequence[Any]) -> None:
     for example in examples:
         with torch.no_grad():
             expected = [leaf for leaf in tree_leaves(model(*example)) if isinstance(leaf, torch.Tensor)]
-        given = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
-        assert len(given) == len(names), f"the file has the inputs {names}, the model {len(given)}"
-        results = session.run(None, {name: leaf.detach().numpy() for name, leaf in zip(names, given, strict=True)})
+        tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+        assert len(tensors) == len(names), f"the file has the inputs {names}, the model {len(tensors)}"
+        results = session.run(None, {name: leaf.detach().numpy() for name, leaf in zip(names, tensors, strict=True)})
         assert len(results) == len(expected), f"the file has {len(results)} outputs, the model {len(expected)}"
         for number, (result, leaf) in enumerate(zip(results, expected, strict=True)):
             outcome = compare(torch.from_numpy(result), leaf)
-            assert outcome.equal, f"output {number} of inputs {[list(x.shape) for x in given]}: {outcome}"
+            assert outcome.equal, f"output {number} of inputs {[list(x.shape) for x in tensors]}: {outcome}"

@@ -64,8 +64,8 @@ def fetch(library: Library) -> Path:
     if not backends.is_dir():
         subprocess.run([*_PIP, "install", "-qq", "--target", str(backends), *BACKENDS], check=True)
     environment = {**os.environ, "PYTHONPATH": str(backends)}
-    asked = ["--no-deps", "--no-build-isolation", "--no-binary", library.name, f"{library.name}=={library.version}"]
-    subprocess.run([*_PIP, "download", "-qq", "-d", str(folder), *asked], check=True, env=environment)
+    requested = ["--no-deps", "--no-build-isolation", "--no-binary", library.name, f"{library.name}=={library.version}"]
+    subprocess.run([*_PIP, "download", "-qq", "-d", str(folder), *requested], check=True, env=environment)
     if library.needs:
         target = ["--target", str(folder / "packages"), "--prefer-binary"]
         subprocess.run([*_PIP, "install", "-qq", "--no-deps", *target, *library.needs], check=True)
@@ -116,13 +116,13 @@ def _file(library: Library, way: str) -> Path:
 
 def read(file: Path) -> dict[str, Outcome]:
     """The outcomes in a file, by test: the last line of each counts."""
-    found = {}
+    results = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         name = row.pop("test")
-        if name not in found or found[name].outcome == "ended" or row["outcome"] == "failed":
-            found[name] = Outcome(**row)
-    return found
+        if name not in results or results[name].outcome == "ended" or row["outcome"] == "failed":
+            results[name] = Outcome(**row)
+    return results
 
 
 def exporting(outcomes: dict[str, dict[str, Outcome]]) -> dict[str, dict[str, Outcome]]:

@@ -73,7 +73,7 @@ def test_each_exporter_is_in_place(outcomes: dict[str, dict[str, report.Outcome]
     assert version == {"dynamo=False": "failed", "dynamo=True": "failed", "onnxplug": "passed"}
 
 
-def test_what_exports_nothing_is_not_counted(outcomes: dict[str, dict[str, report.Outcome]]) -> None:
+def test_a_test_without_an_export_is_not_counted(outcomes: dict[str, dict[str, report.Outcome]]) -> None:
     names = [name.rpartition("::")[2] for name in report.exporting(outcomes)]
     assert names == ["test_onnx_producer", "test_onnx_version", "test_onnx_crash"]
 

@@ -270,22 +270,22 @@ def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, An
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     layers = max(2, len(kinds))
     settings = config.to_dict()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, bool) or value is None:
             continue
         inner = getattr(config, name, None) if isinstance(value, Mapping) else None
         if hasattr(inner, "to_dict"):
-            found[name] = {"model_type": inner.model_type, **small_settings(inner, inner.model_type)}
+            results[name] = {"model_type": inner.model_type, **small_settings(inner, inner.model_type)}
         elif isinstance(value, int | float):
             small = next((small for names, small in _SMALL if any(fnmatchcase(name, n) for n in names.split())), None)
             if small is not None:
-                found[name] = layers if name in _LAYERS else small
+                results[name] = layers if name in _LAYERS else small
         elif isinstance(value, list) and name in ("layer_types", "mlp_layer_types") and value:
             each = list(dict.fromkeys(value))
-            found[name] = (each * layers)[:layers] if name == "mlp_layer_types" else (kinds * layers)[:layers]
+            results[name] = (each * layers)[:layers] if name == "mlp_layer_types" else (kinds * layers)[:layers]
     if settings.get("kv_lora_rank"):  # latent attention has as many heads of keys as of queries
-        found["num_key_value_heads"] = found["num_attention_heads"]
-        if "head_dim" in found:
-            found["head_dim"] = found.get("qk_rope_head_dim", 8)
-    return {**found, **own}
+        results["num_key_value_heads"] = results["num_attention_heads"]
+        if "head_dim" in results:
+            results["head_dim"] = results.get("qk_rope_head_dim", 8)
+    return {**results, **own}

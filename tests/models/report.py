@@ -225,7 +225,8 @@ def _counts(outcomes: list[Outcome]) -> tuple[int, int, int]:
 def _cause(detail: str) -> str:
     """The first sentence of an error, without this machine's paths."""
     text = re.sub(r"/\S*/site-packages/", "", " ".join(detail.split()))
-    return text.partition(" Hint:")[0].partition(" Tried:")[0].replace("|", "\\|")[:240]
+    cut = text.partition(" Hint:")[0].partition(" Tried:")[0].replace("|", "\\|")[:240]
+    return cut + "`" * (cut.count("`") % 2)
 
 
 def _cell(outcome: Outcome) -> str:

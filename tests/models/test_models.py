@@ -64,14 +64,14 @@ def test_models_are_small() -> None:
 
 
 def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Fake:
         def __init__(self, peer: bool) -> None:
             assert not peer
 
         def ask(self, architecture: Architecture) -> Outcome:
-            asked.append(architecture.name)
+            requests.append(architecture.name)
             return Outcome("crash" if architecture.name == "b" else "pass")
 
         def stop(self) -> None:
@@ -81,10 +81,10 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     chosen = [Architecture("causal", name, name.upper()) for name in ("a", "b", "c")]
     (tmp_path / "causal-a-A.json").write_text(json.dumps(vars(Outcome("wrong", "by | much", 1.0))))
     results = run(chosen, tmp_path, 1)
-    assert asked == ["b", "c"]
+    assert requests == ["b", "c"]
     assert [outcome.status for outcome in results.values()] == ["wrong", "crash", "pass"]
     assert run(chosen, tmp_path, 1) == results
-    assert asked == ["b", "c"]
+    assert requests == ["b", "c"]
     table = render(results, {chosen[2]: Outcome("pass", way="static sizes")})
     assert "| causal | c | C | pass | pass, static sizes |" in table
     assert "| causal a | wrong |  | by \\| much |" in table

@@ -58,12 +58,12 @@ def entries() -> dict[str, Any]:
     """Every entry of torch's database by name, variants as ``name.variant``."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for op in op_db:
         name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
-        assert name not in found, name
-        found[name] = op
-    return found
+        assert name not in results, name
+        results[name] = op
+    return results
 
 
 def seed(number: int = 0) -> None:
@@ -368,10 +368,12 @@ def _difference(
             return "shape", f"{tuple(actual.shape)}, torch has {tuple(real.shape)}"
         return _distribution(actual, real, name) if random_op == "random" else None
     rtol, atol = tolerance(name, reference.dtype) if isinstance(reference, torch.Tensor) else (None, None)
-    found = compare(actual, reference, scale=Scale.OPERATOR, rtol=rtol, atol=atol)
-    if found.equal:
+    comparison = compare(actual, reference, scale=Scale.OPERATOR, rtol=rtol, atol=atol)
+    if comparison.equal:
         return None
-    return "dtype" if found.problem.startswith("is ") else "shape" if found.problem else "value", str(found)
+    return "dtype" if comparison.problem.startswith("is ") else "shape" if comparison.problem else "value", str(
+        comparison
+    )
 
 
 def _in_float(module: Sample, inputs: tuple[torch.Tensor, ...]) -> list[Any] | None:

@@ -30,7 +30,7 @@ def test_the_table_is_what_the_installed_version_says() -> None:
 def test_a_sample_of_it_loads_or_not(op_type: str, opset: int) -> None:
     """Each operator in a model by itself: it loads exactly where the table has a kernel."""
     spec = onnx_spec(op_type, opset)
-    found, expected = {}, {}
+    results, expected = {}, {}
     for name, number in TYPES.items():
         dtype = next(d for d in LETTERS.values() if d.name.lower() == name)
         names = [f"x{i}" for i in range(SAMPLE[op_type])]
@@ -48,9 +48,9 @@ def test_a_sample_of_it_loads_or_not(op_type: str, opset: int) -> None:
             continue  # the schema excludes the type
         try:
             onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-            found[name] = True
+            results[name] = True
         except NotImplemented_:
-            found[name] = False
+            results[name] = False
         expected[name] = Kernels(KERNELS).takes(spec, {"T": dtype})
-    assert found == expected
-    assert found["float"]
+    assert results == expected
+    assert results["float"]

@@ -69,8 +69,8 @@ def test_an_installed_package_translates_its_operator(tmp_path: Path) -> None:
     of_pip_alone = {"REQUESTED", "WHEEL", "direct_url.json", "RECORD"}  # its own build, and the hashes of that
 
     def files(folder: Path) -> dict[str, str]:
-        found = (p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.name not in of_pip_alone)
-        return {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in found}
+        results = (p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.name not in of_pip_alone)
+        return {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in results}
 
     assert files(written) == files(by_pip)
 

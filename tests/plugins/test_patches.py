@@ -171,8 +171,8 @@ def test_functions_of_a_library_are_exchanged_wherever_a_module_has_them(library
     x = torch.randn(3)
     with with_functions({**FUNCTIONS, "not_imported.ops:f": "not_there:f", "annexed.ops:absent": ours}) as item:
         program = onnxplug.to_onnx(lambda x: models.doubled(x, 3.0) + library.Kernel.forward(None, x), (x,))
-        for given in (x, x + 1):
-            torch.testing.assert_close(program(given)[0], given * 4 + 1)
+        for inputs in (x, x + 1):
+            torch.testing.assert_close(program(inputs)[0], inputs * 4 + 1)
         assert library.doubled is models.doubled is before
         item.put()
         item.put()

@@ -23,8 +23,8 @@ def point(folder: Path, module: str = "shop", **files: str) -> EntryPoint:
         file.unlink()
     for name, text in {"METADATA": "Metadata-Version: 2.1\nName: onnxplug-shop\nVersion: 1.0\n", **files}.items():
         (info / name.replace("_json", ".json")).write_text(text)
-    found: EntryPoint = EntryPoint("shop", module, "onnxplug")._for(PathDistribution(info))  # type: ignore[attr-defined]
-    return found
+    result: EntryPoint = EntryPoint("shop", module, "onnxplug")._for(PathDistribution(info))  # type: ignore[attr-defined]
+    return result
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_installed_distribution_is_known_by_the_digests_it_states(tmp_path: Path) -> None:
-    one = stamp_of(point(tmp_path, RECORD="shop.py,sha256=abc,10\n"), 0)
-    assert one is not None
-    assert one == stamp_of(point(tmp_path, RECORD="shop.py,sha256=abc,10\n"), 0)
-    assert one != stamp_of(point(tmp_path, RECORD="shop.py,sha256=xyz,10\n"), 0)
+    stamp = stamp_of(point(tmp_path, RECORD="shop.py,sha256=abc,10\n"), 0)
+    assert stamp is not None
+    assert stamp == stamp_of(point(tmp_path, RECORD="shop.py,sha256=abc,10\n"), 0)
+    assert stamp != stamp_of(point(tmp_path, RECORD="shop.py,sha256=xyz,10\n"), 0)
 
 
 def test_versions_of_required_distributions_count(tmp_path: Path) -> None:
@@ -62,16 +62,16 @@ def test_versions_of_required_distributions_count(tmp_path: Path) -> None:
 )
 def test_an_editable_one_is_known_by_its_files(package: Path, files: dict[str, str]) -> None:
     now = time.time()
-    one = stamp_of(point(package, **files), now)
-    assert one is not None
-    assert one == stamp_of(point(package, **files), now)
+    stamp = stamp_of(point(package, **files), now)
+    assert stamp is not None
+    assert stamp == stamp_of(point(package, **files), now)
     rules = package / "shop" / "rules.py"
     os.utime(rules, (now - 30,) * 2)
     changed = stamp_of(point(package, **files), now)
-    assert changed not in (one, None)
+    assert changed not in (stamp, None)
     (package / "shop" / "more.py").write_text("")
     os.utime(package / "shop" / "more.py", (now - 60,) * 2)
-    assert stamp_of(point(package, **files), now) not in (one, changed, None)
+    assert stamp_of(point(package, **files), now) not in (stamp, changed, None)
 
 
 def test_folders_that_are_links_count(package: Path) -> None:

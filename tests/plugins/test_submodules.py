@@ -40,7 +40,7 @@ def _error(monkeypatch: pytest.MonkeyPatch, model: nn.Module, args: Any = (X,)) 
     return info.value
 
 
-def test_an_error_without_a_place_is_found_by_capturing_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_of_an_error_by_capturing_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
     error = _error(monkeypatch, Net(nn.ReLU(), Foreign()).eval())
     assert error.submodule == "heads.main.1"
     assert "can't capture the model in heads.main.1 (Foreign) at " in error.message

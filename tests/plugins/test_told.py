@@ -64,7 +64,7 @@ def test_a_rule_that_is_stated_twice_is_its_plugins_fault_alone(tmp_path: Path) 
     assert "True" in strict
 
 
-def test_a_requirement_that_is_not_met_is_told(tmp_path: Path) -> None:
+def test_a_requirement_that_is_not_met_is_reported(tmp_path: Path) -> None:
     wanted = "@hookimpl\ndef onnxplug_info(): return PluginInfo(requires=['torch>=99', 'surely-not-here', 'numpy'])\n"
     place(tmp_path, Dist("onnxplug-good", f"{GOOD}\n{wanted}", "good"))
     first, second = run(tmp_path, "attempt(lambda x: double(x))\nattempt(lambda x: double(x) + 1)")
@@ -76,7 +76,7 @@ def test_a_requirement_that_is_not_met_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("returned", ["value", "[value]"])
-def test_a_rule_that_leaves_a_result_out_is_told(tmp_path: Path, returned: str) -> None:
+def test_a_rule_that_leaves_a_result_out_is_reported(tmp_path: Path, returned: str) -> None:
     source = f"{HEAD}def one(g, node):\n    value = convert(g, node)\n    return {returned}\n"
     place(
         tmp_path,
@@ -124,12 +124,12 @@ REWRITES = {
 }
 
 
-@pytest.mark.parametrize("what", REWRITES)
-def test_a_rewrite_that_fails_names_its_plugin(tmp_path: Path, what: str) -> None:
-    source = f"{HEAD}@hookimpl\ndef onnxplug_rewrites(): return [{REWRITES[what]}]\n"
+@pytest.mark.parametrize("fault", REWRITES)
+def test_a_rewrite_that_fails_names_its_plugin(tmp_path: Path, fault: str) -> None:
+    source = f"{HEAD}@hookimpl\ndef onnxplug_rewrites(): return [{REWRITES[fault]}]\n"
     place(tmp_path, Dist("onnxplug-good", GOOD, "good"), Dist("onnxplug-bad", source, "bad"))
     first, second = run(tmp_path, "attempt(lambda x: x.relu())\nattempt(lambda x: double(x))")
     assert first.startswith("ConversionError: ")
-    assert what in first
+    assert fault in first
     assert "(the rewrite is of onnxplug-bad)" in first
     assert second == "['Mul'] 0"

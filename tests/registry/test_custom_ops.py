@@ -63,9 +63,9 @@ def test_every_kind_of_argument() -> None:
     bias = torch.randn(4)
 
     def model(x: torch.Tensor) -> Any:
-        one = everything(x, None, [1, 2], False, "a", torch.float64, 2)
+        result = everything(x, None, [1, 2], False, "a", torch.float64, 2)
         two = everything(x, bias, [0.5], True, "negate", dtype=torch.float32)
-        return one, two
+        return result, two
 
     check(
         model,

@@ -92,14 +92,14 @@ def test_explain() -> None:
     builtin = [rule("a::f.x", "old", opset=(None, 19)), rule("a::f.x", "new", opset=(20, None))]
     plugin = [rule("a::f.x", "conditional", "p", override=True, when=lambda n: False)]
     registry = OnnxRegistry(builtin, plugin)
-    found = registry.explain("a::f.x", Target(21, {"": 21}))
-    assert [(e.rule.name.partition(":")[2], e.layer, e.taken) for e in found] == [
+    candidates = registry.explain("a::f.x", Target(21, {"": 21}))
+    assert [(e.rule.name.partition(":")[2], e.layer, e.taken) for e in candidates] == [
         ("conditional", Layer.PLUGIN, False),
         ("new", Layer.BUILTIN, True),
         ("old", Layer.BUILTIN, False),
     ]
-    assert "holds up to opset 19" in found[-1].reason
-    assert {e.rule.name for e in registry.explain("a::f", Target(21, {"": 21}))} == {e.rule.name for e in found}
+    assert "holds up to opset 19" in candidates[-1].reason
+    assert {e.rule.name for e in registry.explain("a::f", Target(21, {"": 21}))} == {e.rule.name for e in candidates}
 
 
 def test_converters_by_name_are_imported_late() -> None:
@@ -128,8 +128,8 @@ def test_many_plugins_cost_time_in_proportion() -> None:
 
 
 def for_target(registry: OnnxRegistry, runtime: str | None, exact: bool = False) -> list[str]:
-    found = registry.candidates(node("a::f.x"), Target(21, {"": 21}, runtime, exact))
-    return [r.name.partition(":")[2] for r in found]
+    candidates = registry.candidates(node("a::f.x"), Target(21, {"": 21}, runtime, exact))
+    return [r.name.partition(":")[2] for r in candidates]
 
 
 def test_targets_nest_and_the_closer_goes_first() -> None:
@@ -155,7 +155,7 @@ def test_priority_goes_before_the_target() -> None:
     assert for_target(OnnxRegistry(rules), "onnxruntime") == ["first", "ort"]
 
 
-def test_exact_rules_go_first_where_they_are_asked_for() -> None:
+def test_exact_rules_go_first_with_exact() -> None:
     registry = OnnxRegistry([
         rule("a::f.x", "any", opset=(18, None)),
         rule("a::f.x", "exactly", exact=True),
@@ -193,8 +193,8 @@ def test_explain_gives_target_exactness_and_reason() -> None:
     ])  # fmt: skip
 
     def reasons(runtime: str | None, exact: bool) -> list[str]:
-        found = registry.explain("a::f.x", Target(21, {"": 21}, runtime, exact))
-        return [f"{e.rule.name.partition(':')[2]}: {e.reason}" for e in found]
+        candidates = registry.explain("a::f.x", Target(21, {"": 21}, runtime, exact))
+        return [f"{e.rule.name.partition(':')[2]}: {e.reason}" for e in candidates]
 
     assert reasons("onnxruntime", False) == [
         "plain: builtin, every opset",

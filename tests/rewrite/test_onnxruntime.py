@@ -315,7 +315,7 @@ def test_nothing_is_lost_between_threads() -> None:
         assert (ort.run(None, feeds)[0] == 40_000).all()
 
 
-def test_what_is_left_alone() -> None:
+def test_nodes_that_are_left_alone() -> None:
     """A Pad before a convolution is the convolution's own; a MaxPool's of −∞ is its own."""
     program = onnxplug.to_onnx(Call(lambda x: F.conv2d(F.pad(x, [1, 1, 1, 1]), torch.ones(1, 3, 3, 3))), (IMAGE,))
     assert [n.op_type for n in program.model.graph] == ["Pad", "Conv"]

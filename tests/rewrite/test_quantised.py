@@ -63,8 +63,8 @@ def coarse(x: torch.Tensor) -> torch.Tensor:
 def ranged(x: torch.Tensor) -> torch.Tensor:
     """In bytes, from the least number to the greatest."""
     ops = torch.ops.quantized_decomposed
-    found = (*ops.choose_qparams.tensor(x, 0, 255, 6e-5, torch.uint8), 0, 255, torch.uint8)
-    result: torch.Tensor = ops.dequantize_per_tensor.tensor(ops.quantize_per_tensor.tensor(x, *found), *found)
+    outcome = (*ops.choose_qparams.tensor(x, 0, 255, 6e-5, torch.uint8), 0, 255, torch.uint8)
+    result: torch.Tensor = ops.dequantize_per_tensor.tensor(ops.quantize_per_tensor.tensor(x, *outcome), *outcome)
     return result
 
 
@@ -215,8 +215,8 @@ class Bytes(torch.nn.Module):
         self.register_buffer("weight", torch.randint(-128, 128, (5, 8), dtype=torch.int8))
 
     def forward(self, x: torch.Tensor, high: int = 255) -> torch.Tensor:
-        ops, given = torch.ops.quantized_decomposed, (0.05, 3, 0, high, torch.uint8)
-        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *given), *given)
+        ops, scale_and_range = torch.ops.quantized_decomposed, (0.05, 3, 0, high, torch.uint8)
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *scale_and_range), *scale_and_range)
         scales, zeros = torch.arange(1, 6) / 50, torch.zeros(5, dtype=torch.int64)
         return F.linear(x, ops.dequantize_per_channel(self.weight, scales, zeros, 0, -128, 127, torch.int8))
 
@@ -229,8 +229,8 @@ def test_weights_beside_bytes_are_unsigned() -> None:
     other = Bytes()
     program.apply_weights(other.state_dict())
     torch.testing.assert_close(program(x)[0], other(x), **looser("quantised layers"))
-    for further, options in (({"high": 127}, {}), ({}, {"target": None})):
-        plain = onnxplug.to_onnx(model, (x,), kwargs=further, **options)
+    for more, options in (({"high": 127}, {}), ({}, {"target": None})):
+        plain = onnxplug.to_onnx(model, (x,), kwargs=more, **options)
         assert plain.model.graph.initializers["weight"].dtype == ir.DataType.INT8
 
 

@@ -105,8 +105,8 @@ def test_ones_move_beside_dynamic_sizes(dims: tuple[Any, ...], perm: tuple[int, 
     assert [node.op_type for node in graph] == ["Neg", *op_types.split()]
     run = Runner(finish(g, graph, tensors))
     for sizes in ({"b": 2, "s": 7}, {"b": 1, "s": 1}, {"b": 0, "s": 3}, {"b": 4, "s": 0}):
-        given = torch.randn([size if isinstance(size, int) else sizes[size] for size in dims])
-        torch.testing.assert_close(run({"x": given})[0], -given.permute(perm))
+        inputs = torch.randn([size if isinstance(size, int) else sizes[size] for size in dims])
+        torch.testing.assert_close(run({"x": inputs})[0], -inputs.permute(perm))
 
 
 def relu_graph() -> tuple[GraphBuilder, ir.Graph]:
@@ -232,7 +232,7 @@ def test_a_cycle_is_named() -> None:
         run_rewrites(g, graph, [rewrite])
 
 
-def test_a_size_that_a_rewrite_asked_for_in_vain_is_forgotten() -> None:
+def test_a_size_of_a_rewrite_that_declined_is_forgotten() -> None:
     """It left the graph with what else the rewrite emitted: the next one that asks for it must not get it."""
 
     def in_vain(g: GraphBuilder, node: ir.Node) -> Any:

@@ -264,13 +264,13 @@ def test_weights_that_are_converted(tmp_path: Path, meta: onnxplug.OnnxProgram) 
 
 def test_bad_mappings(untouched: Any) -> None:
     program = untouched["real"]
-    for given, message in (
+    for mapping, message in (
         ({1: torch.ones(1)}, "weights are given by name, got 1"),
         ({"inner.bias": [1.0]}, "'inner.bias' must be a tensor, got a list"),
         (WAYS["meta"](Tied).state_dict(), "'embedding.weight' has no numbers"),
     ):
         with pytest.raises(WeightsError, match=message):
-            program.apply_weights(given)
+            program.apply_weights(mapping)
     with pytest.raises(onnxplug.UsageError, match="strict= takes True, False or None, got 'yes'"):
         program.apply_weights({}, strict="yes")  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ WRITERS: dict[str, tuple[Callable[[Any], Any], Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_torch_writes_is_read_again(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_torch_are_read_again(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write, read = WRITERS[name]
     path = tmp_path / "a.pt2"
     write_by_torch(path, write)

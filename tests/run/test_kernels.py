@@ -140,10 +140,10 @@ def test_a_library_runs_calls_verification_and_sessions(shop: Shop, library: Any
     torch.testing.assert_close(program(X)[0], model(X))
     report = verify_file(str(file), model, (X,), {}, {"x": {0: "a"}})
     assert {case.runtime for case in report.cases} == {"onnxruntime"}
-    for given in (file, str(file), file.read_bytes(), onnx.load(file), program.model, program):
-        session = onnxplug.runtime.inference_session(given)
+    for source in (file, str(file), file.read_bytes(), onnx.load(file), program.model, program):
+        session = onnxplug.runtime.inference_session(source)
         torch.testing.assert_close(torch.from_numpy(session.run(None, {"x": X.numpy()})[0]), model(X))
-        assert onnxplug.runtime.custom_op_libraries(given) == [str(library())]
+        assert onnxplug.runtime.custom_op_libraries(source) == [str(library())]
 
 
 def test_double_too(shop: Shop, library: Any) -> None:
@@ -151,7 +151,7 @@ def test_double_too(shop: Shop, library: Any) -> None:
     assert onnxplug.to_onnx(model, (X.double(),)).verify().cases[0].runtime == "onnxruntime"
 
 
-def test_a_path_with_spaces_given_by_a_function(shop: Shop, library: Any, tmp_path: Path) -> None:
+def test_a_path_with_spaces_by_a_function(shop: Shop, library: Any, tmp_path: Path) -> None:
     (tmp_path / "a folder ü").mkdir()
     there = Path(shutil.copy(library(), tmp_path / "a folder ü" / "the lib.so"))
     shop.install(
@@ -199,7 +199,7 @@ def test_a_reference_kernel_by_a_wrong_name(shop: Shop, kernel: str, message: st
         onnxplug.to_onnx(model, (X,), verify=True)
 
 
-def test_a_wrong_reference_kernel_is_found(shop: Shop) -> None:
+def test_a_wrong_reference_kernel_is_an_error(shop: Shop) -> None:
     wrong = REFERENCE.replace("y[..., t - 1]", "y[..., t]")
     shop.install("shop-a", RULES, DOMAINS, wrong, runtime="[ReferenceOp(Leaky)]")
     with pytest.raises(VerificationError, match="differs"):
@@ -533,7 +533,7 @@ def test_session_options_and_settings(shop: Shop, library: Any) -> None:
         onnxplug.runtime.inference_session(program, session_options=by_hand)
 
 
-def test_what_is_no_model(tmp_path: Path) -> None:
+def test_files_that_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("no model", encoding="utf-8")
     with pytest.raises(onnxplug.OnnxplugError, match=r"text\.onnx is not an ONNX model"):
         onnxplug.runtime.inference_session(tmp_path / "text.onnx")

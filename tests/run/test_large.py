@@ -99,8 +99,8 @@ def test_weights_of_the_save_alone(
     path = tmp_path / "model.onnx"
     for seed in (1, 2):
         model = trained(seed)
-        given: Any = checkpoint(tmp_path, model) if seed == 1 else model.state_dict()
-        program.save(path, weights=given, external_data=external_data)
+        weights: Any = checkpoint(tmp_path, model) if seed == 1 else model.state_dict()
+        program.save(path, weights=weights, external_data=external_data)
         check(path, model)
     assert names(tmp_path) == ["model.onnx", *(["model.onnx.data.2"] if external_data else []), "weights.safetensors"]
     with pytest.raises(WeightsError, match=r"can't be saved: 11 weights have no numbers, .* and 6 others"):
@@ -195,7 +195,7 @@ def test_safetensors_as_data(tmp_path: Path, program: onnxplug.OnnxProgram, real
     assert file.read_bytes() == before, "no data of ours, which is never removed"
 
 
-def test_what_does_not_fit_into_safetensors(tmp_path: Path, program: onnxplug.OnnxProgram, real: Model) -> None:
+def test_dtypes_that_do_not_fit_into_safetensors(tmp_path: Path, program: onnxplug.OnnxProgram, real: Model) -> None:
     """Another dtype, and bytes that are not aligned, are written."""
     path = tmp_path / "model.onnx"
     half = checkpoint(tmp_path, trained(1).half(), "half.safetensors")
@@ -216,9 +216,9 @@ def test_safetensors_that_no_model_may_refer_to(tmp_path: Path, program: onnxplu
     file = checkpoint(tmp_path / "weights", real)
     link = tmp_path / "models" / "link.safetensors"
     link.symlink_to(file)
-    for given in (file, link):
+    for inputs in (file, link):
         with pytest.raises(SaveError, match=r"(?s)a model's data is in its own folder.*hard-link"):
-            program.save(path, weights=given, external="safetensors")
+            program.save(path, weights=inputs, external="safetensors")
     assert names(path.parent) == ["link.safetensors"]
     hard = tmp_path / "models" / "hard.safetensors"
     os.link(file, hard)
@@ -266,7 +266,7 @@ def test_wrong_usage(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_a_weight_of_the_model(tmp_path: Path, program: onnxplug.OnnxProgram, real: Model) -> None:
+def test_tensors_that_are_no_weight_of_the_model(tmp_path: Path, program: onnxplug.OnnxProgram, real: Model) -> None:
     path, state = tmp_path / "model.onnx", {**real.state_dict(), "more": torch.ones(1)}
     with pytest.raises(WeightsError, match="1 weight is not the model's, 'more'"):
         program.save(path, weights=state, strict=True)
@@ -290,12 +290,15 @@ def test_progress(
     tmp_path: Path, program: onnxplug.OnnxProgram, real: Model, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(save, "_CHUNK_BYTES", 1000)
-    told: list[tuple[int, int]] = []
+    notices: list[tuple[int, int]] = []
     program.save(
-        tmp_path / "model.onnx", weights=checkpoint(tmp_path, real), shard=20000, progress=lambda *now: told.append(now)
+        tmp_path / "model.onnx",
+        weights=checkpoint(tmp_path, real),
+        shard=20000,
+        progress=lambda *now: notices.append(now),
     )
-    done = [now for now, _ in told]
-    (total,) = {total for _, total in told}
+    done = [now for now, _ in notices]
+    (total,) = {total for _, total in notices}
     assert done == sorted(done)
     assert done[-1] == total
     assert len(done) > 30

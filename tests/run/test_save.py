@@ -25,8 +25,8 @@ from tests.run.saved import age, names, program, weight
 @pytest.mark.parametrize("external", [False, True])
 def test_saves_and_replaces(tmp_path: Path, programs: Any, external: bool) -> None:
     path = tmp_path / "model.onnx"
-    for number, one in enumerate((*programs, programs[0]), start=1):
-        one.save(path, external_data=external)
+    for number, model in enumerate((*programs, programs[0]), start=1):
+        model.save(path, external_data=external)
         assert weight(path) == (1.0 if number != 2 else 2.0)
         assert len(list(tmp_path.iterdir())) == (2 if external else 1), "older data files and staging are gone"
     session_input = {"input": np.ones((1, 32), np.float32)}
@@ -191,7 +191,7 @@ def test_data_that_is_missing_is_not_made_for_another_model(tmp_path: Path, prog
         onnx.load(backup)
 
 
-def test_what_killed_saves_left_is_removed(tmp_path: Path, programs: Any) -> None:
+def test_leftovers_of_killed_saves_are_removed(tmp_path: Path, programs: Any) -> None:
     path = tmp_path / "model.onnx"
     for name in ("model.onnx.data", "model.onnx.data.7", "model.onnx.data.2-00001-of-00003", ".onnxplug-0123.tmp"):
         (tmp_path / name).write_bytes(b"the beginning of weights")
@@ -290,8 +290,8 @@ def test_relative_paths_and_odd_names(tmp_path: Path, programs: Any, monkeypatch
     monkeypatch.chdir(tmp_path)
     Path("a b").mkdir()
     for place in ("model.onnx", "./a b/m o (1).onnx", "a b/../noending", "a b/ünïcödé.onnx", b"bytes.onnx"):
-        for one, value in zip((programs[0], programs[1]), (1.0, 2.0), strict=True):
-            one.save(place, external_data=True)
+        for model, value in zip((programs[0], programs[1]), (1.0, 2.0), strict=True):
+            model.save(place, external_data=True)
             assert weight(Path(os.fsdecode(place))) == value
     long = "x" * 240 + ".onnx"
     programs[0].save(long, external_data=True)
@@ -336,7 +336,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path, programs: Any) -> None:
     os.close(write)
 
 
-def test_data_never_replaces_what_is_no_regular_file(tmp_path: Path, programs: Any) -> None:
+def test_data_never_replaces_a_file_that_is_not_regular(tmp_path: Path, programs: Any) -> None:
     other = tmp_path / "other"
     other.write_text("mine", encoding="utf-8")
     (tmp_path / "model.onnx.data").symlink_to(other)

@@ -177,7 +177,7 @@ def test_a_full_disk(tmp_path: Path, programs: Any) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_what_is_flushed_when(tmp_path: Path, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_flushes(tmp_path: Path, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data, the model and its name are on the disk in this order; old data goes last."""
     path = tmp_path / "model.onnx"
     programs[0].save(path, external_data=True)

@@ -87,8 +87,8 @@ class Page:
             if answer.get("id") == number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
-                found: dict[str, Any] = answer["result"]
-                return found
+                results: dict[str, Any] = answer["result"]
+                return results
 
     def _next(self, until: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -137,10 +137,10 @@ class Page:
         Raises:
             RuntimeError: It threw.
         """
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(json.dumps(found["exceptionDetails"]))
-        return found["result"].get("value")
+        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(json.dumps(result["exceptionDetails"]))
+        return result["result"].get("value")
 
     def resize(self, width: int, height: int, *, dark: bool = False) -> None:
         """Sets the size of the window, and the colours that the user prefers."""

@@ -70,8 +70,8 @@ class Quantised(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         if self.highest is not None:
             tensors = tuple(x.clamp(max=self.highest) for x in tensors)
-        found = self.function(*(layer(x) for layer, x in zip(self.inputs, tensors, strict=True)))
-        return _pytree.tree_map(lambda x: x.dequantize() if getattr(x, "is_quantized", False) else x, found)
+        result = self.function(*(layer(x) for layer, x in zip(self.inputs, tensors, strict=True)))
+        return _pytree.tree_map(lambda x: x.dequantize() if getattr(x, "is_quantized", False) else x, result)
 
 
 def check_quantised(

@@ -100,9 +100,9 @@ def program() -> onnxplug.OnnxProgram:
 
 def report() -> ExportReport:
     """The report of :func:`program`; not to be changed."""
-    found = program().report
-    assert found is not None
-    return found
+    result = program().report
+    assert result is not None
+    return result
 
 
 def hostile() -> ExportReport:

@@ -23,7 +23,7 @@ def seeded() -> Iterator[None]:
 
     state = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback for each kind of accelerator
         np.random.seed(0)
         yield
     np.random.set_state(state)

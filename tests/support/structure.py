@@ -43,10 +43,10 @@ class _Structure:
             attributes = tuple(
                 (a.name, self._attribute(a, values)) for a in sorted(node.attribute, key=lambda a: a.name)
             )
-            said = hash((node.domain, node.op_type, read, attributes, len(node.output)))
-            nodes[(node.domain, node.op_type, said)] += 1
+            digest = hash((node.domain, node.op_type, read, attributes, len(node.output)))
+            nodes[(node.domain, node.op_type, digest)] += 1
             for position, name in enumerate(node.output):
-                values[name] = ("result", node.op_type, said, position)
+                values[name] = ("result", node.op_type, digest, position)
         return nodes, [(value.name if not around else "", values[value.name]) for value in graph.output]
 
     def _attribute(self, attribute: Any, values: dict[str, Any]) -> Any:

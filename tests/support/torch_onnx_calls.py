@@ -163,7 +163,7 @@ def tensors_of(call: Call, model: Any, args: Any, kwargs: dict[str, Any]) -> lis
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def given_program() -> torch.export.ExportedProgram:
+def exported_input_program() -> torch.export.ExportedProgram:
     return torch.export.export(seeded(Affine)(), (X, Y), dynamic_shapes={"x": {0: Dim.DYNAMIC}, "y": {0: Dim.DYNAMIC}})
 
 
@@ -227,9 +227,9 @@ CALLS: dict[str, Call] = {
         A, (X,), ((SAME[0],), {}), {"verbose": False, "report": True, "dump_exported_program": True}
     ),
     "verified": Call(A, (X, Y), (SAME, {}), {"verify": True}),
-    "an ExportedProgram": Call(given_program, (), (MORE, {})),
+    "an ExportedProgram": Call(exported_input_program, (), (MORE, {})),
     "an ExportedProgram, named": Call(
-        given_program, (), (MORE, {}), {**NAMES, "dynamic_shapes": ({0: "rows"}, {0: "rows"})}
+        exported_input_program, (), (MORE, {}), {**NAMES, "dynamic_shapes": ({0: "rows"}, {0: "rows"})}
     ),
     **(
         {"an ExportableModule": Call(seeded(Exportable), (), ((MORE[0],), {"y": MORE[1]}))}

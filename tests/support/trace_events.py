@@ -22,12 +22,12 @@ EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {
 }
 
 
-def check_trace(found: Any) -> list[dict[str, Any]]:
+def check_trace(trace: Any) -> list[dict[str, Any]]:
     """Holds an object to the format; returns its complete events."""
-    assert set(found) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert found["displayTimeUnit"] in ("ms", "ns")
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
     complete = []
-    for event in found["traceEvents"]:
+    for event in trace["traceEvents"]:
         fields = EVENTS[event["ph"]]
         assert event.keys() == fields.keys()
         for key, kind in fields.items():

@@ -71,8 +71,8 @@ def captured(make: Callable[[], nn.Module], args: Any, repeats: bool, **options:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         request = CaptureRequest(options=ExportOptions(capture="calls" if repeats else "whole"))
-        found = capture(make(), args, patches=registry_for(plugins=[])[1].patches(), request=request, **options)
-    return found, [str(w.message) for w in caught]
+        results = capture(make(), args, patches=registry_for(plugins=[])[1].patches(), request=request, **options)
+    return results, [str(w.message) for w in caught]
 
 
 def both(make: Callable[[], nn.Module], *args: Any, **options: Any) -> Captured:
@@ -87,12 +87,12 @@ def both(make: Callable[[], nn.Module], *args: Any, **options: Any) -> Captured:
         The capture in which calls were repeated.
     """
     whole, warned = captured(make, args, False, **options)
-    found, warned_too = captured(make, args, True, **options)
+    traced, warned_too = captured(make, args, True, **options)
     assert whole.repeated == 0
-    for line, other in zip(lines(found.program), lines(whole.program), strict=True):
+    for line, other in zip(lines(traced.program), lines(whole.program), strict=True):
         assert line == other
-    assert found.conditions == whole.conditions
+    assert traced.conditions == whole.conditions
     # torch asks by itself whether memory is empty, whose size it may write in two ways.
-    assert [c for c in found.assumptions if is_own(c.place)] == [c for c in whole.assumptions if is_own(c.place)]
+    assert [c for c in traced.assumptions if is_own(c.place)] == [c for c in whole.assumptions if is_own(c.place)]
     assert warned_too == warned
-    return found
+    return traced

@@ -23,8 +23,8 @@ class Recurrent(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 20)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        found = self.head(self.norm(self.layer(self.embedding(ids))[0]))
-        return F.cross_entropy(found.flatten(0, 1), targets.flatten())
+        result = self.head(self.norm(self.layer(self.embedding(ids))[0]))
+        return F.cross_entropy(result.flatten(0, 1), targets.flatten())
 
 
 class Convolutional(nn.Module):
@@ -64,8 +64,8 @@ class Transformer(nn.Module):
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.embedding(ids) + self.places[: ids.shape[1]]
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
-        found = self.head(self.layers(x, mask=mask, is_causal=True))
-        return F.cross_entropy(found.flatten(0, 1), targets.flatten(), ignore_index=0)
+        result = self.head(self.layers(x, mask=mask, is_causal=True))
+        return F.cross_entropy(result.flatten(0, 1), targets.flatten(), ignore_index=0)
 
 
 def text(step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -61,10 +61,10 @@ def spread(x: torch.Tensor, wrong: float) -> torch.Tensor:
         (torch.tensor([100.0, 1.1e-5]), torch.tensor([100.0, 1e-5]), "1 of 2"),
     ],
 )
-def test_differences_are_found(actual: torch.Tensor, expected: Any, message: str) -> None:
-    found = compare(actual, expected)
-    assert not found.equal
-    assert re.search(message, str(found))
+def test_differences_are_reported(actual: torch.Tensor, expected: Any, message: str) -> None:
+    comparison = compare(actual, expected)
+    assert not comparison.equal
+    assert re.search(message, str(comparison))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_differences_are_found(actual: torch.Tensor, expected: Any, message: str
     ],
 )
 def test_no_difference(actual: torch.Tensor, expected: Any) -> None:
-    found = compare(actual, expected)
-    assert found.equal, str(found)
+    comparison = compare(actual, expected)
+    assert comparison.equal, str(comparison)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_no_extreme_hides_an_error_of_the_others(expected: torch.Tensor) -> None
     assert not compare(torch.where(ordinary, -expected, expected), expected).equal
     assert compare(expected, expected).equal
     first = int(ordinary.view(-1).nonzero()[0])
-    found = compare(other(expected, first, 1.1 * float(expected.view(-1)[first])), expected)
-    assert (found.count, found.total) == (1, expected.numel())
-    assert found.index == tuple(int(i) for i in torch.unravel_index(torch.tensor(first), expected.shape))
+    comparison = compare(other(expected, first, 1.1 * float(expected.view(-1)[first])), expected)
+    assert (comparison.count, comparison.total) == (1, expected.numel())
+    assert comparison.index == tuple(int(i) for i in torch.unravel_index(torch.tensor(first), expected.shape))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -142,12 +142,12 @@ def test_the_index_is_that_of_the_worst_element_by_its_tolerance() -> None:
     wrong = expected * torch.where(expected < -1e8, 1.001, 1.0)
     assert compare(wrong, expected).actual < -1e9
     ordinary = int((expected.abs() < 100).view(-1).nonzero()[5])
-    found = compare(other(wrong, ordinary, 50.0), expected)
-    assert found.actual == 50.0
-    assert found.max_abs_difference > 1e5
+    comparison = compare(other(wrong, ordinary, 50.0), expected)
+    assert comparison.actual == 50.0
+    assert comparison.max_abs_difference > 1e5
 
 
-def test_tolerances_can_be_given() -> None:
+def test_tolerances_of_the_call() -> None:
     assert not compare(torch.tensor([1.0]), torch.tensor([1.00001]), rtol=1e-7, atol=0.0).equal
     assert compare(torch.tensor([1.0]), torch.tensor([1.5]), rtol=0.0, atol=1.0).max_abs_difference == 0.5
     assert compare(torch.tensor([7]), torch.tensor([8]), atol=1).equal
@@ -165,8 +165,8 @@ def test_no_tolerance_takes_a_number_for_an_infinity(actual: float) -> None:
 def test_large_tensors_are_measured_by_a_sample() -> None:
     expected = torch.randn(3000, 300, generator=torch.Generator().manual_seed(3))
     assert compare(expected + 1e-6, expected).equal
-    found = compare(other(expected, 5, float(expected.view(-1)[5]) + 0.01), expected)
-    assert found.index == (0, 5)
+    comparison = compare(other(expected, 5, float(expected.view(-1)[5]) + 0.01), expected)
+    assert comparison.index == (0, 5)
     sparse = torch.zeros(3000, 300)
     sparse[7] = expected[7]
     assert not compare(sparse * 1.001, sparse).equal
@@ -226,8 +226,8 @@ def test_integers_are_equal_or_not(values: list[int], place: int) -> None:
     expected = torch.tensor(values)
     actual = expected.clone()
     actual[place % len(values)] ^= 1
-    found = compare(actual, expected)
-    assert (found.count, found.index) == (1, (place % len(values),))
+    comparison = compare(actual, expected)
+    assert (comparison.count, comparison.index) == (1, (place % len(values),))
 
 
 def cancelling(x: torch.Tensor) -> torch.Tensor:

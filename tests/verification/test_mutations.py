@@ -166,21 +166,21 @@ def perturbed(weight: ir.Value) -> Iterator[None]:
 
 def mutations(model: ir.Model) -> list[tuple[str, Any]]:
     """Every change of one node or weight: its name, and what makes it for as long as it is held."""
-    found: list[tuple[str, Any]] = []
+    results: list[tuple[str, Any]] = []
     for node in model.graph:
         name = f"{node.op_type} {node.name}"
         if node.op_type in SWAPPED:
-            found.append((f"{name} becomes {SWAPPED[node.op_type]}", lambda n=node: swapped_operator(n)))
+            results.append((f"{name} becomes {SWAPPED[node.op_type]}", lambda n=node: swapped_operator(n)))
         if node.op_type in ORDERED and len(node.inputs) == 2:
             exchanged = {0: node.inputs[1], 1: node.inputs[0]}
-            found.append((f"operands of {name}", lambda n=node, e=exchanged: replaced(n, e)))
+            results.append((f"operands of {name}", lambda n=node, e=exchanged: replaced(n, e)))
         if node.op_type in ("Gemm", "Conv") and len(node.inputs) > 2 and node.inputs[2] is not None:
-            found.append((f"bias of {name}", lambda n=node: replaced(n, {2: None})))
+            results.append((f"bias of {name}", lambda n=node: replaced(n, {2: None})))
     floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
     for weight in model.graph.initializers.values():
         if weight.dtype in floats and weight.const_value is not None and weight.const_value.size > 1:
-            found.append((f"weight {weight.name}", lambda w=weight: perturbed(w)))
-    return found
+            results.append((f"weight {weight.name}", lambda w=weight: perturbed(w)))
+    return results
 
 
 def outputs(program: onnxplug.OnnxProgram) -> list[torch.Tensor] | None:

@@ -35,8 +35,8 @@ def imaginary_plus(amount: float) -> Any:
     """Adds to the imaginary parts of a complex tensor."""
 
     def convert(g: Any, node: Any) -> Any:
-        found = g.call_next(node)
-        return type(found)(found.real, g.op.Add(found.imag, g.const(amount, torch.float32)))
+        result = g.call_next(node)
+        return type(result)(result.real, g.op.Add(result.imag, g.const(amount, torch.float32)))
 
     return convert
 
@@ -88,20 +88,20 @@ CASES: dict[str, tuple[Callable[..., Any], torch.Tensor, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_rounding_decides_is_no_difference(name: str) -> None:
+def test_choices_of_rounding_are_no_difference(name: str) -> None:
     function, x, _ = CASES[name]
     onnxplug.to_onnx(Call(function), (x,)).verify(seeds=range(4))
 
 
 @pytest.mark.parametrize(("name", "operator"), [(name, operator) for name in CASES for operator in CASES[name][2]])
-def test_a_fault_beside_it_is_found(name: str, operator: str) -> None:
+def test_a_fault_beside_it_is_an_error(name: str, operator: str) -> None:
     function, x, faults = CASES[name]
     program = onnxplug.to_onnx(Call(function), (x,), rules=[Rule(operator, faults[operator])])
     with pytest.raises(VerificationError):
         program.verify(seeds=())
 
 
-def test_inputs_that_tell_nothing_are_said() -> None:
+def test_inputs_without_information_are_reported() -> None:
     program = onnxplug.to_onnx(Call(torch.linalg.inv), (torch.eye(10),))
     program.verify(seeds=())
     with pytest.raises(VerificationError, match="do not tell whether the export is right"):

@@ -95,7 +95,7 @@ class Scored(Detector):
 
 @pytest.mark.parametrize("wrong", [second, twice, first])
 @pytest.mark.parametrize("kind", [Detector, Scored])
-def test_a_wrong_choice_is_found(kind: type[Detector], wrong: Any) -> None:
+def test_a_wrong_choice_is_an_error(kind: type[Detector], wrong: Any) -> None:
     if (kind, wrong) == (Detector, second):  # the fifth best is as good as the first
         return
     model = kind(OPEN["topk"]).eval()
@@ -110,7 +110,7 @@ def moved(g: Any, node: Any) -> Any:
     return g.op.Add(result, g.const(0.01 * torch.eye(4).repeat(2, 1, 1)))
 
 
-def test_what_is_computed_from_the_chosen_elements_is_still_compared() -> None:
+def test_results_computed_from_the_chosen_elements_are_still_compared() -> None:
     program = onnxplug.to_onnx(Detector(OPEN["topk"]).eval(), (X,), rules=[Rule("aten::gather", moved)])
     with pytest.raises(VerificationError, match="output"):
         program.verify()
@@ -196,7 +196,7 @@ def test_distinct_elements_in_any_order() -> None:
         onnxplug.to_onnx(Call(model), (x,), rules=[Rule("aten::_unique2", wrong)]).verify()
 
 
-def test_a_capture_that_is_not_the_model_is_found() -> None:
+def test_a_capture_that_is_not_the_model_is_an_error() -> None:
     class Captured(Detector):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             best, boxes, total = super().forward(x)
@@ -216,15 +216,15 @@ def cancelling(n: torch.Tensor) -> torch.Tensor:
 
 def test_as_near_the_float64_result_as_pytorch() -> None:
     """The kernels of both round to either side of it."""
-    found = 0
+    result = 0
     for seed in range(8):
         n = torch.randint(0, 100_000, (16, 1000), generator=torch.Generator().manual_seed(seed))
         program = onnxplug.to_onnx(cancelling, (n,))
         exact = ((n.double() * 0.1).sin() + 40).sum(1) - 40_000
         plain, near = compare(program(n)[0], cancelling(n)), compare(program(n)[0], cancelling(n), exact=exact)
         if plain.count and near.equal:
-            found += program.verify(seeds=()).cases[0].unstable
-    assert found
+            result += program.verify(seeds=()).cases[0].unstable
+    assert result
 
 
 def test_farther_than_pytorch_is_a_difference() -> None:
@@ -276,7 +276,7 @@ def test_a_counter_is_named() -> None:
     assert "random" not in (caught.value.hint or "")
 
 
-def test_random_numbers_are_still_told() -> None:
+def test_random_numbers_are_still_reported() -> None:
     with pytest.raises(VerificationError) as caught:
         onnxplug.to_onnx(Call(lambda x: x * torch.rand(3)), (torch.ones(3),)).verify()
     assert "random numbers" in (caught.value.hint or "")
@@ -302,8 +302,8 @@ class Spectral(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         spectrum = torch.stft(x, self.size, self.size // 4, window=self.window, return_complex=True).abs()
         features = (spectrum**2 + 1e-6).log() if self.logarithm else spectrum
-        found: torch.Tensor = self.rnn(features.transpose(1, 2))[0]
-        return found
+        result: torch.Tensor = self.rnn(features.transpose(1, 2))[0]
+        return result
 
 
 @pytest.mark.parametrize(("logarithm", "seed"), [(False, 0), (True, 1)], ids=["sizes", "logarithms"])
@@ -392,7 +392,7 @@ WRONG: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_spectrum_is_found(name: str) -> None:
+def test_a_wrong_spectrum_is_an_error(name: str) -> None:
     model, operator, convert = WRONG[name]
     program = onnxplug.to_onnx(Call(SPECTRA[model]), (A,), rules=[Rule(operator, convert)])
     with pytest.raises(VerificationError):
@@ -504,7 +504,7 @@ def along_rows(g: Any, node: Any) -> Any:
 
 
 @pytest.mark.parametrize("rule", [Rule("aten::gather", off_by_one), Rule("aten::topk", along_rows)], ids=str)
-def test_wrong_places_are_found(rule: Rule) -> None:
+def test_wrong_places_are_an_error(rule: Rule) -> None:
     x = torch.randn(5, 5, generator=torch.Generator().manual_seed(2)).round()
     program = onnxplug.to_onnx(Call(lambda x: x.gather(1, x.cos().topk(3, dim=1)[1]) * 4), (x,), rules=[rule])
     with pytest.raises(VerificationError):

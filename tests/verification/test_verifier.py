@@ -55,7 +55,7 @@ def test_a_plugin_verifies_its_programs_and_onnxplug_the_others() -> None:
         onnxplug.to_onnx(Noisy(), (x,)).verify()
 
 
-def test_what_is_no_function_is_an_error_of_the_plugin() -> None:
+def test_an_object_that_is_no_function_is_an_error_of_the_plugin() -> None:
     text = onnxplug.hookimpl(lambda program: "no function")
     with isolated(text).active(), pytest.raises(onnxplug.PluginError, match="onnxplug_verifier returned 'no function'"):
         onnxplug.to_onnx(nn.Tanh(), (torch.randn(2),), verify=True)

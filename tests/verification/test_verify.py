@@ -57,7 +57,7 @@ def test_sizes_that_pytorch_rejects_are_drawn_again(refused: Any) -> None:
     assert refusing(refused).verify().cases == report.cases
 
 
-def test_a_seed_without_sizes_that_fit_is_said() -> None:
+def test_a_seed_without_sizes_that_fit_is_reported() -> None:
     calls = []
     with pytest.warns(UserWarning, match="nothing was compared for seed 7.*12 draws.*not for this"):
         report = refusing(lambda n: len(calls) > 0 or calls.append(n)).verify(seed=7)
@@ -112,11 +112,11 @@ def test_expressions_that_do_not_hold() -> None:
 
 
 def test_sizes_of_one_name_must_agree() -> None:
-    one = onnxplug.to_onnx(
+    program = onnxplug.to_onnx(
         lambda x, y: x + y, (torch.randn(3, 2), torch.randn(3, 2)), dynamic_shapes=({0: "n"}, {0: "n"})
     )
     with pytest.raises(UsageError, match="axis 0 of the input 'y' is n"):
-        one(torch.randn(4, 2), torch.randn(5, 2))
+        program(torch.randn(4, 2), torch.randn(5, 2))
 
 
 def test_a_failure_can_be_repeated() -> None:
@@ -124,23 +124,25 @@ def test_a_failure_can_be_repeated() -> None:
         return g.op.Where(g.op.Greater(node.args[0], 1.0), node.args[0], g.op.Relu(node.args[0]))
 
     wrong = onnxplug.Rule("aten::abs", convert)
-    one = onnxplug.to_onnx(lambda x: x.abs(), (torch.full((4, 3), 2.0),), dynamic_shapes=({0: "batch"},), rules=[wrong])
-    assert one.verify(seeds=()).cases
+    program = onnxplug.to_onnx(
+        lambda x: x.abs(), (torch.full((4, 3), 2.0),), dynamic_shapes=({0: "batch"},), rules=[wrong]
+    )
+    assert program.verify(seeds=()).cases
     with pytest.raises(VerificationError, match=r"output 'output' differs .* at batch=7, seed 2") as first:
-        one.verify(seeds=(2, 1))
+        program.verify(seeds=(2, 1))
     assert "verify(seed=2)" in str(first.value)
     with pytest.raises(VerificationError) as second:
-        one.verify(seed=2)
+        program.verify(seed=2)
     assert str(second.value) == str(first.value)
 
 
 def test_related_sizes_fit_together() -> None:
-    one = onnxplug.to_onnx(
+    program = onnxplug.to_onnx(
         lambda x, y: x + y[::2],
         (torch.randn(3, 2), torch.randn(6, 2)),
         dynamic_shapes={"x": {0: torch.export.Dim.AUTO}, "y": {0: torch.export.Dim.AUTO}},
     )
-    assert one.verify().cases
+    assert program.verify().cases
 
 
 def test_generated_values_stay_in_the_examples_range() -> None:
@@ -160,10 +162,10 @@ def test_generated_values_stay_in_the_examples_range() -> None:
 
 def test_a_program_without_a_model_or_inputs() -> None:
     exported = torch.export.export(nn.Linear(3, 2).eval(), (torch.randn(2, 3),))
-    one = onnxplug.to_onnx(exported)
-    one.captured = None
+    program = onnxplug.to_onnx(exported)
+    program.captured = None
     with pytest.raises(VerificationError, match="no PyTorch model"):
-        one.verify()
+        program.verify()
 
 
 def test_reference_evaluator_where_onnxruntime_has_no_kernel() -> None:
@@ -236,13 +238,13 @@ def test_an_expression_of_a_static_size(sizes: dict[str, Any]) -> None:
 
 def test_names_that_torch_ties() -> None:
     """Two names of one size: the expression is written with the first."""
-    one = onnxplug.to_onnx(
+    program = onnxplug.to_onnx(
         lambda x, y, mask: (x + y).sum(0) + mask[torch.arange(2 * x.shape[0])].sum(0),
         (torch.randn(3, 2), torch.randn(3, 2), torch.randn(6, 2)),
         dynamic_shapes=({0: "a"}, {0: "b"}, {0: "a + b"}),
     )
-    assert [str(value.shape[0]) for value in one.model.graph.inputs] == ["a", "a", "2*a"]
-    assert len(one.verify(seeds=range(6)).cases) == 7
+    assert [str(value.shape[0]) for value in program.model.graph.inputs] == ["a", "a", "2*a"]
+    assert len(program.verify(seeds=range(6)).cases) == 7
 
 
 @pytest.mark.parametrize("padded", [2, 5])

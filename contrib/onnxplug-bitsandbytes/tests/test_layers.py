@@ -112,8 +112,8 @@ def test_linear_4bit(
             opsets=(21, 13),
             **TOLERANCES[torch.float32],
         )
-    for (given,) in ((x,), *more):
-        torch.testing.assert_close(program(given)[0], plain(given), **TOLERANCES[torch.float32])
+    for (inputs,) in ((x,), *more):
+        torch.testing.assert_close(program(inputs)[0], plain(inputs), **TOLERANCES[torch.float32])
     assert operators(program)["MatMulBnb4"] == (target is not None)
     stored = program.model.graph.initializers
     assert (stored["weight"].dtype.name, list(stored["weight"].shape)) == ("UINT8", [(rows * columns + 1) // 2])
@@ -189,8 +189,8 @@ def test_shared_weights_are_stored_once() -> None:
 
     model, x = Twice().eval(), torch.randn(3, 64)
     program = onnxplug.to_onnx(model, (x,), dynamic_shapes=DYNAMIC)
-    for given in (x, torch.randn(7, 64) * 2):
-        torch.testing.assert_close(program(given)[0], model(given), **TOLERANCES[torch.float32])
+    for inputs in (x, torch.randn(7, 64) * 2):
+        torch.testing.assert_close(program(inputs)[0], model(inputs), **TOLERANCES[torch.float32])
     assert sum(list(v.shape) == [64 * 32] for v in program.model.graph.initializers.values()) == 1
 
 
@@ -306,8 +306,8 @@ def test_embeddings(kind: str, columns: int, dtype: torch.dtype, target: Any) ->
     layer = getattr(bnb.nn, kind)(50, columns, dtype=dtype).to("cpu").eval()
     index = torch.randint(0, 50, (2, 3))
     program = onnxplug.to_onnx(layer, (index,), dynamic_shapes=({0: "rows", 1: "words"},), target=target)
-    for given in (index, torch.randint(0, 50, (5, 1)), torch.tensor([[0, 49]])):
-        torch.testing.assert_close(program(given)[0], layer(given), rtol=0, atol=0)
+    for inputs in (index, torch.randint(0, 50, (5, 1)), torch.tensor([[0, 49]])):
+        torch.testing.assert_close(program(inputs)[0], layer(inputs), rtol=0, atol=0)
     weight = program.model.graph.initializers["weight"]
     assert weight.dtype.name == ("INT8" if kind == "Embedding8bit" else "UINT8")
 
@@ -442,12 +442,12 @@ def test_a_model_of_transformers(folder: Path, how: str, target: Any) -> None:
             return self.inner(ids, use_cache=False).logits
 
     ids = torch.randint(0, 100, (2, 7))
-    for given in (model, again):
-        wrapped = Logits(given.eval()).eval()
+    for module in (model, again):
+        wrapped = Logits(module.eval()).eval()
         shapes = ({0: "batch", 1: "words"},)
         program = onnxplug.to_onnx(wrapped, (ids,), dynamic_shapes=shapes, target=target)
-        for one in (ids, torch.randint(0, 100, (1, 12))):
-            torch.testing.assert_close(program(one)[0], wrapped(one), **LOOSER["decoder"][0])
+        for tokens in (ids, torch.randint(0, 100, (1, 12))):
+            torch.testing.assert_close(program(tokens)[0], wrapped(tokens), **LOOSER["decoder"][0])
         assert operators(program)["MatMulInteger" if how == "int8" else "MatMulBnb4"] == (
             14 if target or how == "int8" else 0
         )

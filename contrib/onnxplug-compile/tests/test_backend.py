@@ -31,9 +31,9 @@ def equals_eager(
 ) -> dict[str, Any]:
     """Runs each call by eager and compiled, from the same seed, without fallback; returns the backend's store."""
     store: dict[str, Any] = {}
-    given = {"fallback": False, "store": store, **(options or {})}
+    arguments = {"fallback": False, "store": store, **(options or {})}
     eager = copy.deepcopy(model)
-    compiled = torch.compile(model, backend="onnxplug", options=given, **settings)
+    compiled = torch.compile(model, backend="onnxplug", options=arguments, **settings)
     for args in calls:
         mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
         torch.manual_seed(7)

@@ -91,7 +91,7 @@ def test_a_model_made_with_other_plugins_is_not_used(tmp_path: Path, monkeypatch
         assert (run(models), kept(models)) == (2.718, 5)
 
 
-def test_options_that_decide_the_model_are_told_apart(tmp_path: Path) -> None:
+def test_options_that_decide_the_model_are_distinguished(tmp_path: Path) -> None:
     variants: list[dict[str, Any]] = [{}, {"opset": 18}, {"exact": True}, {"target": None}, {"optimize": False}]
     for count, options in enumerate(variants, start=1):
         run(tmp_path, **options)
@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert run(blocked / "models") == 2.718
 
 
-def test_graphs_whose_sizes_have_other_ranges_are_told_apart(tmp_path: Path) -> None:
+def test_graphs_whose_sizes_have_other_ranges_are_distinguished(tmp_path: Path) -> None:
     for count, largest in enumerate((10, 1000, 10), start=1):
         torch._dynamo.reset()
         x = torch.ones(4)

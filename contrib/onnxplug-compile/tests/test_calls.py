@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor, d
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_onnx_runtime_does_not_run(name: str) -> None:
+def test_calls_that_onnx_runtime_does_not_run(name: str) -> None:
     function, x, options = REFUSED[name]
     compiled = torch.compile(function, backend="onnxplug", options=options)
     with pytest.warns(UserWarning, match="run by eager PyTorch") as seen:

@@ -59,13 +59,13 @@ class Model(nn.Module):
 def trained(model: nn.Module, call: Callable[..., Any], batches: list[Any]) -> list[torch.Tensor]:
     """Losses and gradients of some steps, and what PyTorch draws next."""
     torch.manual_seed(1)
-    found = []
+    results = []
     for batch in batches:
         model.zero_grad()
         loss = call(batch)
         loss.backward()
-        found += [loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
-    return [*found, torch.randn(3)]
+        results += [loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
+    return [*results, torch.randn(3)]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_what_pytorch_cannot_draw_before_the_graph_is_left_to_eager() -> None:
     batches = [torch.randn(4, 8)] * 2
     compiled = torch.compile(model, backend="onnxplug")
     with pytest.warns(UserWarning, match="is run by eager PyTorch"):
-        found = trained(model, compiled, batches)
-    torch.testing.assert_close(found, trained(model, model, batches), **looser("gradients"))
+        result = trained(model, compiled, batches)
+    torch.testing.assert_close(result, trained(model, model, batches), **looser("gradients"))
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_a_model_of_transformers() -> None:
     ids = torch.randint(3, 50, (2, 7))
     options = {"fallback": False}
     compiled = torch.compile(model, backend="onnxplug", options=options)
-    found, expected = (
+    results, expected = (
         trained(model, lambda batch, f=f: f(input_ids=batch, labels=batch).loss, [ids, ids]) for f in (compiled, model)
     )
-    torch.testing.assert_close(found, expected, **looser("training"))
+    torch.testing.assert_close(results, expected, **looser("training"))

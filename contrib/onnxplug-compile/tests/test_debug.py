@@ -40,13 +40,13 @@ def equals_eager(model: nn.Module, *calls: tuple[Any, ...], train: bool = False,
     eager = copy.deepcopy(model)
     mine = compiled(model, dynamic=dynamic)
     for args in calls:
-        given, theirs = copy.deepcopy(args), copy.deepcopy(args)
+        inputs, theirs = copy.deepcopy(args), copy.deepcopy(args)
         torch.manual_seed(3)
-        got = mine(*given)
+        got = mine(*inputs)
         torch.manual_seed(3)
         expected = eager(*theirs)
         compare(got, expected)
-        compare(given, theirs)
+        compare(inputs, theirs)
         if train:
             got.sum().backward()
             expected.sum().backward()
@@ -141,7 +141,7 @@ def test_the_first_operator_that_differs_is_named() -> None:
     assert isinstance(caught.value, onnxplug.VerificationError)
 
 
-def test_without_compare_the_wrong_result_is_given() -> None:
+def test_without_compare_the_wrong_result_is_returned() -> None:
     x = torch.linspace(-1, 2, 5)
     torch.testing.assert_close(compiled(wavy, compare=False, rules=[WRONG])(x), ((x.sin() * 2).sinh()).exp())
 
@@ -156,7 +156,7 @@ def test_with_fallback_a_difference_is_a_warning_and_eager_goes_on() -> None:
         torch.testing.assert_close(mine(x), wavy(x))
 
 
-def test_a_wrong_backward_rule_is_found() -> None:
+def test_a_wrong_backward_rule_is_an_error() -> None:
     def wrong(g: Any, node: Any) -> Any:
         return node.args[0]
 
@@ -169,7 +169,7 @@ def test_a_wrong_backward_rule_is_found() -> None:
             result.sum().backward()
 
 
-def test_what_has_no_rule_is_an_error() -> None:
+def test_an_operator_without_a_rule_is_an_error() -> None:
     @torch.library.custom_op("debugged::op", mutates_args=())
     def op(x: torch.Tensor) -> torch.Tensor:
         return x.clone()

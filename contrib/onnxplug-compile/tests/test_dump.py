@@ -35,8 +35,8 @@ def _fresh() -> Iterator[None]:
 
 def load(path: Path) -> tuple[str, torch.Tensor]:
     proto = onnx.load_tensor(path)
-    found: Any = ir.serde.deserialize_tensor(proto)
-    array = np.array(found.numpy())
+    loaded: Any = ir.serde.deserialize_tensor(proto)
+    array = np.array(loaded.numpy())
     if array.dtype.name == "bfloat16":
         return proto.name, torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return proto.name, torch.from_numpy(array)

@@ -168,9 +168,9 @@ def test_sessions_take_as_many_threads_as_pytorch() -> None:
     assert threads_of(session_options={"intra_op_num_threads": 4}) == 4
     assert threads_of(session_options={"intra_op_num_threads": 4}, threads=2) == 2
     assert threads_of(session_options={"log_severity_level": 3}) == 3
-    given = onnxruntime.SessionOptions()
-    given.intra_op_num_threads = 5
-    assert threads_of(session_options=given) == 5
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 5
+    assert threads_of(session_options=options) == 5
 
 
 def test_a_session_of_other_threads_is_another_one() -> None:

@@ -31,14 +31,14 @@ def losses(
     """The loss of each step of Adam. The batch's size changes from step to step."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=eps)
     torch.manual_seed(5)
-    found = []
+    results = []
     for step in range(steps):
         loss = run(*data(step))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return torch.tensor(found)
+        results.append(loss.item())
+    return torch.tensor(results)
 
 
 def made(name: str) -> tuple[nn.Module, nn.Module, Data]:
@@ -95,8 +95,8 @@ def test_a_model_in_half_precision(dtype: torch.dtype) -> None:
     compiled = torch.compile(mine, backend="onnxplug", options={"fallback": False})
 
     def halves(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        given, targets = data(step)
-        return given.to(dtype), targets
+        inputs, targets = data(step)
+        return inputs.to(dtype), targets
 
     eps = 1e-4  # 1e-8 is 0 in float16
     expected, got = losses(theirs, theirs, halves, 10, eps), losses(compiled, mine, halves, 10, eps)

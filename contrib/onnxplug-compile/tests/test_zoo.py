@@ -36,10 +36,10 @@ def runs(backend: str, model: torch.nn.Module, calls: Sequence[Any], **settings:
     torch._dynamo.reset()
     count = 0
 
-    def counting(module: torch.fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+    def counting(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal count
         count += 1
-        return torch._dynamo.lookup_backend(backend)(module, inputs, **given)
+        return torch._dynamo.lookup_backend(backend)(module, inputs, **options)
 
     compiled = torch.compile(model, backend=counting, **settings)
     results = [compiled(*args, **kwargs) for args, kwargs in calls]
@@ -56,8 +56,8 @@ def agree(got: Any, expected: Any) -> None:
     leaves = zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected), strict=True)
     for i, (one, other) in enumerate(leaves):
         if isinstance(other, torch.Tensor):
-            found = compare(one, other)
-            assert found.equal, f"output {i} {found}"
+            comparison = compare(one, other)
+            assert comparison.equal, f"output {i} {comparison}"
         else:
             assert one == other
 
@@ -96,5 +96,5 @@ def test_gradients_of_a_model_equal_eager(name: str) -> None:
                 assert got is None
             else:
                 size = float(expected.abs().max()) + 1e-3  # a bias of keys has the gradient 0, up to rounding
-                found = compare(got / size, expected / size, **looser("gradients of models"))
-                assert found.equal, f"the gradient of {parameter} {found}"
+                comparison = compare(got / size, expected / size, **looser("gradients of models"))
+                assert comparison.equal, f"the gradient of {parameter} {comparison}"

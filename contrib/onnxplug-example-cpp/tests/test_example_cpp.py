@@ -27,7 +27,7 @@ def test_the_operator(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(leaky_sum(x.mT if x.dim() > 1 else x, -2.0), by_hand(x.mT if x.dim() > 1 else x, -2.0))
 
 
-def test_what_the_operator_refuses() -> None:
+def test_arguments_that_the_operator_refuses() -> None:
     assert leaky_sum(torch.zeros(2, 0), 0.5).shape == (2, 0)
     with pytest.raises(RuntimeError, match="at least one dimension"):
         leaky_sum(torch.tensor(1.0), 0.5)

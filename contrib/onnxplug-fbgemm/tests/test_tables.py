@@ -163,7 +163,7 @@ def test_pruned_rows(onnx_check: Callable[..., Any]) -> None:
     check(onnx_check, layer, index=torch.int32, **TOLERANCES[SparseType.FP32])
 
 
-def test_what_is_not_known() -> None:
+def test_unknown_operators() -> None:
     layer = tables([SparseType.INT8, SparseType.INT8], PoolingMode.SUM, output_dtype=SparseType.INT8)
     with pytest.raises(onnxplug.OnnxplugError, match="results of fbgemm's element type 2"):
         onnxplug.to_onnx(layer, drawn(2))

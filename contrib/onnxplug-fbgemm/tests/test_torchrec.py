@@ -77,9 +77,9 @@ def check(model: torch.nn.Module, make: Callable[[int], Any]) -> Any:
     args = make(3)
     shapes = tuple(features_shapes(x) if isinstance(x, KeyedJaggedTensor) else {0: "samples"} for x in args)
     program = onnxplug.to_onnx(model, args, dynamic_shapes=shapes)
-    for given in (args, make(5), make(1), make(2), args):
-        expected = [leaf for leaf in pytree.tree_leaves(model(*given)) if leaf is not None]
-        results = list(program(*given))
+    for inputs in (args, make(5), make(1), make(2), args):
+        expected = [leaf for leaf in pytree.tree_leaves(model(*inputs)) if leaf is not None]
+        results = list(program(*inputs))
         assert len(results) == len(expected)
         for result, leaf in zip(results, expected, strict=True):
             torch.testing.assert_close(result, leaf)
@@ -113,9 +113,9 @@ def test_offsets_instead_of_lengths() -> None:
     """The inputs are the lengths nevertheless."""
 
     def make(samples: int) -> tuple[KeyedJaggedTensor]:
-        given = drawn(samples)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), given.lengths().cumsum(0)])
-        return (KeyedJaggedTensor(keys=given.keys(), values=given.values(), offsets=offsets),)
+        inputs = drawn(samples)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), inputs.lengths().cumsum(0)])
+        return (KeyedJaggedTensor(keys=inputs.keys(), values=inputs.values(), offsets=offsets),)
 
     check(bags(), make)
 

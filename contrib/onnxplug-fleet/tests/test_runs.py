@@ -109,7 +109,7 @@ def test_failures_and_thresholds(folder: Path) -> None:
     suite = ElementTree.parse(files / "junit.xml").getroot()[0]
     assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "2")
     sarif = json.loads((files / "fleet.sarif").read_text())["runs"][0]
-    assert {"onnxplug/error", "onnxplug/fleet-data"} <= {found["ruleId"] for found in sarif["results"]}
+    assert {"onnxplug/error", "onnxplug/fleet-data"} <= {entry["ruleId"] for entry in sarif["results"]}
     page = (files / "index.html").read_text()
     assert "no weights" in page
     assert "report.html" in page
@@ -203,7 +203,7 @@ def test_limits_of_processes(folder: Path) -> None:
     (folder / "limits.py").write_text(LIMITS)
     table = '[[models]]\nname = "{0}"\ntarget = "limits.py:{0}"\n{1}\n'
     extra = {
-        "slow": "timeout = 12\nretries = 0",
+        "slow": "timeout = 5\nretries = 0",
         "large": 'memory = "900MB"\nretries = 0',
         "crash": "",
         "once": "",
@@ -211,14 +211,14 @@ def test_limits_of_processes(folder: Path) -> None:
     }
     (folder / "fleet.toml").write_text("".join(table.format(name, keys) for name, keys in extra.items()))
     done = run(folder, executor=Processes(2))
-    found = {name: (result_of(done, name)["status"], result_of(done, name)["attempts"]) for name in extra}
-    assert found == {
+    result = {name: (result_of(done, name)["status"], result_of(done, name)["attempts"]) for name in extra}
+    assert result == {
         "slow": ("killed", 1),
         "large": ("killed", 1),
         "crash": ("killed", 2),
         "once": ("exported", 2),
         "fails": ("failed", 1),
     }
-    assert "took longer than 12 s" in result_of(done, "slow")["error"]
+    assert "took longer than 5 s" in result_of(done, "slow")["error"]
     assert "900 MB are allowed" in result_of(done, "large")["error"]
     assert "SIGKILL" in result_of(done, "crash")["error"]

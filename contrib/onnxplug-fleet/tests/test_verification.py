@@ -38,7 +38,7 @@ def change(program: OnnxProgram, name: str, make: object) -> None:
     value.const_value = ir.tensor(make(value.const_value.numpy()).astype(np.float32), name=name)  # type: ignore[operator]
 
 
-def test_a_wrong_bias_is_found_and_the_worst_sample_saved(program: OnnxProgram, tmp_path: Path) -> None:
+def test_a_wrong_bias_is_an_error_and_the_worst_sample_saved(program: OnnxProgram, tmp_path: Path) -> None:
     change(program, "2.bias", lambda bias: bias + np.eye(5)[1] * 1e-2)
     with pytest.raises(VerificationError, match=r"largest is 0\.01.*the worst of 6 samples is sample \d"):
         verify_data(program, MODEL, SAMPLES, thresholds={"largest": 1e-4}, save=tmp_path)
@@ -47,7 +47,7 @@ def test_a_wrong_bias_is_found_and_the_worst_sample_saved(program: OnnxProgram, 
     assert saved["input_0"].shape == (4, 8)
 
 
-def test_swapped_classes_are_found(program: OnnxProgram) -> None:
+def test_swapped_classes_are_an_error(program: OnnxProgram) -> None:
     order = [1, 0, 2, 3, 4]
     change(program, "2.bias", lambda bias: bias[order])
     weight = next(n for n in program.model.graph.initializers if n.startswith("2.weight"))
@@ -57,7 +57,7 @@ def test_swapped_classes_are_found(program: OnnxProgram) -> None:
     assert not report.measured[1].accepted
 
 
-def test_a_crop_off_by_one_is_found() -> None:
+def test_a_crop_off_by_one_is_an_error() -> None:
     class Crop(nn.Module):
         def __init__(self, start: int) -> None:
             super().__init__()

@@ -151,9 +151,14 @@ def test_prompt_and_steps(name: str) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
 def test_language_model(layer: str, fused: bool) -> None:
-    given = {"d_state": 8} if layer == "Mamba1" else {"d_state": 8, "headdim": 8}
+    options = {"d_state": 8} if layer == "Mamba1" else {"d_state": 8, "headdim": 8}
     config = MambaConfig(
-        d_model=16, n_layer=2, d_intermediate=24, vocab_size=40, ssm_cfg={"layer": layer, **given}, fused_add_norm=fused
+        d_model=16,
+        n_layer=2,
+        d_intermediate=24,
+        vocab_size=40,
+        ssm_cfg={"layer": layer, **options},
+        fused_add_norm=fused,
     )
     inputs = [(torch.randint(0, 40, size),) for size in ((2, 5), (1, 1), (3, 30))]
     program = check(MambaLMHeadModel(config), inputs, (ROWS,))
@@ -207,7 +212,7 @@ def test_functions_beside_those_of_the_library() -> None:
         torch.testing.assert_close(ours, causal_conv1d_update_ref(x[:, :, :3], theirs, weight, bias, "silu", used))
         torch.testing.assert_close(kept, theirs)
     states = torch.randn(2, 4, 8, 4), torch.randn(4, 8), torch.randn(2, 4, 8)
-    given = (
+    inputs = (
         states[2],
         states[2].abs(),
         -torch.rand(4, 8, 4),
@@ -219,8 +224,8 @@ def test_functions_beside_those_of_the_library() -> None:
         True,
     )
     kept, theirs = states[0].clone(), states[0].clone()
-    wanted = selective_state_update.selective_state_update_ref(theirs, *given)
-    torch.testing.assert_close(selective_state_update.selective_state_update(kept, *given), wanted)
+    wanted = selective_state_update.selective_state_update_ref(theirs, *inputs)
+    torch.testing.assert_close(selective_state_update.selective_state_update(kept, *inputs), wanted)
     torch.testing.assert_close(kept, theirs)
     norm = layernorm_gated.RMSNorm(8, group_size=4, norm_before_gate=False)
     wanted = layernorm_gated.rms_norm_ref(u.mT, norm.weight, None, z.mT, 1e-5, 4, False)

@@ -106,11 +106,11 @@ def test_selective_scan(groups: int, gated: bool) -> None:
 @pytest.mark.parametrize("constant", ["b", "c", "bc"])
 def test_selective_scan_with_constant_parts(constant: str) -> None:
     """B or C that are the same for all tokens, without a skip connection, a bias or softplus."""
-    given: dict[str, Tensor | None] = dict.fromkeys(constant, CONSTANT)
+    options: dict[str, Tensor | None] = dict.fromkeys(constant, CONSTANT)
 
     def of(function: Callable[..., Any]) -> Callable[..., Any]:
         def model(u: Tensor, delta: Tensor, other: Tensor) -> Any:
-            b, c = (given[name] if name in given else other.unsqueeze(1) for name in "bc")
+            b, c = (options[name] if name in options else other.unsqueeze(1) for name in "bc")
             return (function(u, delta, b, c),)
 
         return model
@@ -205,8 +205,8 @@ def test_chunk_scan(chunk: int, gated: bool, limits: str) -> None:
 
     def model(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor) -> Any:
         softplus, limit = LIMITS[limits]
-        given = {"D": skip, "z": z if gated else None, "dt_bias": STEPS, "dt_softplus": softplus, "dt_limit": limit}
-        result, *_, last = scans.chunked(x, dt, DECAY, b, c, chunk, **given)
+        options = {"D": skip, "z": z if gated else None, "dt_bias": STEPS, "dt_softplus": softplus, "dt_limit": limit}
+        result, *_, last = scans.chunked(x, dt, DECAY, b, c, chunk, **options)
         return result, last
 
     def expected(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor) -> Any:
@@ -221,13 +221,13 @@ def test_chunk_scan_from_a_state(packed: bool) -> None:
     """A state to begin with, and sequences one after the other, of which the first alone goes on from it where its number is 0."""
 
     def model(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor, state: Tensor, ids: Tensor) -> Any:
-        given = {"initial_states": state, "seq_idx": ids if packed else None, "dt_bias": STEPS, "dt_softplus": True}
-        result, before, *_, last = scans.chunked(x, dt, DECAY, b, c, 4, D=SKIP, z=z, **given)
+        options = {"initial_states": state, "seq_idx": ids if packed else None, "dt_bias": STEPS, "dt_softplus": True}
+        result, before, *_, last = scans.chunked(x, dt, DECAY, b, c, 4, D=SKIP, z=z, **options)
         return result, last, before
 
     def expected(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor, state: Tensor, ids: Tensor) -> Any:
-        given = ("softplus", state, ids if packed else None, SKIP)
-        return *chunked(x, dt, b, c, z, *given), chunked(x, dt, b, c, None, *given)[0]
+        options = ("softplus", state, ids if packed else None, SKIP)
+        return *chunked(x, dt, b, c, z, *options), chunked(x, dt, b, c, None, *options)[0]
 
     inputs = []
     for batch, length in SIZES:
@@ -247,8 +247,8 @@ def test_state_update(chosen: bool) -> None:
 
     def model(state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor, which: Tensor) -> Any:
         state = state.clone()
-        given = {"dt_softplus": True, "state_batch_indices": which if chosen else None}
-        return scans.state_update(state, x, dt, decay, b, c, skip, z, bias, **given), state
+        options = {"dt_softplus": True, "state_batch_indices": which if chosen else None}
+        return scans.state_update(state, x, dt, decay, b, c, skip, z, bias, **options), state
 
     def expected(state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor, which: Tensor) -> Any:
         state, result = state.clone(), torch.zeros(x.shape)

@@ -208,15 +208,15 @@ def test_self_attention(name: str, opset: int, fused: Any) -> None:
     make, expected = SELF[name]
     model = make().eval()
     others = [(draw(1, 1, 10),), (draw(3, 9, 10),)]
-    found = fused(model, draw(2, 5, 10), others=others, dynamic=({0: AUTO, 1: AUTO},), opset=opset)
-    assert {op: n for op, n in found.items() if op.endswith("Attention")} == expected
+    program = fused(model, draw(2, 5, 10), others=others, dynamic=({0: AUTO, 1: AUTO},), opset=opset)
+    assert {op: n for op, n in program.items() if op.endswith("Attention")} == expected
 
 
 def test_self_attention_elsewhere(fused: Any) -> None:
     """Measured on the CPU alone."""
-    found = fused(SelfAttention().eval(), draw(2, 5, 10), **CUDA)
-    assert found["MultiHeadAttention"] == 1
-    assert not found["Attention"]
+    program = fused(SelfAttention().eval(), draw(2, 5, 10), **CUDA)
+    assert program["MultiHeadAttention"] == 1
+    assert not program["Attention"]
 
 
 def test_other_weights(fused: Any) -> None:

@@ -188,8 +188,8 @@ def test_rotary_embedding_before_the_heads_are_taken_apart(positions: str, fused
     sizes = (5, 5) if positions == "known" else (1, 9)
     others = [(draw(1, sizes[0], 24),), (draw(3, sizes[1], 24),)]
     for function in (model, normal):
-        found = fused(function, draw(2, 5, 24), others=others, dynamic=(rows,))
-        assert found["RotaryEmbedding"] == 1
+        program = fused(function, draw(2, 5, 24), others=others, dynamic=(rows,))
+        assert program["RotaryEmbedding"] == 1
         (node,) = (n for n in fused.program.model.graph if n.op_type == "RotaryEmbedding")
         assert len(node.inputs[0].shape) == 3
         assert node.attributes["num_heads"].value == 4

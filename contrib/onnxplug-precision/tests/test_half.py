@@ -148,7 +148,9 @@ def test_casts_of_integers_are_merged() -> None:
         return x * n.float() + (n.float() * 300000.0).sum() * 1e-6
 
     program = export(forward, torch.randn(3, 4), torch.ones(3, 4, dtype=torch.int64))
-    for node in casts(program):
+    nodes = list(casts(program))
+    assert nodes
+    for node in nodes:
         source = node.inputs[0]
         assert source is not None
         assert source.producer() is None or source.producer().op_type != "Cast"
@@ -256,7 +258,7 @@ def test_bfloat16() -> None:
     assert export(model, torch.randn(3, 64), dtype="bfloat16", target="onnxruntime:cpu")(torch.randn(3, 64))
 
 
-def test_further_data_widen_what_overflows_there() -> None:
+def test_more_data_widen_operators_that_overflow() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return (linear(x).abs() * 100).log1p()
 

@@ -134,8 +134,8 @@ class Outputs(nn.Module):
         self.layer = layer
 
     def forward(self, x: torch.Tensor, *state: torch.Tensor) -> Any:
-        given = (state if len(state) > 1 else state[0]) if state else None
-        output, last = self.layer(x, given)
+        inputs = (state if len(state) > 1 else state[0]) if state else None
+        output, last = self.layer(x, inputs)
         return (output, *last) if isinstance(last, tuple) else (output, last)
 
 

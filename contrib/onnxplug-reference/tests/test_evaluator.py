@@ -247,7 +247,7 @@ def test_broken_models(text: str, message: str) -> None:
         ExtendedReferenceEvaluator(parsed(text)).run(None, {"x": X[0]})
 
 
-def test_what_is_no_model(tmp_path: Path) -> None:
+def test_files_that_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("no model")
     for wrong, message in (
         (3, "an object of type int is not an ONNX model"),

@@ -368,7 +368,7 @@ def test_moe(activation: str, draw: Any) -> None:
     agree("MoE", [*inputs[:3], None, inputs[4]], activation_type=activation, k=1)
 
 
-def test_what_is_onnxruntimes_alone(draw: Any) -> None:
+def test_operators_of_onnxruntime_alone(draw: Any) -> None:
     model, feeds = node_model(
         "MoE",
         [draw(2, 8), draw(2, 4), draw(4, 10, 8), None, draw(4, 8, 10)],

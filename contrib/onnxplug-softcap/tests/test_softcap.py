@@ -12,7 +12,7 @@ import onnxplug
 
 
 @pytest.mark.onnxplug("softcap")
-def test_what_the_plugin_promises(onnx_sample: Any) -> None:
+def test_promises_of_the_plugin(onnx_sample: Any) -> None:
     onnx_sample.check()
 
 

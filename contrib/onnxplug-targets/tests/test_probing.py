@@ -24,7 +24,7 @@ PROVIDER: dict[str, Callable[[frozenset[str]], str]] = {
 
 
 def _asked(operators: set[str]) -> list[tuple[str, int, ir.Node, int]]:
-    found = []
+    results = []
     for form in (form for form in forms() if form.op in operators):
         for since in versions_of(form.op, 13, 21):
             if not form.versions[0] <= since <= form.versions[1]:
@@ -37,34 +37,34 @@ def _asked(operators: set[str]) -> list[tuple[str, int, ir.Node, int]]:
                         model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
                     except onnx.shape_inference.InferenceError:
                         continue
-                    found.append((form.op, since, ir.from_proto(model).graph[-1], opset))
-    return found
+                    results.append((form.op, since, ir.from_proto(model).graph[-1], opset))
+    return results
 
 
 @pytest.mark.parametrize("how", PROVIDER)
 def test_a_table_repeats_the_answers(how: str) -> None:
-    asked = _asked({"Pad", "Abs", "Reshape", "Squeeze"})
-    assert len(asked) > 300
+    requested = _asked({"Pad", "Abs", "Reshape", "Squeeze"})
+    assert len(requested) > 300
     answers = [
         {
             "op": op,
             "since": since,
-            "features": sorted(found),
+            "features": sorted(entry),
             "outcome": outcome,
             "why": outcome * (outcome == "breaks"),
         }
-        for op, since, node, opset in asked
-        for found in [features(node, opset)]
-        for outcome in [PROVIDER[how](found)]
+        for op, since, node, opset in requested
+        for entry in [features(node, opset)]
+        for outcome in [PROVIDER[how](entry)]
     ]
     judge = Judge(condensed(answers))
-    for (_, _, node, opset), answer in zip(asked, answers, strict=True):
+    for (_, _, node, opset), answer in zip(requested, answers, strict=True):
         judged = judge.judge(node, opset)
-        said = "takes" if judged is None else "breaks" if judged[1] else "leaves"
-        assert said == answer["outcome"], (answer, judged)
+        verb = "takes" if judged is None else "breaks" if judged[1] else "leaves"
+        assert verb == answer["outcome"], (answer, judged)
 
 
-def test_what_was_not_asked_is_not_taken() -> None:
+def test_unprobed_operators_are_not_taken() -> None:
     plain = _node("y = Pad (x, p)")
     row = {"op": "Pad", "since": 21, "features": sorted(features(plain, 21)), "outcome": "takes", "why": ""}
     judge = Judge(condensed([row]))

@@ -43,17 +43,17 @@ MIXED = (torch.randn(3, 4), torch.randn(2, dtype=torch.float64))
 def test_fallbacks_with_the_users_lines() -> None:
     with pytest.warns(TargetWarning) as caught:
         program = onnxplug.to_onnx(Mixed(), MIXED, target="openvino", verify=True)
-    found = fallbacks(program, "openvino")
-    assert [(f.operator, f.reason, f.consequence) for f in found] == [
+    result = fallbacks(program, "openvino")
+    assert [(f.operator, f.reason, f.consequence) for f in result] == [
         ("Add", "T=double", "left to the CPU"),
         ("IsNaN", "no kernel", "left to the CPU"),
     ]
-    assert [f.place.rpartition(":")[2] for f in found] == _lines("z = wide + 1", "return y, z, torch.isnan")
+    assert [f.place.rpartition(":")[2] for f in result] == _lines("z = wide + 1", "return y, z, torch.isnan")
     (warned,) = [str(item.message) for item in caught if item.category is TargetWarning]
     assert "would not compute 2 of " in warned
-    assert all(f.place in warned for f in found)
+    assert all(f.place in warned for f in result)
     for place in ("onnxruntime:openvino", "openvino"):
-        assert [f.node for f in fallbacks(program.model, place)] == [f.node for f in found]
+        assert [f.node for f in fallbacks(program.model, place)] == [f.node for f in result]
 
 
 def test_the_report_has_them(tmp_path: Path) -> None:
@@ -88,23 +88,23 @@ def test_types_after_a_conversion_of_precision() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program = onnxplug.to_onnx(model, (torch.randn(2, 4),), target="openvino", dtype="bfloat16")
-    found = list(table.fallbacks(program.model))
-    assert found
-    assert all("bfloat16" in f.reason for f in found)
+    result = list(table.fallbacks(program.model))
+    assert result
+    assert all("bfloat16" in f.reason for f in result)
     (warned,) = [str(w.message) for w in caught if w.category is TargetWarning]
-    assert f"would not compute {len(found)} of " in warned
+    assert f"would not compute {len(result)} of " in warned
 
 
-def test_what_breaks_a_session() -> None:
+def test_models_that_break_a_session() -> None:
     """OpenVINO's provider takes every Loop and then fails of its own."""
     body = "g (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Add(s, s) }"
     graph = onnx.parser.parse_graph("g (int64 n, bool c, float[2] x) => (float[2] y) { a = Relu(x) y = Loop(n, c, a) }")
     attribute = onnx.helper.make_attribute("body", onnx.parser.parse_graph(body))
     graph.node[1].attribute.append(attribute)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
-    (found,) = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
-    assert found.operator == "Loop"
-    assert found.consequence.startswith("the model does not run: ")
+    (result,) = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
+    assert result.operator == "Loop"
+    assert result.consequence.startswith("the model does not run: ")
 
 
 def test_nodes_of_a_subgraph_count_for_its_owner() -> None:
@@ -115,9 +115,9 @@ def test_nodes_of_a_subgraph_count_for_its_owner() -> None:
         attributes = [("then_branch", then), ("else_branch", branch)]
         graph.node[1].attribute.extend(onnx.helper.make_attribute(*item) for item in attributes)
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
-        found = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
-        assert [f.operator for f in found] == operators
-    assert found[0].reason == "Hardmax in it: no kernel"
+        result = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
+        assert [f.operator for f in result] == operators
+    assert result[0].reason == "Hardmax in it: no kernel"
 
 
 def test_files(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def terminal_of(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
             return True
 
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", found := Terminal())
-    return found
+    monkeypatch.setattr(sys, "stderr", result := Terminal())
+    return result
 
 
 def lines(terminal: io.StringIO) -> list[str]:
@@ -58,11 +58,11 @@ def test_stages_steps_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
         display("saving")
     assert shown() is None
     step("nobody is told")
-    found = lines(terminal)
+    result = lines(terminal)
     for text in ("capture ...", "verification: inputs 2 of 4 ...", "verification: 1.5 MB of 3.0 MB ..."):
-        assert any(text in line for line in found), text
-    assert any("0:00:00" in line for line in found)
-    left = [line for line in found if re.fullmatch(r"\w+: \d\.\d s", line)]
+        assert any(text in line for line in result), text
+    assert any("0:00:00" in line for line in result)
+    left = [line for line in result if re.fullmatch(r"\w+: \d\.\d s", line)]
     assert [line.partition(":")[0] for line in left] == ["capture", "verification"]
 
 
@@ -101,10 +101,10 @@ def test_the_console_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     with displayed(console):
         console.print("beside the spinner")
     assert vars(console)["_file"] is None
-    given = Console(file=io.StringIO(), force_terminal=True)
-    with displayed(given) as display:
+    inputs = Console(file=io.StringIO(), force_terminal=True)
+    with displayed(inputs) as display:
         display("capture")
-    assert given.file is vars(given)["_file"]
+    assert inputs.file is vars(inputs)["_file"]
     assert "beside the spinner" in lines(terminal)
 
 
@@ -138,15 +138,15 @@ def test_malformed(value: Any) -> None:
         onnxplug.to_onnx(torch.nn.ReLU(), (X,), progress=value)
 
 
-def test_functions_are_told_of_the_stages() -> None:
-    told: list[str] = []
-    onnxplug.to_onnx(torch.nn.ReLU(), (X,), progress=told.append)
-    assert told == ["capture", "conversion"]
-    with showing(told.append) as found:
-        assert found == told.append
+def test_functions_receive_the_stages() -> None:
+    notices: list[str] = []
+    onnxplug.to_onnx(torch.nn.ReLU(), (X,), progress=notices.append)
+    assert notices == ["capture", "conversion"]
+    with showing(notices.append) as result:
+        assert result == notices.append
     for nobody in (None, False):
-        with showing(nobody) as found:
-            assert found is None
+        with showing(nobody) as result:
+            assert result is None
 
 
 MODELS = """

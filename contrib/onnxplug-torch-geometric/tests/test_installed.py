@@ -38,8 +38,8 @@ def test_segments_become_products(onnx_check: Callable[..., Any], expect_graph: 
     args = (torch.randn(5, 3), torch.tensor([0, 2, 5]), torch.randn(2, 3, 4))
     other = (torch.randn(2, 3), torch.tensor([0, 2, 2]), torch.randn(2, 3, 4))
     program = onnxplug.to_onnx(model, args, dynamic_shapes=({0: "rows"}, None, None))
-    for given in (args, other):
-        torch.testing.assert_close(program(*given)[0], model(*given))
+    for operands in (args, other):
+        torch.testing.assert_close(program(*operands)[0], model(*operands))
     expect_graph(program, "... MatMul ... MatMul ... Concat")
 
 

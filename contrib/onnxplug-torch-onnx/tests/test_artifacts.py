@@ -85,14 +85,14 @@ def test_a_report_that_cannot_be_written(folder: Path, monkeypatch: pytest.Monke
     assert os.listdir(folder) == []
 
 
-def test_nothing_is_printed_unless_asked(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_without_verbose(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     onnxplug.export(net(), (X,), "m.onnx")
     assert capfd.readouterr().out == ""
     assert files(folder) == ["m.onnx"]
     onnxplug.export(net(), (X,), "m.onnx", verbose=True)
-    said = capfd.readouterr().out
-    assert "[onnxplug] capture ..." in said
-    assert "OnnxProgram(ai.onnx 21" in said
+    printed = capfd.readouterr().out
+    assert "[onnxplug] capture ..." in printed
+    assert "OnnxProgram(ai.onnx 21" in printed
 
 
 def test_a_captured_program_that_cannot_be_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def run(path: Path, tensors: list[torch.Tensor], *, quiet: bool) -> list[np.ndar
     return results
 
 
-def as_given(call: Call) -> tuple[Any, dict[str, Any]]:
+def in_own_form(call: Call) -> tuple[Any, dict[str, Any]]:
     """The example inputs of a call."""
     model = call.model()
     if isinstance(model, getattr(torch.onnx, "ExportableModule", ())):
@@ -73,7 +73,7 @@ def test_same_call_both_ways(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     ours, our_file = exported(onnxplug.export, call, tmp_path / "onnxplug", monkeypatch)
     assert (theirs is None) == (ours is None)
     assert isinstance(ours, torch.onnx.ONNXProgram | None)
-    for positional, keywords in (as_given(call), call.other):
+    for positional, keywords in (in_own_form(call), call.other):
         expected = eager(call, positional, keywords)
         tensors = tensors_of(call, call.model(), positional, keywords)
         for path in (their_file, our_file):
@@ -107,15 +107,15 @@ def check_signature(call: Call, theirs: onnx.ModelProto, ours: onnx.ModelProto) 
                 assert their_dim == our_dim
             elif not re.fullmatch(r"s\d+", their_dim):
                 assert our_dim in their_names
-    asked = options.get("opset_version")
-    assert asked is None or [i.version for i in ours.opset_import if not i.domain] == [asked]
+    opset = options.get("opset_version")
+    assert opset is None or [i.version for i in ours.opset_import if not i.domain] == [opset]
 
 
 def sizes(value: onnx.ValueInfoProto) -> list[int | str]:
     return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
-def test_weights_are_listed_and_named_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_listed_and_named_as_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("weights as inputs", "old: weights as inputs", "old: names of weights"):
         call = CALLS[name]
         _, file = exported(onnxplug.export, call, tmp_path / name, monkeypatch)

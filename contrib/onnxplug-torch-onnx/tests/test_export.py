@@ -105,7 +105,7 @@ def test_parameters_are_left_out(folder: Path, dynamo: bool) -> None:
         torch.testing.assert_close(torch.from_numpy(result), expected.detach())
 
 
-def test_a_weight_given_at_run_time(folder: Path) -> None:
+def test_a_weight_at_run_time(folder: Path) -> None:
     model = net()
     onnxplug.export(model, (X,), "open.onnx", keep_initializers_as_inputs=True, external_data=False)
     bias = np.array([9.0, 8.0, 7.0], np.float32)
@@ -143,8 +143,10 @@ def test_dynamic_axes_name_sizes(folder: Path, dynamo: bool) -> None:
     axes = {"b": {-2: "m"}, "a": {0: "n"}, "places": {0: "found"}}
     onnxplug.export(Two(), (X, X[:1]), "m.onnx", dynamic_axes=axes, dynamo=dynamo, **names)
     graph = onnx.load("m.onnx").graph
-    found = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.output)]
-    assert [found[0], found[1], found[3]] == [["n", 4], ["m", 4], ["found", 2]]
+    results = [
+        [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.output)
+    ]
+    assert [results[0], results[1], results[3]] == [["n", 4], ["m", 4], ["found", 2]]
     session = onnxruntime.InferenceSession("m.onnx")
     for rows, more in ((2, 1), (3, 5), (1, 1)):
         x, y = torch.randn(rows, 4).relu(), torch.randn(more, 4)
@@ -191,8 +193,8 @@ def test_dynamic_axes_of_what_inputs_are_made_of(folder: Path, dynamo: bool) -> 
     }
     values = dict(zip(names, map(torch.randn, ((6, 4), (1,), (6, 4), (5, 2), (9,))), strict=True))
     expected = [values["left"] + values["one"], values["right"] * 2, values["other"] - 1, values["x"] * 3]
-    found = session.run(None, {name: value.numpy() for name, value in values.items()})
-    for result, wanted in zip(found, expected, strict=True):
+    outcome = session.run(None, {name: value.numpy() for name, value in values.items()})
+    for result, wanted in zip(outcome, expected, strict=True):
         torch.testing.assert_close(torch.from_numpy(result), wanted)
 
 
@@ -221,8 +223,8 @@ def test_dynamic_axes_beside_dynamic_shapes() -> None:
 
 
 def test_an_exported_program_gets_names() -> None:
-    given = torch.export.export(net(), (X,), dynamic_shapes=({0: Dim.DYNAMIC},))
-    program = exported(given, (), dynamic_shapes={"x": {0: "rows"}}, verify=True)
+    exported_program = torch.export.export(net(), (X,), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = exported(exported_program, (), dynamic_shapes={"x": {0: "rows"}}, verify=True)
     assert dims(program.model.graph.inputs[0]) == [*dims(program.model.graph.outputs[0])[:1], 4] == ["rows", 4]
     same(program, net(), torch.randn(5, 4))
     two = torch.export.export(Two(), (X, torch.ones(3, 4)), dynamic_shapes=({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}))
@@ -231,9 +233,9 @@ def test_an_exported_program_gets_names() -> None:
     with pytest.raises(UsageError, match="names 'z', but the inputs of the ExportedProgram are x, y"):
         onnxplug.export(two, dynamic_shapes={"z": {0: "m"}})
     with pytest.raises(UsageError, match="axis 1 of x 'columns', which the ExportedProgram fixes at 4"):
-        onnxplug.export(given, dynamic_shapes={"x": {1: "columns"}})
+        onnxplug.export(exported_program, dynamic_shapes={"x": {1: "columns"}})
     with pytest.raises(UsageError, match="2 entries for the 1 inputs"):
-        onnxplug.export(given, dynamic_shapes=({0: "rows"}, None))
+        onnxplug.export(exported_program, dynamic_shapes=({0: "rows"}, None))
 
 
 def test_more_names_than_values() -> None:
@@ -300,8 +302,8 @@ def test_training_of_old(folder: Path, mode: TrainingMode, before: bool, drops: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         onnxplug.export(model, (X,), "m.onnx", dynamo=False, training=mode)
-    found = {node.op_type for node in onnx.load("m.onnx").graph.node}
-    assert bool(found & {"Dropout", "RandomUniformLike", "RandomUniform", "Bernoulli"}) == drops
+    loaded = {node.op_type for node in onnx.load("m.onnx").graph.node}
+    assert bool(loaded & {"Dropout", "RandomUniformLike", "RandomUniform", "Bernoulli"}) == drops
     assert (model.training, model.norm.training, model.drop.training) == (before, not before, before)
 
 
@@ -411,9 +413,9 @@ def test_registered_symbolics(registered: None, folder: Path, dynamo: bool) -> N
 
     for versions, version in ((None, 1), ({"com.inplace": 4, "com.unused": 2}, 4)):
         onnxplug.export(model, (X,), "m.onnx", custom_opsets=versions, dynamo=dynamo)  # type: ignore[arg-type]
-        found = onnx.load("m.onnx")
-        assert [node.op_type for node in found.graph.node] == ["Max", "Twice"]
-        assert {item.domain: item.version for item in found.opset_import} == {"": 21, "com.inplace": version}
+        loaded = onnx.load("m.onnx")
+        assert [node.op_type for node in loaded.graph.node] == ["Max", "Twice"]
+        assert {item.domain: item.version for item in loaded.opset_import} == {"": 21, "com.inplace": version}
 
 
 def test_a_plugins_rule_goes_before_what_a_library_registers(registered: None) -> None:

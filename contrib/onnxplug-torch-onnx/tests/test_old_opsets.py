@@ -338,8 +338,8 @@ def test_the_version_converter_of_onnx_has_no_way_down(kind: str) -> None:
     attributes = {"Cast": {"to": 1}, "Concat": {"axis": 0}}.get(kind, {})
     node = onnx.helper.make_node(kind, names, ["y"], **attributes)
     types = [onnx.TensorProto.INT64 if kind == "Gather" and name == "x1" else onnx.TensorProto.FLOAT for name in names]
-    given = [onnx.helper.make_tensor_value_info(n, dtype, [2, 2]) for n, dtype in zip(names, types, strict=True)]
-    graph = onnx.helper.make_graph([node], "g", given, [onnx.helper.make_empty_tensor_value_info("y")])
+    values = [onnx.helper.make_tensor_value_info(n, dtype, [2, 2]) for n, dtype in zip(names, types, strict=True)]
+    graph = onnx.helper.make_graph([node], "g", values, [onnx.helper.make_empty_tensor_value_info("y")])
     with pytest.raises(RuntimeError, match="No Adapter"):
         version_converter.convert_version(
             onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)]), 12

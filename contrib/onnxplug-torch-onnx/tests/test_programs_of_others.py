@@ -35,7 +35,7 @@ def run(code: str, script: Path, *arguments: str, folder: Path) -> subprocess.Co
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "status", "said"),
+    ("script", "arguments", "status", "message"),
     [
         pytest.param("super_resolution.py", (), 0, "super_resolution.onnx: opset 14", marks=pytest.mark.long),
         pytest.param("transformer_encoder.py", (), 0, "not to a path: opset 21", marks=pytest.mark.long),
@@ -43,19 +43,19 @@ def run(code: str, script: Path, *arguments: str, folder: Path) -> subprocess.Co
         ("vision.py", ("squeeze.onnx",), 3, "squeeze.onnx: opset 21"),
     ],
 )
-def test_a_script_both_ways(script: str, arguments: tuple[str, ...], status: int, said: str, tmp_path: Path) -> None:
+def test_a_script_both_ways(script: str, arguments: tuple[str, ...], status: int, message: str, tmp_path: Path) -> None:
     results = []
     for name, code in (("torch", PLAIN), ("onnxplug", OURS)):
         done = run(code, SCRIPTS / script, *arguments, folder=tmp_path / name)
         assert done.returncode == status, done.stderr
-        assert (said in done.stderr) == ("1 export by onnxplug" in done.stderr) == (name == "onnxplug")
+        assert (message in done.stderr) == ("1 export by onnxplug" in done.stderr) == (name == "onnxplug")
         results.append(np.load(tmp_path / name / "results.npz"))
     theirs, ours = results
     assert list(theirs) == list(ours)
     for key in theirs:
         np.testing.assert_allclose(ours[key], theirs[key], **looser("both ways"))
     files = list((tmp_path / "onnxplug").glob("*.onnx"))
-    assert bool(files) == ("not to a path" not in said)
+    assert bool(files) == ("not to a path" not in message)
     for path in files:
         assert onnx.load(path, load_external_data=False).producer_name == "onnxplug"
 
@@ -86,7 +86,7 @@ def test_timm_both_ways(name: str, vision: None, tmp_path: Path, monkeypatch: py
     model = timm.create_model("test_resnet", pretrained=False)
     x = torch.randn(2, 3, 64, 64)
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    found = []
+    results = []
     for file in ("torch.onnx", "onnxplug.onnx"):
         model.load_state_dict(state)
         with warnings.catch_warnings():
@@ -97,13 +97,13 @@ def test_timm_both_ways(name: str, vision: None, tmp_path: Path, monkeypatch: py
                 with onnxplug.as_torch_onnx() as exports:
                     onnx_export(model, file, x, **options)
                 assert [exported.file for exported in exports] == [file]
-        found.append(file)
+        results.append(file)
     model.load_state_dict(state)
     model.train(options.get("training", False))
     sizes = [(2, 3, 64, 64), (3, 3, 64, 64), *([(2, 3, 96, 32)] if "dynamic_size" in options else [])]
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 3  # of weights among the inputs
-    sessions = [onnxruntime.InferenceSession(file, quiet) for file in found]
+    sessions = [onnxruntime.InferenceSession(file, quiet) for file in results]
     names = [[value.name for value in (*s.get_inputs(), *s.get_outputs())] for s in sessions]
     assert names[0][:1] + names[0][-1:] == names[1][:1] + names[1][-1:]
     for size in sizes:
@@ -158,9 +158,9 @@ def test_transformers_own_exporter(kind: str, dynamic: bool, vision: None, own_p
         assert names[0] == names[1]
     other = {"input_ids": torch.randint(0, 50, (3, 5)), "attention_mask": torch.ones(3, 5, dtype=torch.long)}
     other["attention_mask"][1, -2:] = 0
-    for given in (inputs, other) if dynamic else (inputs,):
-        expected = model(**given)[0]
+    for sample in (inputs, other) if dynamic else (inputs,):
+        expected = model(**sample)[0]
         for made in (theirs, ours):
-            torch.testing.assert_close(next(iter(made(**given).values())), expected, **looser("both ways"))
+            torch.testing.assert_close(next(iter(made(**sample).values())), expected, **looser("both ways"))
     ours.save_pretrained(tmp_path)
     assert (tmp_path / "model.onnx").is_file()

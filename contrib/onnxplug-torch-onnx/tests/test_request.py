@@ -77,9 +77,9 @@ def test_wrong_arguments(
 ) -> None:
     monkeypatch.setattr("onnxplug.capture.capture.export_program", lambda *a, **k: pytest.fail("capture was entered"))
     (folder / "a-file").touch()
-    given = {"model": net(), "args": (X,), **options}
+    arguments = {"model": net(), "args": (X,), **options}
     with pytest.raises(error, match=message) as caught:
-        onnxplug.export(**given)
+        onnxplug.export(**arguments)
     assert isinstance(caught.value, torch.onnx.OnnxExporterError | OnnxplugError)
     assert isinstance(caught.value, torch.onnx.OnnxExporterError)
     assert [name for name in files(folder) if not name.endswith(".md")] == ["a-file"]

@@ -72,7 +72,7 @@ def test_as_python_does(folder: Path, arguments: tuple[str, ...], status: int) -
     assert done.stderr.replace(note, "") == theirs.stderr
 
 
-def test_what_was_exported(folder: Path) -> None:
+def test_exports_of_the_script(folder: Path) -> None:
     done = ours(folder, "deep/script.py", "--export")
     assert done.returncode == 0
     assert (folder / "relu.onnx").is_file()
@@ -115,14 +115,14 @@ def test_a_folder_with_a_main(folder: Path) -> None:
     assert ours(folder, "deep", "a").stdout == run_child("deep", "a", cwd=folder).stdout == "__main__ beside ['a']\n"
 
 
-def test_what_there_is_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_scripts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = list(sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", before)
     assert run(["run", str(tmp_path / "none.py")]) == 2
-    said = capsys.readouterr().err
-    assert "there is no file" in said
-    assert "With -m, SCRIPT names a module." in said
+    printed = capsys.readouterr().err
+    assert "there is no file" in printed
+    assert "With -m, SCRIPT names a module." in printed
     assert run(["run"]) == 2
     assert "SCRIPT" in capsys.readouterr().err
     (tmp_path / "wrong.py").write_text("def f(:\n", encoding="utf-8")

@@ -136,7 +136,7 @@ def test_operators_of_a_custom_domain_and_inner_functions(expect_graph: Any) -> 
     assert [f.name for f in program.model.functions.values()] == ["Twice"]
 
 
-def test_our_converters_are_told_apart() -> None:
+def test_our_converters_are_distinguished() -> None:
     def ours(g, node):
         a, b, alpha = node.args
         return g.op.Add(a, g.op.Mul(b, alpha))

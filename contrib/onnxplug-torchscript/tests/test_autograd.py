@@ -71,7 +71,7 @@ class Plain(torch.autograd.Function):
         return x.clone()
 
 
-def test_kept_when_asked_and_inlined_otherwise(expect_graph: Any) -> None:
+def test_kept_on_request_and_inlined_otherwise(expect_graph: Any) -> None:
     class Custom(Cap):
         @staticmethod
         def symbolic(g: Any, x: Any, cap: float) -> Any:

@@ -126,10 +126,10 @@ def gives_one_tensor_twice_and_leaves_it(x: torch.Tensor):
 
 def in_containers(x: torch.Tensor):
     if x.sum() > 0:
-        found = {"a": [x, x * 2]}
+        result = {"a": [x, x * 2]}
     else:
-        found = {"a": [x + 1, x]}
-    return found
+        result = {"a": [x + 1, x]}
+    return result
 
 
 def optional_that_is_none_in_both(x: torch.Tensor):
@@ -223,10 +223,10 @@ def gives_none_or_a_tensor(x: torch.Tensor):
 
 
 def appends_in_a_branch(x: torch.Tensor):
-    found = [x]
+    results = [x]
     if x.sum() > 0:
-        found.append(x)
-    return torch.cat(found)
+        results.append(x)
+    return torch.cat(results)
 
 
 def other_shapes(x: torch.Tensor):
@@ -293,7 +293,7 @@ def writes_to_a_view_beside(x: torch.Tensor):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_no_graph_can_do(function: Any, words: str) -> None:
+def test_programs_that_no_graph_can_compute(function: Any, words: str) -> None:
     with pytest.raises(CaptureError, match=words) as caught:
         onnxplug.to_onnx(scripted(function), (X,))
     line = function.__code__.co_firstlineno

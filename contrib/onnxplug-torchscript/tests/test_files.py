@@ -60,14 +60,14 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_file_is(name: str, tmp_path: Path, capsys: Any) -> None:
+def test_kinds_of_files(name: str, tmp_path: Path, capsys: Any) -> None:
     write, message, way = CASES[name]
     write(tmp_path / name)
     assert run(["export", str(tmp_path / name), "-o", str(tmp_path / "model.onnx")]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert message in said
-    assert way in said
-    assert "Traceback" not in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert message in printed
+    assert way in printed
+    assert "Traceback" not in printed
     assert not (tmp_path / "model.onnx").exists()
 
 

@@ -17,29 +17,29 @@ TIME = ({0: "time"},)
 
 
 def appends(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     total = torch.zeros(3)
     for i in range(x.size(0)):
         total = total * 0.5 + x[i]
-        found.append(total)
-    return torch.stack(found), total
+        results.append(total)
+    return torch.stack(results), total
 
 
 def extends_over_rows(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     state = torch.ones(3)
     for row in x:
         state = torch.tanh(row + state)
-        found += [state * 2]
-    return torch.stack(found, 1), torch.cat(found)
+        results += [state * 2]
+    return torch.stack(results, 1), torch.cat(results)
 
 
 def over_unbound(x: torch.Tensor):
     rows = x.unbind(0)
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(len(rows)):
-        found.append(rows[i] * i + rows[len(rows) - 1 - i])
-    return torch.stack(found), rows[0], rows[-1], torch.cat(rows, 0)
+        results.append(rows[i] * i + rows[len(rows) - 1 - i])
+    return torch.stack(results), rows[0], rows[-1], torch.cat(rows, 0)
 
 
 def two_lists(x: torch.Tensor):
@@ -53,37 +53,37 @@ def two_lists(x: torch.Tensor):
 
 
 def not_empty_before(x: torch.Tensor):
-    found = [x[0] * 10, torch.zeros(3)]
+    results = [x[0] * 10, torch.zeros(3)]
     for i in range(x.size(0)):
-        found.append(x[i])
-    found.append(x[0] - 5)
-    return torch.stack(found), len(found), found[-2], found[1]
+        results.append(x[i])
+    results.append(x[0] - 5)
+    return torch.stack(results), len(results), results[-2], results[1]
 
 
 def twice(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(x.size(0)):
-        found.append(x[i])
+        results.append(x[i])
     for i in range(1, x.size(0) + 1):
-        found.append(x[i - 1] * i)
-    return torch.stack(found)
+        results.append(x[i - 1] * i)
+    return torch.stack(results)
 
 
 def from_the_end(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     state = torch.zeros(3)
     for i in range(x.size(0) - 1, -1, -1):
         state = state * 0.5 + x[i]
-        found.append(state)
-    found.reverse()
-    return torch.stack(found), torch.stack(found[::-1]), torch.stack(found[1:] + found[:1])
+        results.append(state)
+    results.reverse()
+    return torch.stack(results), torch.stack(results[::-1]), torch.stack(results[1:] + results[:1])
 
 
 def every_other(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(0, x.size(0), 2):
-        found.append(x[i] * i)
-    return torch.stack(found)
+        results.append(x[i] * i)
+    return torch.stack(results)
 
 
 def backwards(items: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -91,10 +91,10 @@ def backwards(items: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def collected(x: torch.Tensor, factor: float) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(x.size(0)):
-        found.append(x[i] * factor)
-    return found
+        results.append(x[i] * factor)
+    return results
 
 
 def through_functions(x: torch.Tensor):
@@ -103,18 +103,18 @@ def through_functions(x: torch.Tensor):
 
 
 def under_two_names(x: torch.Tensor):
-    found: list[torch.Tensor] = []
-    same = found
+    results: list[torch.Tensor] = []
+    same = results
     for i in range(x.size(0)):
-        found.append(x[i] + 1)
+        results.append(x[i] + 1)
     return torch.stack(same), len(same)
 
 
 def between_rows(x: torch.Tensor):
-    found = [torch.ones(3)]
+    results = [torch.ones(3)]
     for i in range(x.size(0) - 1):
-        found.append(x[i] + x[i + 1])
-    return torch.stack(found)
+        results.append(x[i] + x[i + 1])
+    return torch.stack(results)
 
 
 def within_a_branch(x: torch.Tensor):
@@ -129,23 +129,23 @@ def within_a_branch(x: torch.Tensor):
 
 
 def with_a_branch(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(x.size(0)):
         if x[i].sum() > 0:
             row = x[i] * 2
         else:
             row = x[i] - 1
-        found.append(row)
-    return torch.stack(found)
+        results.append(row)
+    return torch.stack(results)
 
 
 def writes_too(x: torch.Tensor):
     kept = torch.zeros(x.size(0), 3)
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(x.size(0)):
         kept[i] = x[i] + 1
-        found.append(kept[i] * 2)
-    return kept, torch.stack(found)
+        results.append(kept[i] * 2)
+    return kept, torch.stack(results)
 
 
 FUNCTIONS = [
@@ -215,61 +215,61 @@ def test_known_length_is_unrolled() -> None:
 
 
 def reads_the_list(x: torch.Tensor):
-    found = [torch.zeros(3)]
+    results = [torch.zeros(3)]
     for i in range(x.size(0)):
-        found.append(found[-1] + x[i])
-    return torch.stack(found)
+        results.append(results[-1] + x[i])
+    return torch.stack(results)
 
 
 def of_other_shapes(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(x.size(0)):
-        found.append(x[:i].sum(0, keepdim=True))
-        found.append(x[i])
-    return torch.cat([f.flatten() for f in found])
+        results.append(x[:i].sum(0, keepdim=True))
+        results.append(x[i])
+    return torch.cat([f.flatten() for f in results])
 
 
 def of_numbers(x: torch.Tensor):
-    found: list[int] = []
+    results: list[int] = []
     for i in range(x.size(0)):
-        found.append(i * 2)
-    return torch.tensor(found)
+        results.append(i * 2)
+    return torch.tensor(results)
 
 
 def within_a_dict(x: torch.Tensor):
-    found: list[torch.Tensor] = []
-    held = {"found": found}
+    results: list[torch.Tensor] = []
+    held = {"found": results}
     for i in range(x.size(0)):
-        found.append(x[i])
+        results.append(x[i])
     return torch.stack(held["found"])
 
 
-def fills(found: list[torch.Tensor], x: torch.Tensor) -> int:
+def fills(tensors: list[torch.Tensor], x: torch.Tensor) -> int:
     for i in range(x.size(0)):
-        found.append(x[i])
+        tensors.append(x[i])
     return 0
 
 
 def of_a_caller(x: torch.Tensor):
-    found: list[torch.Tensor] = []
-    fills(found, x)
-    return torch.stack(found)
+    results: list[torch.Tensor] = []
+    fills(results, x)
+    return torch.stack(results)
 
 
 def returns_the_list(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(x.size(0)):
-        found.append(x[i])
-    return found
+        results.append(x[i])
+    return results
 
 
 def leaves_early(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(x.size(0)):
         if x[i].sum() > 100:
             break
-        found.append(x[i])
-    return torch.stack(found)
+        results.append(x[i])
+    return torch.stack(results)
 
 
 def asks_for_the_maximum(x: torch.Tensor):
@@ -288,8 +288,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("function", "said"), REFUSED, ids=lambda f: getattr(f, "__name__", ""))
-def test_what_no_graph_can_do(function: Any, said: str) -> None:
-    with pytest.raises(CaptureError, match=said) as caught:
+@pytest.mark.parametrize(("function", "message"), REFUSED, ids=lambda f: getattr(f, "__name__", ""))
+def test_programs_that_no_graph_can_compute(function: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=message) as caught:
         onnxplug.to_onnx(scripted(function), (X,), dynamic_shapes=TIME)
     assert caught.value.hint

@@ -80,17 +80,17 @@ def nested(x: torch.Tensor):
 
 
 def unrolled(x: torch.Tensor):
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for i in range(1, 7, 2):
-        found.append(x * i)
+        results.append(x * i)
     i = 0
     while i < 3:
         i += 1
-        found[0] = found[0] + i
+        results[0] = results[0] + i
     for name in ["a", "b"]:
         if name == "b":
-            found.insert(0, x)
-    return torch.cat(found, 1), i
+            results.insert(0, x)
+    return torch.cat(results, 1), i
 
 
 def writes_a_tensor(x: torch.Tensor):
@@ -158,10 +158,10 @@ def grows(x: torch.Tensor):
 
 
 def collects(x: torch.Tensor):
-    found = [x]
-    while found[-1].sum() < 10:
-        found.append(found[-1] + 1)
-    return found
+    results = [x]
+    while results[-1].sum() < 10:
+        results.append(results[-1] + 1)
+    return results
 
 
 def sets_an_optional(x: torch.Tensor):
@@ -182,7 +182,7 @@ def writes_and_replaces(x: torch.Tensor):
 
 
 @pytest.mark.parametrize("function", [writes_and_replaces, grows, collects, sets_an_optional], ids=lambda f: f.__name__)
-def test_what_no_loop_of_a_graph_can_do(function: Any) -> None:
+def test_loops_that_no_graph_can_compute(function: Any) -> None:
     with pytest.raises(CaptureError, match=r"the loop at .* ends by a tensor's values") as caught:
         onnxplug.to_onnx(scripted(function), (X,))
     line = function.__code__.co_firstlineno

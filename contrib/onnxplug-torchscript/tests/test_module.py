@@ -170,7 +170,7 @@ def sizes(x: torch.Tensor, y: torch.Tensor):
 
 
 @pytest.mark.parametrize("way", [scripted, lambda f: traced(f, X.repeat(2, 1), Y)], ids=["scripted", "traced"])
-def test_shapes_are_as_dynamic_as_asked(way: Any) -> None:
+def test_shapes_are_as_dynamic_as_requested(way: Any) -> None:
     def two(x: torch.Tensor, y: torch.Tensor):
         return x.view(-1, x.shape[1] * 2) + x.shape[0] / 2, y.view(y.shape[0] * 3, -1)
 
@@ -397,8 +397,8 @@ def test_tensors_for_numbers_are_inputs() -> None:
     program = onnxplug.to_onnx(scaled_rows, args, verify=True)
     assert [value.name for value in program.model.graph.inputs] == ["x", "n", "factor", "negate"]
     for n, factor, negate in ((4, 0.5, True), (0, -2.0, False), (-1, float("inf"), True), (9, 3.0, False)):
-        given = (args[0], torch.tensor(n), torch.tensor(factor), torch.tensor(negate))
-        torch.testing.assert_close(program(*given)[0], scaled_rows(*given))
+        inputs = (args[0], torch.tensor(n), torch.tensor(factor), torch.tensor(negate))
+        torch.testing.assert_close(program(*inputs)[0], scaled_rows(*inputs))
 
 
 def test_a_tensor_beside_numbers() -> None:

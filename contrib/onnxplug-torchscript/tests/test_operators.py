@@ -68,8 +68,8 @@ def test_an_operator_that_is_not_there() -> None:
 
 
 def lists(x: torch.Tensor):
-    found = [x * i for i in [1, 2, 3]]
-    every = found[::2]
+    results = [x * i for i in [1, 2, 3]]
+    every = results[::2]
     every.extend([x])
     every.insert(1, x + 1)
     last = every.pop()
@@ -162,14 +162,14 @@ class Accumulator:
 
 
 def classes(x: torch.Tensor):
-    found = Accumulator(x)
+    container = Accumulator(x)
     for i in range(3):
-        found.add(x * i)
+        container.add(x * i)
     if x.sum() > 0:
-        y = found.mean + 1
+        y = container.mean + 1
     else:
-        y = found.mean
-    return y, found.count
+        y = container.mean
+    return y, container.count
 
 
 def numbers(x: torch.Tensor):
@@ -272,8 +272,8 @@ def enums(x: torch.Tensor):
 
 
 def lists_of_numbers(x: torch.Tensor):
-    found: list[list[float]] = x[:1, :2].tolist()
-    return x + found[0][1] * 2
+    result: list[list[float]] = x[:1, :2].tolist()
+    return x + result[0][1] * 2
 
 
 FUNCTIONS: list[tuple[Any, tuple[Any, ...], tuple[Any, ...], Any]] = [

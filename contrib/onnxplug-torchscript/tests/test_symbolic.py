@@ -156,7 +156,7 @@ def test_attributes_and_outputs_of_a_custom_domain() -> None:
     assert kinds["alpha"] == onnx.AttributeProto.FLOAT
 
 
-def test_what_a_symbolic_function_refuses() -> None:
+def test_errors_of_a_symbolic_function() -> None:
     def refuses(g: Any, x: Any) -> Any:
         raise torch.onnx.errors.SymbolicValueError("only on Tuesdays", x)
 
@@ -196,7 +196,7 @@ def test_subgraphs_of_a_symbolic_function() -> None:
     assert "If" in {n.op_type for n in program.model.graph}
 
 
-def test_what_is_registered_with_torch() -> None:
+def test_functions_registered_with_torch() -> None:
     def old(g: Any, x: Any) -> Any:
         raise AssertionError("not for this opset")
 

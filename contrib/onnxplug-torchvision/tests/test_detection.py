@@ -33,11 +33,11 @@ class Pyramid(nn.Module):
 
     def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
         x = self.stem(x).relu()
-        found = OrderedDict()
+        container = OrderedDict()
         for index, step in enumerate(self.steps):
             x = step(x).relu()
-            found[str(index)] = x
-        return found
+            container[str(index)] = x
+        return container
 
 
 def lively(model: nn.Module) -> nn.Module:
@@ -83,7 +83,7 @@ def fasterrcnn() -> nn.Module:
 def agrees(program: Any, model: nn.Module, images: list[torch.Tensor]) -> int:
     """Compares with torch, detections in their order; returns how many there were."""
     with torch.no_grad():
-        expected = [v for found in model(images) for v in found.values()]
+        expected = [v for entry in model(images) for v in entry.values()]
     for got, wanted in zip(program(images), expected, strict=True):
         assert got.dtype == wanted.dtype
         torch.testing.assert_close(got, wanted, **LOOSER["detectors"][0])
@@ -124,11 +124,13 @@ def test_resampled_for_all_boxes_at_once(count: int) -> None:
     from onnxplug_torchvision import resampled
     from torchvision.models.detection import roi_heads
 
-    found, masks, heatmaps = boxes(count, 0.5), torch.rand(count, 1, 14, 14), torch.randn(count, 5, 14, 14)
-    pasted = roi_heads.paste_masks_in_image(masks, found, (40, 53))
-    torch.testing.assert_close(resampled.paste_masks_in_image(masks, found, (40, 53)), pasted, **LOOSER["resampled"][0])
-    places, scores = resampled.heatmaps_to_keypoints(heatmaps, found)
-    expected = roi_heads.heatmaps_to_keypoints(heatmaps, found)
+    result, masks, heatmaps = boxes(count, 0.5), torch.rand(count, 1, 14, 14), torch.randn(count, 5, 14, 14)
+    pasted = roi_heads.paste_masks_in_image(masks, result, (40, 53))
+    torch.testing.assert_close(
+        resampled.paste_masks_in_image(masks, result, (40, 53)), pasted, **LOOSER["resampled"][0]
+    )
+    places, scores = resampled.heatmaps_to_keypoints(heatmaps, result)
+    expected = roi_heads.heatmaps_to_keypoints(heatmaps, result)
     torch.testing.assert_close((places, scores), expected, **LOOSER["resampled"][0])
 
 

@@ -25,7 +25,7 @@ AUTO = torch.export.Dim.AUTO
 
 
 @pytest.mark.onnxplug("torchvision")
-def test_what_the_plugin_promises(onnx_sample: Any) -> None:
+def test_promises_of_the_plugin(onnx_sample: Any) -> None:
     onnx_sample.check()
 
 
@@ -41,12 +41,12 @@ def boxes(count: int, spread: float = 20.0) -> torch.Tensor:
 def rois(count: int, batch: int, extent: float) -> torch.Tensor:
     """Regions of many kinds: inside, out of the image on each side, small, empty."""
     corners = torch.rand(count, 2) * extent - 3
-    found = torch.cat([corners, corners + torch.rand(count, 2) * extent], 1)
+    result = torch.cat([corners, corners + torch.rand(count, 2) * extent], 1)
     if count > 2:
-        found[1, 2:] = found[1, :2] + 0.3
-        found[2] = torch.tensor([2.0, 1.0, 2.0, 5.0])
-        found[0] = torch.tensor([5.0, 4.0, 4.0, 3.0])
-    return torch.cat([torch.randint(0, batch, (count, 1)).float(), found], 1)
+        result[1, 2:] = result[1, :2] + 0.3
+        result[2] = torch.tensor([2.0, 1.0, 2.0, 5.0])
+        result[0] = torch.tensor([5.0, 4.0, 4.0, 3.0])
+    return torch.cat([torch.randint(0, batch, (count, 1)).float(), result], 1)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.1, 0.3, 0.5, 0.7, 1.0])

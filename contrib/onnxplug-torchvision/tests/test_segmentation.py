@@ -102,8 +102,8 @@ class Prompted(nn.Module):
             dense_prompt_embeddings=dense,
             multimask_output=True,
         )
-        found = self.sam.postprocess_masks(low, (60, 64), (120, 128))
-        return found, quality, amg.batched_mask_to_box(found > 0)
+        result = self.sam.postprocess_masks(low, (60, 64), (120, 128))
+        return result, quality, amg.batched_mask_to_box(result > 0)
 
 
 def test_segment_anything() -> None:

@@ -81,9 +81,9 @@ def test_norms(namespace: str, gemma: bool, dtype: torch.dtype) -> None:
         return out, x, residual
 
     def expected(x: Tensor, residual: Tensor) -> Any:
-        given = weight + 1 if gemma else weight
+        scale = weight + 1 if gemma else weight
         total = x + residual
-        return norm(x, given, 1e-5), norm(total, given, 1e-5), total
+        return norm(x, scale, 1e-5), norm(total, scale, 1e-5), total
 
     check(model, expected, [tuple(torch.randn(2, n, 16, dtype=dtype)) for n in (5, 1, 9)], dtype)
 
@@ -208,17 +208,17 @@ def test_inputs_that_a_model_writes() -> None:
     program = onnxplug.to_onnx(model, tuple(x.clone() for x in inputs[0]), dynamic_shapes=(ROWS,) * 4)
     assert [value.name for value in program.model.graph.outputs][1:] == ["q_out", "k_out", "residual_out"]
     for args in inputs:
-        given = [x.clone() for x in args]
+        sample = [x.clone() for x in args]
         with torch.no_grad():
-            wanted = [model(*given), *given[1:]]
+            wanted = [model(*sample), *sample[1:]]
         for result, value in zip(program(*(x.clone() for x in args)), wanted, strict=True):
             torch.testing.assert_close(result, value)
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "asked"), [("vllm", "0.9.2", ">=0.33,<0.34"), ("sgl_kernel", "0.1.0", ">=0.3,<0.5")]
+    ("name", "version", "requested"), [("vllm", "0.9.2", ">=0.33,<0.34"), ("sgl_kernel", "0.1.0", ">=0.3,<0.5")]
 )
-def test_another_version(name: str, version: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version(name: str, version: str, requested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = types.ModuleType(name)
     library.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, library)
@@ -229,7 +229,7 @@ def test_another_version(name: str, version: str, asked: str, monkeypatch: pytes
         op(out, x)
         return out
 
-    with pytest.raises(onnxplug.OnnxplugError, match=f"{name}{asked} are translated; {version} is installed"):
+    with pytest.raises(onnxplug.OnnxplugError, match=f"{name}{requested} are translated; {version} is installed"):
         onnxplug.to_onnx(model, (torch.randn(2, 8 if name == "vllm" else 16),))
 
 

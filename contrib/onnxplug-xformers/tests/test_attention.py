@@ -74,8 +74,8 @@ def test_a_tensor_as_the_bias(causal: bool) -> None:
     """With values of another width than the keys'."""
 
     def model(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
-        given = biases.LowerTriangularMaskWithTensorBias(bias) if causal else bias
-        return (xops.memory_efficient_attention(q, k, v, given),)
+        mask = biases.LowerTriangularMaskWithTensorBias(bias) if causal else bias
+        return (xops.memory_efficient_attention(q, k, v, mask),)
 
     def expected(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
         lower = biases.LowerTriangularMask().materialize((q.shape[1], k.shape[1]))

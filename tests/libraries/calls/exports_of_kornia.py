@@ -33,8 +33,8 @@ MODULES: dict[str, Any] = {
 def test_modules(name: str, tmp_path: Path) -> None:
     module, file = MODULES[name]().eval(), str(tmp_path / "module.onnx")
     axes = {"image": {0: "batch", 2: "height", 3: "width"}}
-    given = {"input_names": ["image"], "dynamic_axes": axes, "opset_version": 17}
-    torch.onnx.export(module, (torch.rand(2, 3, 20, 24),), file, **given, dynamo=False)
+    options = {"input_names": ["image"], "dynamic_axes": axes, "opset_version": 17}
+    torch.onnx.export(module, (torch.rand(2, 3, 20, 24),), file, **options, dynamo=False)
     assert_same(file, module, (torch.rand(2, 3, 20, 24),), (torch.rand(3, 3, 33, 18),))
 
 
@@ -88,8 +88,8 @@ def test_functions(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["HardNet", "TFeat", "HyNet", "SOSNet"])
 def test_descriptors(name: str, tmp_path: Path) -> None:
     model, file = getattr(kornia.feature, name)(pretrained=False).eval(), str(tmp_path / "descriptor.onnx")
-    given = {"input_names": ["patches"], "dynamic_axes": {"patches": {0: "count"}}, "opset_version": 17}
-    torch.onnx.export(model, (torch.rand(2, 1, 32, 32),), file, **given, dynamo=False)
+    options = {"input_names": ["patches"], "dynamic_axes": {"patches": {0: "count"}}, "opset_version": 17}
+    torch.onnx.export(model, (torch.rand(2, 1, 32, 32),), file, **options, dynamo=False)
     assert_same(file, model, (torch.rand(2, 1, 32, 32),), (torch.rand(5, 1, 32, 32),))
 
 

@@ -46,8 +46,8 @@ def test_cells(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Steps(norse.SequentialState(nn.Linear(6, 5), cell(name), nn.Linear(5, 3)), 4).eval()
     file = str(tmp_path / "model.onnx")
-    given = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}, "opset_version": 17}
-    torch.onnx.export(model, (4 * torch.rand(2, 6),), file, **given, dynamo=False)
+    options = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}, "opset_version": 17}
+    torch.onnx.export(model, (4 * torch.rand(2, 6),), file, **options, dynamo=False)
     assert_same(file, model, (4 * torch.rand(2, 6),), (9 * torch.rand(3, 6),))
 
 
@@ -57,8 +57,8 @@ def test_layers_over_time(name: str, tmp_path: Path) -> None:
     layer = norse.LIFRecurrent(5, 5) if name == "LIFRecurrent" else getattr(norse, name)()
     model = norse.SequentialState(nn.Linear(6, 5), layer).eval()
     first, file = _First(model), str(tmp_path / "model.onnx")
-    given = {"input_names": ["x"], "dynamic_axes": {"x": {1: "batch"}}, "opset_version": 17}
-    torch.onnx.export(first, (4 * torch.rand(7, 2, 6),), file, **given, dynamo=False)
+    options = {"input_names": ["x"], "dynamic_axes": {"x": {1: "batch"}}, "opset_version": 17}
+    torch.onnx.export(first, (4 * torch.rand(7, 2, 6),), file, **options, dynamo=False)
     assert_same(file, first, (4 * torch.rand(7, 2, 6),), (9 * torch.rand(7, 3, 6),))
 
 
@@ -77,6 +77,6 @@ def test_convolutional(tmp_path: Path) -> None:
         nn.Conv2d(1, 4, 3), norse.LIFCell(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 49, 10), norse.LICell()
     )
     model, file = Steps(network, 3).eval(), str(tmp_path / "model.onnx")
-    given = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}, "opset_version": 17}
-    torch.onnx.export(model, (4 * torch.rand(2, 1, 16, 16),), file, **given, dynamo=False)
+    options = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}, "opset_version": 17}
+    torch.onnx.export(model, (4 * torch.rand(2, 1, 16, 16),), file, **options, dynamo=False)
     assert_same(file, model, (4 * torch.rand(2, 1, 16, 16),), (9 * torch.rand(3, 1, 16, 16),))

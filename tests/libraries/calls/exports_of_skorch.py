@@ -49,8 +49,8 @@ def test_fitted_classifier(name: str, tmp_path: Path) -> None:
     data = np.random.default_rng(0).normal(size=(32, 40)).astype("float32")
     net.fit(data, (data[:, 0] > 0).astype("int64"))
     model, file = net.module_.eval(), str(tmp_path / "model.onnx")
-    given = {"input_names": ["X"], "output_names": ["y"], "dynamic_axes": {"X": {0: "batch"}, "y": {0: "batch"}}}
-    torch.onnx.export(model, torch.from_numpy(data[:4]), file, **given, dynamo=False)
+    options = {"input_names": ["X"], "output_names": ["y"], "dynamic_axes": {"X": {0: "batch"}, "y": {0: "batch"}}}
+    torch.onnx.export(model, torch.from_numpy(data[:4]), file, **options, dynamo=False)
     assert_same(file, model, (torch.from_numpy(data[:4]),), (torch.from_numpy(3 * data[:7]),))
 
 

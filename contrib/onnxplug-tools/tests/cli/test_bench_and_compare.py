@@ -75,7 +75,7 @@ def test_bench_against_pytorch(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("other", "arguments", "status", "said"),
+    ("other", "arguments", "status", "output"),
     [
         ("a.onnx", [], 0, "2 of 2 values within the models agree"),
         ("b.onnx", ["--sizes", "n=4"], 1, "0 of 2 values within the models agree"),
@@ -93,12 +93,12 @@ def test_bench_against_pytorch(folder: Path, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_compare(
-    other: str, arguments: list[str], status: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    other: str, arguments: list[str], status: int, output: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["compare", "a.onnx", other, *arguments]) == status
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out
-    assert said in " ".join((printed.out + printed.err).replace("│", " ").split())
+    assert output in " ".join((printed.out + printed.err).replace("│", " ").split())
 
 
 def test_compare_says_where_it_begins(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_compare_says_where_it_begins(folder: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "printed"),
     [
         (["missing.onnx"], 2, "there is no file"),
         (["model.pt2"], 2, "pickled Python"),
@@ -129,9 +129,9 @@ def test_compare_says_where_it_begins(folder: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_errors_of_bench(
-    arguments: list[str], status: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], status: int, printed: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(path.name for path in folder.iterdir())
     assert run(["bench", *arguments]) == status
-    assert said in _printed(capsys)
+    assert printed in _printed(capsys)
     assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == before

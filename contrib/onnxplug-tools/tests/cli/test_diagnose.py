@@ -49,9 +49,9 @@ def test_a_model_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "diagnosed_model.py:bad", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["submodule"] == "1"
-    assert [piece["path"] for piece in found["pieces"] if piece["is_cause"]] == ["1"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["submodule"] == "1"
+    assert [piece["path"] for piece in document["pieces"] if piece["is_cause"]] == ["1"]
 
 
 def test_a_fixed_dimension(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "status", "said"),
+    ("other", "status", "output"),
     [
         ("a.onnx", 0, "the same; 2 nodes and 1 weight without a difference"),
         ("b.onnx", 1, "Elu"),
@@ -83,12 +83,12 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_exit_status_of_diff(
-    other: str, status: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    other: str, status: int, output: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "broken.onnx").write_bytes(b"broken")
     assert run(["inspect", "a.onnx", "--diff", other]) == status
     printed = capsys.readouterr()
-    assert said in printed.out + printed.err
+    assert output in printed.out + printed.err
 
 
 def test_names_do_nothing_to_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_pages_hold_names_as_text(arguments: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "printed"),
     [
         (["missing.onnx"], 2, "there is no file"),
         (["."], 2, "is a folder"),
@@ -137,10 +137,12 @@ def test_pages_hold_names_as_text(arguments: list[str], folder: Path) -> None:
         (["a.onnx", "--diff", "b.onnx", "--html", "missing/page.html"], 2, "can't write the page"),
     ],
 )
-def test_errors(arguments: list[str], status: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(
+    arguments: list[str], status: int, printed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "model.pt2").write_bytes(b"PK\x03\x04")
     assert run(["inspect", *arguments]) == status
-    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert printed in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def _without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("given", "read"),
+    ("argument", "read"),
     [
         ("t -o m", "t -o m"),
         ("t --profile -o m", "t --profile=- -o m"),
@@ -46,8 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("-- --profile", "-- --profile"),
     ],
 )
-def test_the_value_may_be_left_out(given: str, read: str) -> None:
-    assert with_value(given.split()) == read.split()
+def test_the_value_may_be_left_out(argument: str, read: str) -> None:
+    assert with_value(argument.split()) == read.split()
 
 
 def test_table_and_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

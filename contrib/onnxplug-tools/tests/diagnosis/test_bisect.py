@@ -63,13 +63,13 @@ def run_script(folder: Path) -> subprocess.CompletedProcess[str]:
     return run_fork(str(folder / "reproduce.py"), env=dict(os.environ), cwd=folder.parent)
 
 
-def is_whole(found: Bisection, folder: Path) -> str:
+def is_whole(bisection: Bisection, folder: Path) -> str:
     """Checks what every result must have; returns the script."""
-    assert found.reproduces, found.note
+    assert bisection.reproduces, bisection.note
     script = (folder / "reproduce.py").read_text(encoding="utf-8")
     assert len(script.splitlines()) <= 30
-    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in found.files)
-    assert {"reproduce.py", "reproduce.pt"} <= {p.name for p in found.files}
+    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in bisection.files)
+    assert {"reproduce.py", "reproduce.pt"} <= {p.name for p in bisection.files}
     assert [p.name for p in folder.parent.iterdir() if p.name.startswith(".")] == []
     return script
 
@@ -87,13 +87,13 @@ def test_a_wrong_rule(rules: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     rule = Rule("aten::tanh", f"{rules}:sinh")
     dynamic = ({0: "batch"},)
-    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], dynamic_shapes=dynamic, output=folder)
-    assert found.trouble is not None
-    assert (found.trouble.kind, found.operators) == (Kind.DIFFERENCE, ["aten::tanh.default"])
-    assert found.verdict is not None
-    assert found.verdict.culprit is Culprit.RULE
-    assert found.before >= 10
-    script = is_whole(found, folder)
+    bisection = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], dynamic_shapes=dynamic, output=folder)
+    assert bisection.trouble is not None
+    assert (bisection.trouble.kind, bisection.operators) == (Kind.DIFFERENCE, ["aten::tanh.default"])
+    assert bisection.verdict is not None
+    assert bisection.verdict.culprit is Culprit.RULE
+    assert bisection.before >= 10
+    script = is_whole(bisection, folder)
     assert "torch.ops.aten.tanh.default(" in script
     assert "dynamic_shapes" not in script
     done = run_script(folder)
@@ -104,20 +104,20 @@ def test_a_wrong_rule(rules: str, tmp_path: Path) -> None:
 
 def test_an_operator_that_can_not_be_converted(rules: str, tmp_path: Path) -> None:
     rule = Rule("aten::tanh", f"{rules}:refuses")
-    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], output=tmp_path / "out")
-    assert found.trouble is not None
-    assert (found.trouble.kind, found.operators) == (Kind.CONVERSION, ["aten::tanh.default"])
-    assert "the moon is full" in str(found)
-    is_whole(found, tmp_path / "out")
+    bisection = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], output=tmp_path / "out")
+    assert bisection.trouble is not None
+    assert (bisection.trouble.kind, bisection.operators) == (Kind.CONVERSION, ["aten::tanh.default"])
+    assert "the moon is full" in str(bisection)
+    is_whole(bisection, tmp_path / "out")
     assert not (tmp_path / "out" / "reproduce.onnx").exists()
 
 
 def test_a_fault_of_two_operators_together(rules: str) -> None:
     """The rule is wrong only after a Relu."""
     rule = Rule("aten::tanh", f"{rules}:three")
-    found = onnxplug.bisect(layers(nn.Tanh(), nn.ReLU(), nn.Tanh()), (X,), rules=[rule])
-    assert found.operators == ["aten::relu.default", "aten::tanh.default"]
-    assert (found.files, found.reproduces) == ([], None)
+    bisection = onnxplug.bisect(layers(nn.Tanh(), nn.ReLU(), nn.Tanh()), (X,), rules=[rule])
+    assert bisection.operators == ["aten::relu.default", "aten::tanh.default"]
+    assert (bisection.files, bisection.reproduces) == ([], None)
 
 
 def test_an_operator_with_several_results(rules: str, tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_an_operator_with_several_results(rules: str, tmp_path: Path) -> None:
         return values.sum() * places
 
     rule = Rule("aten::topk", f"{rules}:smallest")
-    found = onnxplug.bisect(Call(model), (X,), rules=[rule], output=tmp_path / "out")
-    assert found.operators == ["aten::topk.default"]
-    is_whole(found, tmp_path / "out")
+    bisection = onnxplug.bisect(Call(model), (X,), rules=[rule], output=tmp_path / "out")
+    assert bisection.operators == ["aten::topk.default"]
+    is_whole(bisection, tmp_path / "out")
 
 
 def test_an_optimiser_of_onnxruntime(tmp_path: Path) -> None:
@@ -137,18 +137,18 @@ def test_an_optimiser_of_onnxruntime(tmp_path: Path) -> None:
         nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(18, 3),
     )  # fmt: skip
-    found = onnxplug.bisect(model, (torch.randn(1, 1, 6, 6),), target=None, output=tmp_path / "out")
-    assert len(found.operators) == 2
-    assert found.verdict is not None
-    assert found.verdict.name == "its optimiser Pad_Fusion (level 'basic')"
-    assert "target=None" in is_whole(found, tmp_path / "out")
+    bisection = onnxplug.bisect(model, (torch.randn(1, 1, 6, 6),), target=None, output=tmp_path / "out")
+    assert len(bisection.operators) == 2
+    assert bisection.verdict is not None
+    assert bisection.verdict.name == "its optimiser Pad_Fusion (level 'basic')"
+    assert "target=None" in is_whole(bisection, tmp_path / "out")
 
 
 def test_a_model_that_onnxruntime_refuses() -> None:
     model = Call(lambda x: nn.functional.max_pool2d(x.exp(), 2, 4, 0, 5, ceil_mode=True).tanh())
-    found = onnxplug.bisect(model, (torch.rand(1, 1, 20, 20),), target=None)
-    assert found.trouble is not None
-    assert (found.trouble.kind, len(found.operators)) == (Kind.RUN, 1)
+    bisection = onnxplug.bisect(model, (torch.rand(1, 1, 20, 20),), target=None)
+    assert bisection.trouble is not None
+    assert (bisection.trouble.kind, len(bisection.operators)) == (Kind.RUN, 1)
 
 
 class WrongRewrite:
@@ -160,19 +160,19 @@ class WrongRewrite:
 def test_a_wrong_rewrite(isolated_registry: Any, tmp_path: Path) -> None:
     """The plugin lives in this process alone: the script runs the ONNX model."""
     isolated_registry.add_plugin(WrongRewrite(), name="wrong")
-    found = onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
-    assert found.operators == ["aten::softmax.int"]
-    assert found.verdict is not None
-    assert (found.verdict.culprit, found.verdict.name) == (Culprit.REWRITE, "other_axis")
-    assert "InferenceSession" in is_whole(found, tmp_path / "out")
+    bisection = onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
+    assert bisection.operators == ["aten::softmax.int"]
+    assert bisection.verdict is not None
+    assert (bisection.verdict.culprit, bisection.verdict.name) == (Culprit.REWRITE, "other_axis")
+    assert "InferenceSession" in is_whole(bisection, tmp_path / "out")
 
 
 def test_rules_that_no_script_can_import(tmp_path: Path) -> None:
     refusing = Rule("aten::tanh", lambda g, node: 1 / 0)
-    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[refusing], output=tmp_path / "other")
-    assert found.operators == ["aten::tanh.default"]
-    assert found.reproduces is False
-    assert "not a function of a module" in found.note
+    bisection = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[refusing], output=tmp_path / "other")
+    assert bisection.operators == ["aten::tanh.default"]
+    assert bisection.reproduces is False
+    assert "not a function of a module" in bisection.note
 
 
 def test_weights(rules: str, tmp_path: Path) -> None:
@@ -187,20 +187,20 @@ def test_weights(rules: str, tmp_path: Path) -> None:
             return torch.nn.functional.layer_norm(x, (8,), self.scale)
 
     rule = Rule("aten::layer_norm", f"{rules}:plain_norm")
-    found = onnxplug.bisect(layers(Norm(), Norm()), (X,), rules=[rule], output=tmp_path / "out")
-    assert found.operators == ["aten::layer_norm.default"]
+    bisection = onnxplug.bisect(layers(Norm(), Norm()), (X,), rules=[rule], output=tmp_path / "out")
+    assert bisection.operators == ["aten::layer_norm.default"]
     data = torch.load(tmp_path / "out" / "reproduce.pt")
     assert [list(t.shape) for t in data["inputs"]] == [[3, 8]]
     assert all(tensor.shape == (8,) for tensor in data["state"].values())
-    is_whole(found, tmp_path / "out")
+    is_whole(bisection, tmp_path / "out")
 
 
 def test_a_fault_with_dynamic_sizes_alone(rules: str, tmp_path: Path) -> None:
     rule = Rule("aten::tanh", f"{rules}:static_only")
     dynamic = ({0: "batch"},)
-    found = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], dynamic_shapes=dynamic, output=tmp_path / "out")
-    assert found.operators == ["aten::tanh.default"]
-    assert "dynamic_shapes=" in is_whole(found, tmp_path / "out")
+    bisection = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], dynamic_shapes=dynamic, output=tmp_path / "out")
+    assert bisection.operators == ["aten::tanh.default"]
+    assert "dynamic_shapes=" in is_whole(bisection, tmp_path / "out")
     assert onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule]).trouble is None
 
 
@@ -210,9 +210,9 @@ def test_control_flow_is_loaded(rules: str, tmp_path: Path) -> None:
             return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() - 1, (x,)).exp()
 
     rule = Rule("aten::sin", f"{rules}:sinh"), Rule("aten::cos", f"{rules}:sinh")
-    found = onnxplug.bisect(layers(Branches()), (X,), rules=rule, output=tmp_path / "out")
-    assert found.operators == ["cond"]
-    assert "torch.export.load" in is_whole(found, tmp_path / "out")
+    bisection = onnxplug.bisect(layers(Branches()), (X,), rules=rule, output=tmp_path / "out")
+    assert bisection.operators == ["cond"]
+    assert "torch.export.load" in is_whole(bisection, tmp_path / "out")
     assert (tmp_path / "out" / "reproduce.pt2").is_file()
 
 
@@ -220,9 +220,9 @@ def test_control_flow_is_loaded(rules: str, tmp_path: Path) -> None:
 
 
 def test_a_model_without_fault(tmp_path: Path) -> None:
-    found = onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
-    assert found.trouble is None
-    assert str(found).startswith("no fault")
+    bisection = onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
+    assert bisection.trouble is None
+    assert str(bisection).startswith("no fault")
     assert not (tmp_path / "out").exists()
 
 
@@ -234,10 +234,10 @@ def test_a_fault_of_the_capture(tmp_path: Path) -> None:
             Counts.times += 1
             return x * Counts.times
 
-    found = onnxplug.bisect(Counts(), (X,), output=tmp_path / "out")
-    assert found.verdict is not None
-    assert found.verdict.culprit is Culprit.CAPTURE
-    assert "nothing to reduce" in str(found)
+    bisection = onnxplug.bisect(Counts(), (X,), output=tmp_path / "out")
+    assert bisection.verdict is not None
+    assert bisection.verdict.culprit is Culprit.CAPTURE
+    assert "nothing to reduce" in str(bisection)
     assert not (tmp_path / "out").exists()
 
 

@@ -13,21 +13,21 @@ from onnxplug_tools.diagnosis.delta import minimised
 @given(
     st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1, max_size=4)))
 )
-def test_what_is_needed_is_found(case: tuple[int, set[int]]) -> None:
+def test_needed_items_remain(case: tuple[int, set[int]]) -> None:
     count, needed = case
     assert minimised(range(count), lambda some: needed <= set(some)) == sorted(needed)
 
 
 @pytest.mark.parametrize("place", [0, 499, 999])
-def test_one_of_many_is_found_by_halving(place: int) -> None:
-    asked: list[int] = []
+def test_an_item_of_many_remains_by_halving(place: int) -> None:
+    requests: list[int] = []
 
     def holds(some: Sequence[int]) -> bool:
-        asked.append(len(some))
+        requests.append(len(some))
         return place in some
 
     assert minimised(range(1000), holds) == [place]
-    assert len(asked) <= 22
+    assert len(requests) <= 22
 
 
 def test_either_of_two_will_do() -> None:

@@ -178,10 +178,10 @@ def test_an_optimiser_of_onnxruntime() -> None:
     assert verdict.first is not None
     assert verdict.first.operator.startswith("aten::max_pool2d")
     for how in (PLAIN, EVALUATOR, ORT_OFF, ORT_ON):
-        found = verdict.walks[how]
-        assert isinstance(found, Walk)
-        assert found.compared == 4
-        assert not found.differences
+        result = verdict.walks[how]
+        assert isinstance(result, Walk)
+        assert result.compared == 4
+        assert not result.differences
     right(onnxplug.to_onnx(model, (-torch.rand(1, 1, 6, 6) - 1,)))
 
 
@@ -212,8 +212,8 @@ def test_a_model_that_nothing_runs() -> None:
 
 def test_the_evaluator_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluated(self: Runs, names: Sequence[str]) -> dict[str, Any]:
-        found = self.computed(names, "disable")
-        return {name: found[name] + (1 if name == "tanh" else 0) for name in self.known(names)}
+        result = self.computed(names, "disable")
+        return {name: result[name] + (1 if name == "tanh" else 0) for name in self.known(names)}
 
     monkeypatch.setattr(verdicts.Runs, "evaluated", evaluated)
     verdict = onnxplug.to_onnx(Layers(), (X,)).verify(intermediates=True).intermediates
@@ -329,10 +329,10 @@ def test_a_dtype_that_torch_states_otherwise() -> None:
 
 def test_what_is_folded_or_rewritten_away_is_counted() -> None:
     verdict = right(onnxplug.to_onnx(Call(lambda x: x @ (torch.ones(4, 4) * 2) + torch.arange(4)), (X,)))
-    found = verdict.walks[EVALUATOR]
-    assert isinstance(found, Walk)
-    assert found.compared + sum(found.skipped.values()) >= 5
-    assert found.skipped
+    result = verdict.walks[EVALUATOR]
+    assert isinstance(result, Walk)
+    assert result.compared + sum(result.skipped.values()) >= 5
+    assert result.skipped
 
 
 def test_a_capture_that_lost_something() -> None:
@@ -366,7 +366,7 @@ def test_without_it_the_report_has_no_verdict() -> None:
     lambda x: x.t(), lambda x: x.reshape(-1), lambda x: torch.cat([x, x]), lambda x: x.flip(0)[1:].unsqueeze(0),
     lambda x: x.expand(2, 3, 4).contiguous(), lambda x: x.roll(1, 0).gather(0, torch.zeros(1, 4, dtype=torch.int64)),
 ])  # fmt: skip
-def test_an_operator_that_moves_elements_is_not_blamed_for_what_it_was_given(move: Any) -> None:
+def test_an_operator_that_moves_elements_is_not_blamed_for_its_operands(move: Any) -> None:
     """Of two operators in one ONNX node only the moving one's result is known."""
 
     def unknown(g: Any, node: Any) -> Any:

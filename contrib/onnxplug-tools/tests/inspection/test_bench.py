@@ -39,17 +39,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_two_models_and_pytorch(files: list[Path], tmp_path: Path) -> None:
     model, args = example()
     threads = torch.get_num_threads()
-    found = bench(files, given=[("x", args[0])], threads=1, limits=FEW, eager=lambda: model(*args), optimized=None)
+    result = bench(files, given=[("x", args[0])], threads=1, limits=FEW, eager=lambda: model(*args), optimized=None)
     assert torch.get_num_threads() == threads
-    assert [m.timing.name for m in found.models] == ["a.onnx", "b.onnx"]
-    assert found.eager is not None
-    assert found.eager.name == EAGER
-    for timing in (*(m.timing for m in found.models), found.eager):
+    assert [m.timing.name for m in result.models] == ["a.onnx", "b.onnx"]
+    assert result.eager is not None
+    assert result.eager.name == EAGER
+    for timing in (*(m.timing for m in result.models), result.eager):
         assert timing.runs == 4
         assert 0 < timing.p10 <= timing.median <= timing.p90
-        assert timing.ratio == pytest.approx(timing.median / found.models[0].timing.median)
-    assert found.inputs == {"x": "float32[2, 3, 8, 8]"}
-    for measured in found.models:
+        assert timing.ratio == pytest.approx(timing.median / result.models[0].timing.median)
+    assert result.inputs == {"x": "float32[2, 3, 8, 8]"}
+    for measured in result.models:
         assert measured.profile is not None
         assert measured.profile.runs == 10
         modules = {spent.name: spent for spent in measured.profile.modules}
@@ -59,8 +59,8 @@ def test_two_models_and_pytorch(files: list[Path], tmp_path: Path) -> None:
         assert sum(spent.share for spent in measured.profile.operators) == pytest.approx(1)
         assert sum(spent.seconds for spent in measured.profile.modules) == pytest.approx(measured.profile.in_nodes)
         assert measured.profile.in_nodes <= measured.profile.seconds
-    json.dumps([timing_rows(found)])
-    page = to_html(found, "<b>")
+    json.dumps([timing_rows(result)])
+    page = to_html(result, "<b>")
     assert page.startswith("<!doctype html>")
     assert "&lt;b&gt;" in page
     assert "<script" not in page
@@ -83,7 +83,7 @@ def test_models_take_turns(files: list[Path], monkeypatch: pytest.MonkeyPatch) -
     assert len(ran) == 3 + 3
 
 
-def test_fused_nodes_are_found_again(tmp_path: Path) -> None:
+def test_fused_nodes_are_attributed(tmp_path: Path) -> None:
     """ONNX Runtime makes one node of a convolution and its activation, under a name of its own, and lays out the data anew."""
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 36, 4), torch.nn.ReLU()
@@ -167,8 +167,8 @@ def test_modules_down_to_a_depth() -> None:
         modules = spent
         in_nodes = 10.0
 
-    found = {s.name: (s.calls, s.seconds, s.share) for s in module_times(Made(), 1)}  # type: ignore[arg-type]
-    assert found == {"": (10, 10.0, 1.0), "a": (5, 5.0, 0.5), "d": (4, 4.0, 0.4)}
+    result = {s.name: (s.calls, s.seconds, s.share) for s in module_times(Made(), 1)}  # type: ignore[arg-type]
+    assert result == {"": (10, 10.0, 1.0), "a": (5, 5.0, 0.5), "d": (4, 4.0, 0.4)}
 
 
 def test_errors(files: list[Path], tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ def _export(path: Path, model: torch.nn.Module, args: Any, **options: Any) -> ir
 def test_two_exporters(tmp_path: Path, batch: int) -> None:
     model, args = example()
     torch.onnx.export(model, args, tmp_path / "torch.onnx", dynamic_shapes=BATCH, verbose=False)
-    found = compare_runs(
+    comparison = compare_runs(
         _export(tmp_path / "ours.onnx", model, args), load_model(tmp_path / "torch.onnx"), sizes={"batch": batch}
     )
-    assert found.equal
-    assert found.inputs == {"x": f"float32[{batch}, 3, 8, 8]"}
-    assert len(found.values) == 10
-    assert found.alone == 0
-    assert found.first is None
+    assert comparison.equal
+    assert comparison.inputs == {"x": f"float32[{batch}, 3, 8, 8]"}
+    assert len(comparison.values) == 10
+    assert comparison.alone == 0
+    assert comparison.first is None
 
 
 class Attention(torch.nn.Module):
@@ -68,16 +68,16 @@ def test_nodes_that_only_look_alike_do_not_correspond(tmp_path: Path) -> None:
         torch.onnx.export(model, args, tmp_path / "torch.onnx", dynamic_shapes=BATCH, verbose=False)
         return load_model(tmp_path / "torch.onnx")
 
-    found = compare_runs(ours, of_torch(), sizes={"batch": 3})
-    assert found.equal
-    assert found.first is None
-    assert {value.operator for value in found.values} >= {"Softmax", "Gelu"}
+    comparison = compare_runs(ours, of_torch(), sizes={"batch": 3})
+    assert comparison.equal
+    assert comparison.first is None
+    assert {value.operator for value in comparison.values} >= {"Softmax", "Gelu"}
     with torch.no_grad():
         model[1].proj.bias[1] += 1
-    found = compare_runs(ours, of_torch(), sizes={"batch": 3})
-    assert not found.equal
-    assert found.first is not None
-    assert found.first.module == "1" or found.first.module.startswith("1.proj")
+    comparison = compare_runs(ours, of_torch(), sizes={"batch": 3})
+    assert not comparison.equal
+    assert comparison.first is not None
+    assert comparison.first.module == "1" or comparison.first.module.startswith("1.proj")
 
 
 def test_two_opsets_with_a_wrong_weight(tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_two_opsets_with_a_wrong_weight(tmp_path: Path) -> None:
     assert "layers.0" in {value.module for value in same.values if value.operator == "Gelu"}
     with torch.no_grad():
         model.layers[1].linear.bias[2] += 0.5
-    found = compare_runs(before, _export(tmp_path / "after.onnx", model, args, opset_version=18))
-    assert not found.equal
-    assert found.first is not None
-    assert (found.first.module, found.first.operator) == ("layers.1.linear", "Gemm")
-    assert found.first.largest == pytest.approx(0.5)
-    assert (found.first.count, found.first.total) == (1, 4)
-    assert found.first.text.startswith("at [0, 2]: ")
-    assert {value.module for value in found.values if value.equal} >= {"conv", "layers.0", "layers.0.linear"}
+    comparison = compare_runs(before, _export(tmp_path / "after.onnx", model, args, opset_version=18))
+    assert not comparison.equal
+    assert comparison.first is not None
+    assert (comparison.first.module, comparison.first.operator) == ("layers.1.linear", "Gemm")
+    assert comparison.first.largest == pytest.approx(0.5)
+    assert (comparison.first.count, comparison.first.total) == (1, 4)
+    assert comparison.first.text.startswith("at [0, 2]: ")
+    assert {value.module for value in comparison.values if value.equal} >= {"conv", "layers.0", "layers.0.linear"}
 
 
 RELU = oh.make_node("Relu", ["x"], ["a"])
@@ -114,8 +114,8 @@ def test_tolerances() -> None:
 
 
 def test_what_is_nan_in_one_model_differs() -> None:
-    found = _of(_chain(1.0), _chain(float("nan")), given=[("x", torch.ones(1, 4))])
-    assert not found.equal
+    comparison = _of(_chain(1.0), _chain(float("nan")), given=[("x", torch.ones(1, 4))])
+    assert not comparison.equal
     assert _of(_chain(float("nan")), _chain(float("nan"))).equal
 
 
@@ -124,9 +124,9 @@ def test_outputs() -> None:
     nodes = [RELU, oh.make_node("Neg", ["x"], ["b"])]
     one, two = [("a", ["n", 4])], [("a", ["n", 4]), ("b", ["n", 4])]
     assert _of(made(nodes, outputs=two), made(nodes, outputs=two[::-1])).equal
-    found = _of(made(nodes, outputs=two), made(nodes, outputs=one))
-    assert not found.equal
-    assert found.unmatched == ("b",)
+    comparison = _of(made(nodes, outputs=two), made(nodes, outputs=one))
+    assert not comparison.equal
+    assert comparison.unmatched == ("b",)
     renamed = made([oh.make_node("Relu", ["x"], ["other"])], outputs=[("other", ["n", 4])])
     assert _of(made(nodes[:1], outputs=one), renamed).equal
     wider = made([oh.make_node("Concat", ["x", "x"], ["a"], axis=1)], outputs=[("a", ["n", 8])])
@@ -134,9 +134,9 @@ def test_outputs() -> None:
 
 
 def test_without_intermediates() -> None:
-    found = _of(_chain(1.0), _chain(2.0), intermediates=False)
-    assert found.values == ()
-    assert not found.equal
+    comparison = _of(_chain(1.0), _chain(2.0), intermediates=False)
+    assert comparison.values == ()
+    assert not comparison.equal
 
 
 def test_values_that_a_fused_node_hides_are_compared() -> None:
@@ -150,12 +150,12 @@ def test_values_that_a_fused_node_hides_are_compared() -> None:
             weights={"w": weights["w"] * np.float32(scale)},
         )
 
-    found = _of(model(1.0), model(1.5))
-    assert [(value.operator, value.equal) for value in found.values] == [("Conv", False), ("Relu", False)]
+    comparison = _of(model(1.0), model(1.5))
+    assert [(value.operator, value.equal) for value in comparison.values] == [("Conv", False), ("Relu", False)]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"given": [("z", torch.ones(1, 4))]}, "no input 'z'"),
         ({"given": [("x", torch.ones(1, 4)), ("x", torch.ones(1, 4))]}, "given twice"),
@@ -167,8 +167,8 @@ def test_values_that_a_fused_node_hides_are_compared() -> None:
         ({"sizes": {"m": 3}}, "no input has a dimension 'm'"),
     ],
 )
-def test_inputs_that_do_not_fit(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_inputs_that_do_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         _of(_chain(1.0), _chain(1.0), **options)
 
 
@@ -177,12 +177,12 @@ def test_inputs_that_are_made_up() -> None:
     inputs = [("x", ["n", 4]), ("z", ["2*n + 1", "m"])]
     nodes = [oh.make_node("ReduceSum", ["x"], ["a"], keepdims=0), oh.make_node("Add", ["a", "z"], ["y"])]
     model = made(nodes, inputs=inputs)
-    found = _of(model, model, given=[(None, torch.zeros(3, 4))])
-    assert found.inputs == {"x": "float32[3, 4]", "z": "float32[7, 1]"}
-    assert found.assumed == ("m",)
-    found = _of(model, model, sizes={"n": 2, "m": 5})
-    assert found.inputs == {"x": "float32[2, 4]", "z": "float32[5, 5]"}
-    assert found.assumed == ()
+    comparison = _of(model, model, given=[(None, torch.zeros(3, 4))])
+    assert comparison.inputs == {"x": "float32[3, 4]", "z": "float32[7, 1]"}
+    assert comparison.assumed == ("m",)
+    comparison = _of(model, model, sizes={"n": 2, "m": 5})
+    assert comparison.inputs == {"x": "float32[2, 4]", "z": "float32[5, 5]"}
+    assert comparison.assumed == ()
 
 
 def test_models_that_take_other_inputs_or_do_not_run() -> None:

@@ -35,10 +35,10 @@ def _export(path: Path, **options: Any) -> ir.Model:
 
 def test_metadata_are_no_difference(tmp_path: Path) -> None:
     full = _export(tmp_path / "full.onnx", metadata="full")
-    found = diff(full, _export(tmp_path / "none.onnx", metadata="none"))
-    assert found.equal
-    assert found.same_nodes == 10
-    assert found.same_weights == 11
+    difference = diff(full, _export(tmp_path / "none.onnx", metadata="none"))
+    assert difference.equal
+    assert difference.same_nodes == 10
+    assert difference.same_weights == 11
     assert diff(full, full).equal
 
 
@@ -47,27 +47,27 @@ def test_two_exporters(tmp_path: Path) -> None:
     """Our file and torch's: the same nodes, though torch writes defaults and names nodes and results otherwise."""
     model, args = example()
     torch.onnx.export(model, args, tmp_path / "torch.onnx", dynamic_shapes=BATCH, verbose=False, opset_version=20)
-    found = diff(_export(tmp_path / "ours.onnx"), load_model(tmp_path / "torch.onnx"))
-    assert found.opsets == {"": (21, 20)}
-    assert found.modules == ()
-    assert (found.same_nodes, found.same_weights) == (10, 11)
-    assert found.weights == ()
-    assert found.inputs == ()
-    assert [(c.before.type, c.after.type) for c in found.outputs if c.before and c.after] == [
+    difference = diff(_export(tmp_path / "ours.onnx"), load_model(tmp_path / "torch.onnx"))
+    assert difference.opsets == {"": (21, 20)}
+    assert difference.modules == ()
+    assert (difference.same_nodes, difference.same_weights) == (10, 11)
+    assert difference.weights == ()
+    assert difference.inputs == ()
+    assert [(c.before.type, c.after.type) for c in difference.outputs if c.before and c.after] == [
         ("float[batch, 4]", "float[batch, 4]")
     ]
 
 
 def test_two_opsets(tmp_path: Path) -> None:
     """Before opset 20 there is no Gelu."""
-    found = diff(_export(tmp_path / "21.onnx"), _export(tmp_path / "18.onnx", opset_version=18))
-    assert found.opsets == {"": (21, 18)}
-    assert {module.path for module in found.modules} == {"layers.0", "layers.1"}
-    for module in found.modules:
+    difference = diff(_export(tmp_path / "21.onnx"), _export(tmp_path / "18.onnx", opset_version=18))
+    assert difference.opsets == {"": (21, 18)}
+    assert {module.path for module in difference.modules} == {"layers.0", "layers.1"}
+    for module in difference.modules:
         assert [node.operator for node in module.removed] == ["Gelu"]
         assert sorted(node.operator for node in module.added) == ["Add", "Erf", "Mul", "Mul", "Mul"]
         assert module.changed == ()
-    assert found.operators["Gelu"] == (2, 0)
+    assert difference.operators["Gelu"] == (2, 0)
 
 
 def test_a_weight_that_was_trained_on(tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ def test_a_weight_that_was_trained_on(tmp_path: Path) -> None:
     with torch.no_grad():
         model.layers[1].linear.weight[2, 3] += 0.25
         model.layers[0].norm.bias[0] = float("nan")
-    found = diff(load_model(tmp_path / "before.onnx"), onnxplug.to_onnx(model, args).model)
-    assert found.modules == ()
-    assert {change.before.name for change in found.weights if change.before} == {
+    difference = diff(load_model(tmp_path / "before.onnx"), onnxplug.to_onnx(model, args).model)
+    assert difference.modules == ()
+    assert {change.before.name for change in difference.weights if change.before} == {
         "layers.0.norm.bias",
         "layers.1.linear.weight",
     }
-    changes = {change.before.name: change.difference for change in found.weights if change.before}
+    changes = {change.before.name: change.difference for change in difference.weights if change.before}
     linear = changes["layers.1.linear.weight"]
     assert linear is not None
     assert (linear.count, linear.total) == (1, 16)
@@ -131,9 +131,9 @@ def _changed(position: int, *nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
     ],
 )
 def test_nodes(nodes: list[onnx.NodeProto], rows: list[tuple[str, str, str]]) -> None:
-    found = _of(made(CHAIN), made(nodes))
-    assert [(sign, node.split(" ")[0], what) for _, sign, node, what in node_rows(found)] == rows
-    assert found.equal == (not rows)
+    comparison = _of(made(CHAIN), made(nodes))
+    assert [(sign, node.split(" ")[0], what) for _, sign, node, what in node_rows(comparison)] == rows
+    assert comparison.equal == (not rows)
 
 
 @pytest.mark.parametrize(("op_type", "same"), [("Add", True), ("Mul", True), ("Sub", False), ("Pow", False)])
@@ -150,16 +150,16 @@ def test_outputs_that_changed_places() -> None:
     swapped = [oh.make_node("Split", ["x"], ["z", "y"], axis=1, num_outputs=2)]
     outputs = [("y", ["n", 2]), ("z", ["n", 2])]
     assert _of(made(nodes, outputs=outputs), made(nodes, outputs=outputs)).equal
-    found = _of(made(nodes, outputs=outputs), made(swapped, outputs=outputs))
-    assert not found.equal
-    assert found.connections == ("output 0: y, then y, which was z", "output 1: z, then z, which was y")
+    comparison = _of(made(nodes, outputs=outputs), made(swapped, outputs=outputs))
+    assert not comparison.equal
+    assert comparison.connections == ("output 0: y, then y, which was z", "output 1: z, then z, which was y")
 
 
 def test_defaults_are_no_difference() -> None:
     weights = {"w": np.ones((2, 3, 3, 3), np.float32)}
     inputs = [("x", [1, 3, 8, 8])]
     plain = made([oh.make_node("Conv", ["x", "w"], ["y"])], inputs=inputs, weights=weights)
-    said = {
+    lines = {
         "strides": [1, 1],
         "pads": [0, 0, 0, 0],
         "dilations": [1, 1],
@@ -167,9 +167,9 @@ def test_defaults_are_no_difference() -> None:
         "group": 1,
         "auto_pad": "NOTSET",
     }
-    assert _of(plain, made([oh.make_node("Conv", ["x", "w"], ["y"], **said)], inputs=inputs, weights=weights)).equal
+    assert _of(plain, made([oh.make_node("Conv", ["x", "w"], ["y"], **lines)], inputs=inputs, weights=weights)).equal
     other = made(
-        [oh.make_node("Conv", ["x", "w"], ["y"], **{**said, "pads": [0, 1, 0, 1]})], inputs=inputs, weights=weights
+        [oh.make_node("Conv", ["x", "w"], ["y"], **{**lines, "pads": [0, 1, 0, 1]})], inputs=inputs, weights=weights
     )
     (change,) = _of(plain, other).modules[0].changed
     assert change.what == ("attribute pads: not given, then [0, 1, 0, 1]",)
@@ -192,19 +192,19 @@ def test_bodies_and_functions() -> None:
         return made(nodes, inputs=[("x", [])], functions=[function])
 
     assert _of(model("Exp"), model("Exp")).equal
-    found = _of(model("Exp"), model("Log"))
-    assert [(m.graph, [n.operator for n in m.removed], [n.operator for n in m.added]) for m in found.modules] == [
+    comparison = _of(model("Exp"), model("Log"))
+    assert [(m.graph, [n.operator for n in m.removed], [n.operator for n in m.added]) for m in comparison.modules] == [
         ("choose/else_branch", ["Exp"], ["Log"])
     ]
-    found = _of(model("Exp"), model("Exp", "Elu"))
-    assert [(m.graph, [n.operator for n in m.added]) for m in found.modules] == [("own::act", ["Elu"])]
+    comparison = _of(model("Exp"), model("Exp", "Elu"))
+    assert [(m.graph, [n.operator for n in m.added]) for m in comparison.modules] == [("own::act", ["Elu"])]
     lacking = model("Exp")
     del lacking.functions[:]
     assert _of(model("Exp"), lacking).functions == {"own::act": False}
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "what"),
+    ("before", "after", "change"),
     [
         (np.float32([[1, 2], [3, 4]]), np.float32([[1, 2], [3, 4]]), None),
         (np.float32([1, np.nan, np.inf]), np.float32([1, np.nan, np.inf]), None),
@@ -221,29 +221,29 @@ def test_bodies_and_functions() -> None:
         (np.float32(np.arange(3 << 20)), np.float32(np.arange(3 << 20)) + np.eye(1, 3 << 20, (3 << 20) - 1, dtype=np.float32)[0], "1 of 3,145,728 elements, by 1 at most (3.2e-07 of the largest)"),
     ],
 )  # fmt: skip
-def test_weights(before: Any, after: Any, what: str | None) -> None:
+def test_weights(before: Any, after: Any, change: str | None) -> None:
     def model(array: Any) -> onnx.ModelProto:
         return made([oh.make_node("Identity", ["block.w"], ["y"])], weights={"block.w": array})
 
-    assert [row[2] for row in weight_rows(_of(model(before), model(after)))] == ([] if what is None else [what])
+    assert [row[2] for row in weight_rows(_of(model(before), model(after)))] == ([] if change is None else [change])
 
 
-def test_weights_of_other_names_are_told_by_their_use() -> None:
+def test_weights_of_other_names_are_matched_by_their_use() -> None:
     """A constant of one exporter's name, in a node of its own in the other model."""
     node = oh.make_node("Mul", ["x", "val_2"], ["y"])
     before = made([node], weights={"val_2": np.float32(3), "val_1": np.float32(1)})
     constant = oh.make_node("Constant", [], ["k"], value=onnx.numpy_helper.from_array(np.float32(3.5)))
     after = made([constant, oh.make_node("Mul", ["x", "k"], ["y"])], weights={"val_2": np.float32(1)})
-    found = _of(before, after)
-    assert found.modules == ()
-    assert [row[:2] for row in weight_rows(found)] == [
+    comparison = _of(before, after)
+    assert comparison.modules == ()
+    assert [row[:2] for row in weight_rows(comparison)] == [
         ("val_2 float[]", "k float[]"),
         ("val_1 float[]", ""),
         ("", "val_2 float[]"),
     ]
 
 
-def test_weights_of_another_operator_are_told_by_their_numbers() -> None:
+def test_weights_of_another_operator_are_matched_by_their_numbers() -> None:
     """One exporter writes a Gemm with the parameter, another a MatMul with a transposed one of its own name."""
     weight = np.arange(20, dtype=np.float32).reshape(4, 5)
     before = made([oh.make_node("Gemm", ["x", "fc.weight"], ["y"], transB=1)], weights={"fc.weight": weight.T.copy()})

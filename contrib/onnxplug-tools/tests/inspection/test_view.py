@@ -297,7 +297,7 @@ def test_external_data_is_not_touched(tmp_path: Path) -> None:
     assert weights["W.1"].location is None
 
 
-def test_missing_shapes_are_inferred_if_asked(tmp_path: Path) -> None:
+def test_missing_shapes_are_inferred_on_request(tmp_path: Path) -> None:
     graph = oh.make_graph(
         [oh.make_node("Relu", ["x"], ["a"]), oh.make_node("MatMul", ["a", "w"], ["y"])],
         "g",
@@ -315,7 +315,7 @@ def test_missing_shapes_are_inferred_if_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "error", "said"),
+    ("name", "content", "error", "message"),
     [
         ("missing.onnx", None, UsageError, "there is no file"),
         ("m.pt2", b"PK\x03\x04rest", UsageError, "file of PyTorch"),
@@ -329,13 +329,13 @@ def test_missing_shapes_are_inferred_if_asked(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_models(
-    name: str, content: bytes | str | None, error: type[OnnxplugError], said: str, tmp_path: Path
+    name: str, content: bytes | str | None, error: type[OnnxplugError], message: str, tmp_path: Path
 ) -> None:
     if content == "cut":
         content = _flat().SerializeToString()[:100]
     if isinstance(content, bytes):
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(OnnxplugError, match=said) as caught:
+    with pytest.raises(OnnxplugError, match=message) as caught:
         load_model(tmp_path / name)
     assert type(caught.value) is error
     if content is not None and error is UsageError:

@@ -148,8 +148,10 @@ def test_names(decoder: OnnxProgram) -> None:
     for call, layer in zip([n for n in decoder.model.graph if n.domain == DOMAIN], range(3), strict=True):
         assert call.name == f"blocks/{layer}/Block"
         assert f"/blocks.{layer}: " in call.metadata_props["namespace"]
-        given = {formal: value.name for formal, value in zip(names, call.inputs, strict=True) if value is not None}
-        assert given["norm.weight"] == f"blocks.{layer}.norm.weight"
+        names_of_inputs = {
+            formal: value.name for formal, value in zip(names, call.inputs, strict=True) if value is not None
+        }
+        assert names_of_inputs["norm.weight"] == f"blocks.{layer}.norm.weight"
     inner = {n.name for n in block if n.domain == DOMAIN}
     assert inner == {"attention/Attention", "mlp/Sequential"}
     assert block.metadata_props["pkg.onnxplug.class"].endswith(".Block")
@@ -190,14 +192,14 @@ def test_ways_of_capture(options: dict[str, Any], decoder: OnnxProgram) -> None:
         program = torch.export.export(model, (IDS,), dynamic_shapes=TOKENS)
         file = io.BytesIO()
         torch.export.save(program, file)
-        found = outlined(torch.export.load(io.BytesIO(file.getvalue())))
+        outline = outlined(torch.export.load(io.BytesIO(file.getvalue())))
     else:
-        found = outlined(model, (IDS,), dynamic_shapes=TOKENS, **options)
+        outline = outlined(model, (IDS,), dynamic_shapes=TOKENS, **options)
     if options.get("optimize", True):
-        assert found.statistics.functions == decoder.statistics.functions
-        assert [f.name for f in found.model.functions.values()] == [f.name for f in decoder.model.functions.values()]
+        assert outline.statistics.functions == decoder.statistics.functions
+        assert [f.name for f in outline.model.functions.values()] == [f.name for f in decoder.model.functions.values()]
     else:
-        assert found.statistics.functions["Block"] == 3
+        assert outline.statistics.functions["Block"] == 3
 
 
 def test_modules_that_only_the_capture_tells() -> None:
@@ -206,15 +208,17 @@ def test_modules_that_only_the_capture_tells() -> None:
     traced = torch.jit.trace(model, (X,))
     graph = torch.export.export(model, (X,), dynamic_shapes=ROWS).module()
     with installed("onnxplug-tools", "onnxplug-torchscript"):
-        for given, asked in ((traced, True), (traced, [Part]), (graph, [Part]), (graph, ["Part"])):
-            assert outlined(given, (X,), dynamic_shapes=ROWS, functions=asked).statistics.functions == {"Part": 3}
+        for captured, requested in ((traced, True), (traced, [Part]), (graph, [Part]), (graph, ["Part"])):
+            assert outlined(captured, (X,), dynamic_shapes=ROWS, functions=requested).statistics.functions == {
+                "Part": 3
+            }
 
 
 @pytest.mark.parametrize(("opset", "target"), [(13, "onnxruntime"), (17, None), (23, None)])
 def test_opsets(opset: int, target: str | None) -> None:
-    found = outlined(Decoder().eval(), (IDS,), dynamic_shapes=TOKENS, opset_version=opset, target=target)
-    assert found.statistics.functions["Block"] == 3
-    assert function(found, "Block").opset_imports == {"": opset, DOMAIN: 1}
+    program = outlined(Decoder().eval(), (IDS,), dynamic_shapes=TOKENS, opset_version=opset, target=target)
+    assert program.statistics.functions["Block"] == 3
+    assert function(program, "Block").opset_imports == {"": opset, DOMAIN: 1}
 
 
 class Model(nn.Module):
@@ -390,41 +394,41 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, int], Any]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_modules(name: str) -> None:
     make, expected, dynamic = KINDS[name]
-    found = outlined(make().eval(), (X,), dynamic_shapes=dynamic)
-    assert {k: n for k, n in found.statistics.functions.items() if not k.startswith("Linear")} == expected
+    program = outlined(make().eval(), (X,), dynamic_shapes=dynamic)
+    assert {k: n for k, n in program.statistics.functions.items() if not k.startswith("Linear")} == expected
     if expected and not name.startswith(("other", "weights")):  # what stays outside reads no weights
-        outside = [node for node in found.model.graph if node.domain != DOMAIN]
+        outside = [node for node in program.model.graph if node.domain != DOMAIN]
         assert not any(META in v.meta for node in outside for v in node.inputs if v is not None)
 
 
 def test_sizes_that_differ_are_left_open() -> None:
     make, _, dynamic = KINDS["other widths"]
-    found = outlined(make().eval(), (X,), dynamic_shapes=dynamic)
-    assert str(function(found, "Part").outputs[0].shape) == "[rows,None]"
+    program = outlined(make().eval(), (X,), dynamic_shapes=dynamic)
+    assert str(function(program, "Part").outputs[0].shape) == "[rows,None]"
 
 
 def test_buffers_that_are_written() -> None:
     """Batch normalisation in training: each call's new statistics are outputs of the model."""
     model = Model(*(Part(normalised, norm=nn.BatchNorm1d(4)) for _ in range(3))).train()
-    found = outlined(model, (X,), dynamic_shapes=ROWS, verify=False)
-    assert found.statistics.functions["Part"] == 3
-    assert len(found.model.graph.outputs) == 1 + 3 * 3
+    program = outlined(model, (X,), dynamic_shapes=ROWS, verify=False)
+    assert program.statistics.functions["Part"] == 3
+    assert len(program.model.graph.outputs) == 1 + 3 * 3
     plain = onnxplug.to_onnx(model, (X,), dynamic_shapes=ROWS)
-    for given in (X, torch.randn(7, 4)):
-        for one, other in zip(found(given), plain(given), strict=True):
+    for inputs in (X, torch.randn(7, 4)):
+        for one, other in zip(program(inputs), plain(inputs), strict=True):
             torch.testing.assert_close(one, other)
 
 
 def test_random_numbers() -> None:
     """Each call of a function draws its own numbers."""
-    found = outlined(parts(dropped).train(), (X,), dynamic_shapes=ROWS, verify=False)
-    assert found.statistics.functions["Part"] == 3
+    program = outlined(parts(dropped).train(), (X,), dynamic_shapes=ROWS, verify=False)
+    assert program.statistics.functions["Part"] == 3
     masks = Model(
         *(Part(lambda p, x: x + F.dropout(torch.ones_like(x) + 0 * p.linear(x), 0.5, True)) for _ in range(2))
     )
-    found = outlined(masks.train(), (torch.zeros(200, 4),), dynamic_shapes=ROWS, verify=False)
-    assert found.statistics.functions["Part"] == 2
-    (result,) = found(torch.zeros(200, 4))
+    program = outlined(masks.train(), (torch.zeros(200, 4),), dynamic_shapes=ROWS, verify=False)
+    assert program.statistics.functions["Part"] == 2
+    (result,) = program(torch.zeros(200, 4))
     assert set(result.unique().tolist()) == {0.0, 2.0, 4.0}  # 2.0: the masks differ
 
 
@@ -441,7 +445,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         (True, {}),  # a single node each
         ([Scaled], {"Scaled": 2, "Scaled_1": 1}),
@@ -456,21 +460,21 @@ class Scaled(nn.Module):
     ],
     ids=str,
 )
-def test_classes(asked: Any, expected: dict[str, int]) -> None:
+def test_classes(requested: Any, expected: dict[str, int]) -> None:
     model = nn.Sequential(
         Scaled(2.0), nn.Tanh(), Scaled(2.0), nn.Tanh() if expected == {} else nn.Identity(), Scaled(3.0)
     )
     model[0].__class__.__module__ = "tests.outline.test_outline"
-    found = outlined(model, (X,), dynamic_shapes=({0: Dim("rows")},), functions=asked)
-    assert found.statistics.functions == expected
+    program = outlined(model, (X,), dynamic_shapes=({0: Dim("rows")},), functions=requested)
+    assert program.statistics.functions == expected
 
 
 def test_domain_and_version() -> None:
     wanted = Functions(["Part"], domain="acme.parts")
-    found = outlined(parts(plain), (X,), functions=wanted, opset_version={"": 21, "acme.parts": 3})
-    assert calls(found.model.graph, "acme.parts") == ["Part"] * 3
-    assert found.model.opset_imports == {"": 21, "acme.parts": 3}
-    assert function(found, "Part", "acme.parts").opset_imports == {"": 21}
+    program = outlined(parts(plain), (X,), functions=wanted, opset_version={"": 21, "acme.parts": 3})
+    assert calls(program.model.graph, "acme.parts") == ["Part"] * 3
+    assert program.model.opset_imports == {"": 21, "acme.parts": 3}
+    assert function(program, "Part", "acme.parts").opset_imports == {"": 21}
 
 
 def test_functions_of_rules_within() -> None:
@@ -480,7 +484,7 @@ def test_functions_of_rules_within() -> None:
         return g.function("acme", "Part", lambda x: g.op.Mul(g.op.Tanh(x), x), [node.args[0]], version=2)
 
     for domain, name in (("acme.parts", "Part"), ("acme", "Part_1")):
-        found = outlined(
+        program = outlined(
             parts(plain),
             (X,),
             functions=Functions(domain=domain),
@@ -488,10 +492,10 @@ def test_functions_of_rules_within() -> None:
             dynamic_shapes=ROWS,
             verify=False,
         )
-        assert found.statistics.functions == {name: 3}
-        assert calls(function(found, name, domain), "acme") == ["Part"]
-        assert found.model.opset_imports["acme"] == 2 == function(found, name, domain).opset_imports["acme"]
-        assert found(X)[0].shape == X.shape
+        assert program.statistics.functions == {name: 3}
+        assert calls(function(program, name, domain), "acme") == ["Part"]
+        assert program.model.opset_imports["acme"] == 2 == function(program, name, domain).opset_imports["acme"]
+        assert program(X)[0].shape == X.shape
 
 
 def test_functions_of_a_plugin_within() -> None:
@@ -499,23 +503,23 @@ def test_functions_of_a_plugin_within() -> None:
     from onnxplug_softcap import softcap
 
     model = parts(lambda part, x: softcap(part.linear(x), 3.0) * 2 + x)
-    found = outlined(model.eval(), (X,), registry=registry, dynamic_shapes=ROWS)
-    assert calls(found.model.graph) == ["Part"] * 3
-    assert calls(function(found, "Part"), "onnxplug.softcap") == ["Softcap"]
-    torch.testing.assert_close(found.call_reference(X)[0], found(X)[0])
+    program = outlined(model.eval(), (X,), registry=registry, dynamic_shapes=ROWS)
+    assert calls(program.model.graph) == ["Part"] * 3
+    assert calls(function(program, "Part"), "onnxplug.softcap") == ["Softcap"]
+    torch.testing.assert_close(program.call_reference(X)[0], program(X)[0])
 
 
 def test_domains_that_are_used_within_functions_alone() -> None:
     rule = Rule("aten::tanh", lambda g, node: g.domain("acme.ops").Curve(node.args[0], slope=2.0))
     versions = {"": 21, "acme.ops": 5}
-    found = outlined(parts(plain), (X,), rules=[rule], opset_version=versions, verify=False)
-    assert calls(function(found, "Part"), "acme.ops") == ["Curve"]
-    assert function(found, "Part").opset_imports == versions
-    assert found.model.opset_imports == {**versions, DOMAIN: 1}
+    program = outlined(parts(plain), (X,), rules=[rule], opset_version=versions, verify=False)
+    assert calls(function(program, "Part"), "acme.ops") == ["Curve"]
+    assert function(program, "Part").opset_imports == versions
+    assert program.model.opset_imports == {**versions, DOMAIN: 1}
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         ([3], "classes of modules or their names, got 3"),
         (7, "takes classes of modules, got an int"),
@@ -526,9 +530,9 @@ def test_domains_that_are_used_within_functions_alone() -> None:
     ],
     ids=str,
 )
-def test_refused(asked: Any, message: str) -> None:
+def test_refused(requested: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        onnxplug.to_onnx(parts(plain), (X,), functions=asked)
+        onnxplug.to_onnx(parts(plain), (X,), functions=requested)
 
 
 @pytest.mark.parametrize("domain", ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "my blocks", "a..b", None])
@@ -545,23 +549,23 @@ def test_a_class_that_an_exported_program_lacks() -> None:
 
 def test_a_class_without_operators() -> None:
     with pytest.warns(UnusedClassWarning, match="no function was made of Identity"):
-        found = outlined(nn.Sequential(nn.Identity(), nn.Tanh()), (X,), functions=[nn.Identity, nn.Tanh])
-    assert found.statistics.functions == {"Tanh": 1}
+        program = outlined(nn.Sequential(nn.Identity(), nn.Tanh()), (X,), functions=[nn.Identity, nn.Tanh])
+    assert program.statistics.functions == {"Tanh": 1}
 
 
 # -- what a program does -----------------------------------------------------------------------------------------------
 
 
 def test_saved_and_run_by_the_evaluator(decoder: OnnxProgram, tmp_path: Path) -> None:
-    given = (IDS[:, :3],)
-    (expected,) = decoder(*given)
-    torch.testing.assert_close(decoder.call_reference(*given)[0], expected)
+    inputs = (IDS[:, :3],)
+    (expected,) = decoder(*inputs)
+    torch.testing.assert_close(decoder.call_reference(*inputs)[0], expected)
     decoder.save(tmp_path / "model.onnx", external_data=True)
     assert (tmp_path / "model.onnx.data").is_file()
     import onnxruntime
 
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (result,) = session.run(None, {"ids": given[0].numpy()})
+    (result,) = session.run(None, {"ids": inputs[0].numpy()})
     np.testing.assert_allclose(result, expected.numpy(), **looser("properties"))
 
 
@@ -582,7 +586,7 @@ def test_verdict_and_optimizer(decoder: OnnxProgram) -> None:
     assert "OnnxProgram(" in str(program)
 
 
-def test_nothing_asked_nothing_said() -> None:
+def test_no_functions_no_warning() -> None:
     program = onnxplug.to_onnx(parts(plain), (X,))
     assert program.statistics.functions == {}
     assert not any(MODULE_CALL in node.metadata_props for node in program.model.graph)

@@ -20,15 +20,15 @@ from tests.support.structure import same_inlined
 def made_by_hand(text: str, owners: dict[str, list[str]]) -> tuple[ir.Model, ModuleCalls]:
     """A model of text; ``owners`` has the paths of the modules around the node that makes a value, outermost first."""
     model = ir.from_proto(onnx.parser.parse_model(text))
-    found = ModuleCalls()
+    result = ModuleCalls()
     for node in model.graph:
         paths = owners.get(str(node.outputs[0].name), [])
-        number = found.of(
+        number = result.of(
             {path: (path, f"acme.{path.rpartition('.')[2].rstrip('0123456789').title()}") for path in paths}
         )
         if number is not None:
             node.metadata_props[MODULE_CALL] = number
-    return model, found
+    return model, result
 
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]> agraph (float[N] x) => (float[N] out) '
@@ -65,16 +65,16 @@ ENTANGLED = {
 @pytest.mark.parametrize("name", ENTANGLED)
 def test_entangled_modules(name: str) -> None:
     nodes, owners, classes, expected = ENTANGLED[name]
-    model, found = made_by_hand(HEADER + nodes, owners)
+    model, operators = made_by_hand(HEADER + nodes, owners)
     before = ir.from_proto(ir.to_proto(model))
-    assert outline(model, found, Functions(classes)) == expected
+    assert outline(model, operators, Functions(classes)) == expected
     same_inlined(model, before)
 
 
 def random_model(seed: int) -> tuple[ir.Model, ModuleCalls]:
     """Modules of two classes, nested, some of whose nodes read or stand where they shouldn't."""
     draw = random.Random(seed)
-    found = ModuleCalls()
+    outcome = ModuleCalls()
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N"]))
     weights = [
         ir.Value(
@@ -94,7 +94,7 @@ def random_model(seed: int) -> tuple[ir.Model, ModuleCalls]:
         node = ir.Node("", op, read[:1] if op in ("Sin", "Abs") else read, name=f"n{len(nodes)}")
         (result,) = node.outputs
         result.name, result.type, result.shape = f"v{len(nodes)}", x.type, ir.Shape([None])
-        number = found.of(stack)
+        number = outcome.of(stack)
         if number is not None:
             node.metadata_props[MODULE_CALL] = number
         nodes.append(node)
@@ -111,11 +111,11 @@ def random_model(seed: int) -> tuple[ir.Model, ModuleCalls]:
         outer = {f"m{number}": (f"m{number}", "acme.Outer")}
         for position, (op, back, other) in enumerate(templates["Outer"] * 2):
             far = draw.random() < 0.1
-            given = [
+            inputs = [
                 values[-min(back, len(values))],
                 draw.choice(values) if far else weights[other] if other > 1 else values[-1],
             ]
-            add(op, given, outer)
+            add(op, inputs, outer)
             if position % 3 == 1:
                 inner = {**outer, f"m{number}.i{position}": (f"m{number}.i{position}", "acme.Inner")}
                 for op_, back_, other_ in templates["Inner"]:
@@ -135,7 +135,7 @@ def random_model(seed: int) -> tuple[ir.Model, ModuleCalls]:
             detach(node)
     read = [w for w in weights if w.uses()]
     graph = ir.Graph([x], ends, nodes=kept, initializers=read, opset_imports={"": 21}, name="random")
-    return ir.Model(graph, ir_version=10), found
+    return ir.Model(graph, ir_version=10), outcome
 
 
 @pytest.mark.filterwarnings("ignore:no function was made")
@@ -143,9 +143,9 @@ def test_random_models() -> None:
     made = 0
     for seed in range(40):
         for functions in (Functions(), Functions(["Inner", "Outer"])):
-            model, found = random_model(seed)
+            model, result = random_model(seed)
             before = ir.from_proto(ir.to_proto(model))
-            counts = outline(model, found, functions)
+            counts = outline(model, result, functions)
             same_inlined(model, before)
             made += sum(counts.values())
     assert made > 200

@@ -74,5 +74,5 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_in_terms_of(name: str) -> None:
-    said, path, expected = CASES[name]
-    assert in_terms_of(path, said) == expected
+    text, path, expected = CASES[name]
+    assert in_terms_of(path, text) == expected

@@ -44,32 +44,32 @@ def exported(model: nn.Module, args: Any, pieces: Any = None, **options: Any) ->
     return to_onnx(model.eval(), args, pieces=PIECES if pieces is None else pieces, **options)
 
 
-def agrees(found: OnnxPieces, model: nn.Module, *args: Any) -> None:
+def agrees(pieces: OnnxPieces, model: nn.Module, *args: Any) -> None:
     with torch.no_grad():
         expected = torch.utils._pytree.tree_leaves(model(*args))
-    torch.testing.assert_close(found(*args), expected)
+    torch.testing.assert_close(pieces(*args), expected)
 
 
 @pytest.mark.parametrize("glue", [False, True])
 def test_encoder_and_decoder(glue: bool) -> None:
     model = Translator(glue)
-    found = exported(model, (SRC, TGT), dynamic_shapes=DYNAMIC, verify=True)
-    assert list(found.programs) == PIECES
+    pieces = exported(model, (SRC, TGT), dynamic_shapes=DYNAMIC, verify=True)
+    assert list(pieces.programs) == PIECES
     for batch, source, target in ((2, 5, 7), (1, 3, 9), (4, 1, 1)):
-        agrees(found, model, torch.randint(0, 20, (batch, source)), torch.randint(0, 20, (batch, target)))
-    shapes = {path: [str(v.shape) for v in p.model.graph.inputs] for path, p in found.programs.items()}
+        agrees(pieces, model, torch.randint(0, 20, (batch, source)), torch.randint(0, 20, (batch, target)))
+    shapes = {path: [str(v.shape) for v in p.model.graph.inputs] for path, p in pieces.programs.items()}
     assert shapes["encoder"] == ["[batch,source]"]
     assert shapes["decoder"] == ["[batch,target,8]", "[batch,source,8]"]
-    assert bool(found.gaps) == glue
+    assert bool(pieces.gaps) == glue
     if glue:
-        assert any("'memory' of 'decoder'" in gap for gap in found.gaps)
-    assert len(found.verify(seeds=(5, 6)).sizes) == 3
+        assert any("'memory' of 'decoder'" in gap for gap in pieces.gaps)
+    assert len(pieces.verify(seeds=(5, 6)).sizes) == 3
 
 
 def test_the_program_that_chains_them_needs_onnxruntime_alone(tmp_path: Path) -> None:
     model = Translator()
-    found = exported(model, (SRC, TGT), f=tmp_path / "pieces", dynamic_shapes=DYNAMIC)
-    assert found.chain_file == tmp_path / "pieces" / "chain.py"
+    pieces = exported(model, (SRC, TGT), f=tmp_path / "pieces", dynamic_shapes=DYNAMIC)
+    assert pieces.chain_file == tmp_path / "pieces" / "chain.py"
     src, tgt = torch.randint(0, 20, (3, 4)), torch.randint(0, 20, (3, 6))
     np.savez(tmp_path / "inputs.npz", src=src.numpy(), tgt=tgt.numpy())
     blocked = tmp_path / "blocked"
@@ -77,7 +77,7 @@ def test_the_program_that_chains_them_needs_onnxruntime_alone(tmp_path: Path) ->
     for name in ("torch", "onnxplug"):
         (blocked / f"{name}.py").write_text("raise ImportError('not here')", encoding="utf-8")
     subprocess.run(
-        [sys.executable, str(found.chain_file), "inputs.npz", "outputs.npz"],
+        [sys.executable, str(pieces.chain_file), "inputs.npz", "outputs.npz"],
         cwd=tmp_path,
         check=True,
         env={"PYTHONPATH": str(blocked)},
@@ -113,10 +113,10 @@ class Shared(nn.Module):
 
 def test_a_piece_that_is_called_several_times_with_a_parameter(tmp_path: Path) -> None:
     model = Shared()
-    found = exported(model, (torch.randn(2, 4),), ["block"], f=tmp_path, dynamic_shapes={"x": {0: "rows"}})
-    assert len(found.calls) == 3
-    assert not found.gaps
-    agrees(found, model, torch.randn(5, 4))
+    pieces = exported(model, (torch.randn(2, 4),), ["block"], f=tmp_path, dynamic_shapes={"x": {0: "rows"}})
+    assert len(pieces.calls) == 3
+    assert not pieces.gaps
+    agrees(pieces, model, torch.randn(5, 4))
     namespace: dict[str, Any] = {"__file__": str(tmp_path / "chain.py"), "__name__": "chain"}
     exec((tmp_path / "chain.py").read_text(encoding="utf-8"), namespace)
     x = torch.randn(3, 4)
@@ -145,13 +145,13 @@ def test_python_code_between_the_pieces_runs_in_pytorch(tmp_path: Path) -> None:
     x = torch.randn(2, 4) * 10
     with pytest.raises(onnxplug.CaptureError):
         to_onnx(model, (x,))
-    found = exported(model, (x,), ["first", "second"], f=tmp_path / "pieces", dynamic_shapes={"x": {0: "rows"}})
-    assert found.gaps
-    assert found.chain_file is None
+    pieces = exported(model, (x,), ["first", "second"], f=tmp_path / "pieces", dynamic_shapes={"x": {0: "rows"}})
+    assert pieces.gaps
+    assert pieces.chain_file is None
     assert sorted(path.name for path in (tmp_path / "pieces").iterdir()) == ["first.onnx", "second.onnx"]
     for scale in (0.01, 5, 50):
-        agrees(found, model, torch.randn(3, 4) * scale)
-    with found.attached() as attached:
+        agrees(pieces, model, torch.randn(3, 4) * scale)
+    with pieces.attached() as attached:
         assert attached is model
         assert "forward" in vars(model.first)
     assert "forward" not in vars(model.first)
@@ -172,18 +172,18 @@ class Writing(nn.Module):
 
 def test_a_tensor_that_is_written_between_pieces_is_not_the_same() -> None:
     model = Writing()
-    found = exported(model, (torch.randn(2, 4),), ["first", "second"], verify=True)
-    assert any("'second'" in gap for gap in found.gaps)
-    agrees(found, model, torch.randn(2, 4))
+    pieces = exported(model, (torch.randn(2, 4),), ["first", "second"], verify=True)
+    assert any("'second'" in gap for gap in pieces.gaps)
+    agrees(pieces, model, torch.randn(2, 4))
 
 
-def test_a_chain_that_differs_is_found() -> None:
+def test_a_chain_that_differs_is_an_error() -> None:
     model = Translator()
-    found = exported(model, (SRC, TGT), dynamic_shapes=DYNAMIC)
+    pieces = exported(model, (SRC, TGT), dynamic_shapes=DYNAMIC)
     weight = model.head.weight.detach().clone()
-    found.programs["head"].apply_weights({"weight": weight * 2})
+    pieces.programs["head"].apply_weights({"weight": weight * 2})
     with pytest.raises(VerificationError, match="output 0 of the chain"):
-        found.verify()
+        pieces.verify()
 
 
 class Counting(nn.Module):
@@ -233,7 +233,7 @@ def test_malformed_pieces(pieces: Any, message: str) -> None:
         exported(model, (SRC, TGT), pieces)
 
 
-def test_what_cannot_be_given_together(tmp_path: Path) -> None:
+def test_options_that_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="input_names="):
         exported(Translator(), (SRC, TGT), input_names=["a", "b"])
     with pytest.raises(UsageError, match="examples="):
@@ -250,14 +250,14 @@ def test_what_cannot_be_given_together(tmp_path: Path) -> None:
 
 
 def test_inputs_of_another_structure_are_refused() -> None:
-    found = exported(Translator(), (SRC, TGT))
+    pieces = exported(Translator(), (SRC, TGT))
     with pytest.raises(UsageError, match="another structure"):
-        found(SRC)
+        pieces(SRC)
 
 
 def test_each_piece_loads(tmp_path: Path) -> None:
-    found = exported(Translator(), (SRC, TGT), f=tmp_path)
+    pieces = exported(Translator(), (SRC, TGT), f=tmp_path)
     paths = list(tmp_path.glob("*.onnx"))
-    assert len(paths) == len(found.programs)
+    assert len(paths) == len(pieces.programs)
     for path in paths:
         onnxruntime.InferenceSession(str(path))

@@ -39,8 +39,8 @@ def net() -> torch.nn.Module:
 
 
 def named(stages: list[StageTime], *path: str) -> StageTime:
-    (found,) = (stage for stage in stages if stage.name == path[0])
-    return named(found.parts, *path[1:]) if path[1:] else found
+    (result,) = (stage for stage in stages if stage.name == path[0])
+    return named(result.parts, *path[1:]) if path[1:] else result
 
 
 def profile_of(program: Any) -> Profile:
@@ -208,7 +208,7 @@ def test_a_failed_export_whose_profile_cannot_be_written(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (None, "profile takes True, False or the name of a file, got None"),
         (1, "got 1"),
@@ -217,28 +217,28 @@ def test_a_failed_export_whose_profile_cannot_be_written(tmp_path: Path, monkeyp
         ("nowhere/profile.json", "lies in nowhere, which is no folder"),
     ],
 )
-def test_malformed(value: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_malformed(value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         onnxplug.to_onnx(net(), (X,), profile=value)
 
 
 def test_to_dict_is_json_and_agrees_with_the_rest() -> None:
     profile = profile_of(onnxplug.to_onnx(net(), (X,), profile=True))
-    found = json.loads(json.dumps(profile.to_dict(), allow_nan=False))
-    assert found["format"] == 1
-    assert found["onnxplug"] == onnxplug.__version__
-    assert [stage["name"] for stage in found["stages"][0]["parts"]] == ["plugins", "capture", "conversion"]
-    assert sum(rule["calls"] for rule in found["rules"]) == 12
-    assert found["packages"]["onnxplug"]["calls"] == 12
-    assert {"name", "op", "location", "seconds", "own_seconds"} == found["nodes"][0].keys()
-    assert {"name", "tries", "fired", "seconds"} == found["rewrites"][0].keys()
+    document = json.loads(json.dumps(profile.to_dict(), allow_nan=False))
+    assert document["format"] == 1
+    assert document["onnxplug"] == onnxplug.__version__
+    assert [stage["name"] for stage in document["stages"][0]["parts"]] == ["plugins", "capture", "conversion"]
+    assert sum(rule["calls"] for rule in document["rules"]) == 12
+    assert document["packages"]["onnxplug"]["calls"] == 12
+    assert {"name", "op", "location", "seconds", "own_seconds"} == document["nodes"][0].keys()
+    assert {"name", "tries", "fired", "seconds"} == document["rewrites"][0].keys()
 
 
 def test_a_recording_around_exports_has_them_all() -> None:
     with recording() as recorder, span("both"):
-        one = onnxplug.to_onnx(torch.nn.GELU(), (X,))
+        program = onnxplug.to_onnx(torch.nn.GELU(), (X,))
         other = onnxplug.to_onnx(torch.nn.ReLU(), (X,))
-    assert [rule.op for rule in profile_of(one).rules()] == ["aten::gelu.default"]
+    assert [rule.op for rule in profile_of(program).rules()] == ["aten::gelu.default"]
     assert [rule.op for rule in profile_of(other).rules()] == ["aten::relu.default"]
     (stage,) = Profile(recorder).stages()
     assert [(part.name, part.calls) for part in stage.parts] == [("export", 2)]

@@ -45,8 +45,8 @@ def test_what_is_as_the_default_says_is_left_out() -> None:
     def call(model: Any, a: int = 1, b: Any = None, c: tuple[int, ...] = (), d: bool = True) -> None:
         pass
 
-    given = {"a": 1, "b": torch.zeros(1), "c": (), "d": False, "progress": print}
-    assert summarised(given, call) == {"b": "float32[1]", "d": "False"}
+    options = {"a": 1, "b": torch.zeros(1), "c": (), "d": False, "progress": print}
+    assert summarised(options, call) == {"b": "float32[1]", "d": "False"}
 
 
 def test_names_of_models() -> None:

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    with browser.browser() as found:
-        yield found
+    with browser.browser() as result:
+        yield result
 
 
 def _open(page: Page, path: Path, html: str) -> float:
@@ -183,10 +183,10 @@ def test_ten_thousand_nodes_stay_usable(page: Page, tmp_path: Path, record_prope
     assert page.run("document.querySelectorAll('#graph .box').length") < 60
 
     def milliseconds(script: str) -> float:
-        found: float = page.run(
+        result: float = page.run(
             f"(() => {{ const began = performance.now(); {script}; return performance.now() - began; }})()"
         )
-        return found
+        return result
 
     times = {
         "load": 1000 * load,

@@ -86,13 +86,13 @@ def test_nodes_say_their_rules_whatever_the_metadata_say() -> None:
 def test_the_model_is_the_same_without_a_report(level: str, functions: bool) -> None:
     options: dict[str, Any] = {"metadata": level, "functions": functions}
     plain = reports.exported(report=False, **options)
-    told = reports.exported(**options)
+    with_report = reports.exported(**options)
     assert plain.report is None
-    assert told.report is not None
-    assert told.report.view is not None
-    assert len(told.report.view.nodes) >= told.model.graph.num_nodes()
-    assert any(node.rule for node in told.report.view.nodes)
-    assert plain.model_proto.SerializeToString(deterministic=True) == told.model_proto.SerializeToString(
+    assert with_report.report is not None
+    assert with_report.report.view is not None
+    assert len(with_report.report.view.nodes) >= with_report.model.graph.num_nodes()
+    assert any(node.rule for node in with_report.report.view.nodes)
+    assert plain.model_proto.SerializeToString(deterministic=True) == with_report.model_proto.SerializeToString(
         deterministic=True
     )
 
@@ -359,10 +359,10 @@ def test_a_report_of_a_success_that_cannot_be_written(tmp_path: Path, monkeypatc
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("given", [3, "", None, b""])
-def test_what_report_does_not_take(given: Any) -> None:
+@pytest.mark.parametrize("value", [3, "", None, b""])
+def test_what_report_does_not_take(value: Any) -> None:
     with pytest.raises(UsageError, match="report= takes"):
-        onnxplug.to_onnx(lambda x: x + 1, (X,), report=given)
+        onnxplug.to_onnx(lambda x: x + 1, (X,), report=value)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -373,12 +373,12 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_each_piece_has_its_report(tmp_path: Path) -> None:
     chain = onnxplug.to_onnx(reports.net(), (X,), pieces=["blocks.0", "head"], report=tmp_path)
-    found = [program.report for program in chain.programs.values()]
-    assert [report.model.rpartition(".")[2] for report in found if report is not None] == ["Block", "Linear"]
+    results = [program.report for program in chain.programs.values()]
+    assert [report.model.rpartition(".")[2] for report in results if report is not None] == ["Block", "Linear"]
     second = [name.replace("report", "report-2") for name in FILES]
     assert sorted(os.listdir(tmp_path)) == sorted([*FILES, *second])
     modules = [json.loads((tmp_path / f"{name}.json").read_text())["model"] for name in ("report", "report-2")]
-    assert modules == [report.model for report in found if report is not None]
+    assert modules == [report.model for report in results if report is not None]
 
 
 def test_without_a_report_nothing_of_it_is_loaded(tmp_path: Path) -> None:

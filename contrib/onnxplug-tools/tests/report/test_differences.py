@@ -18,23 +18,23 @@ def test_decades_in_units_of_the_tolerance() -> None:
     allowed = 0.5
     multiples = [0.0, 1e-9, 3e-8, 0.3, 1.0, 30.0, 1e6, math.nan]
     actual = torch.tensor(multiples, dtype=torch.float64) * allowed
-    found = compare(actual, expected.double(), rtol=0.0, atol=allowed, measure=Histogram.of).histogram
-    assert found is not None
-    assert found.equal == 1
-    assert found.not_finite == 1
-    counted = {low: count for low, count in zip([-math.inf, *DECADES], found.counts, strict=True) if count}
+    comparison = compare(actual, expected.double(), rtol=0.0, atol=allowed, measure=Histogram.of).histogram
+    assert comparison is not None
+    assert comparison.equal == 1
+    assert comparison.not_finite == 1
+    counted = {low: count for low, count in zip([-math.inf, *DECADES], comparison.counts, strict=True) if count}
     assert counted == {-math.inf: 1, -8: 1, -1: 1, 0: 1, 1: 1, 4: 1}
-    assert found.total == 8
+    assert comparison.total == 8
 
 
 def test_beyond_is_what_the_comparison_refuses() -> None:
     generator = torch.Generator().manual_seed(1)
     expected = torch.randn(4000, generator=generator)
     actual = expected + torch.randn(4000, generator=generator) * expected.abs() * 1e-4
-    found = compare(actual, expected, measure=Histogram.of)
-    assert found.histogram is not None
-    beyond = sum(found.histogram.counts[DECADES.index(0) + 1 :])
-    assert 0 < found.count == beyond < 4000
+    comparison = compare(actual, expected, measure=Histogram.of)
+    assert comparison.histogram is not None
+    beyond = sum(comparison.histogram.counts[DECADES.index(0) + 1 :])
+    assert 0 < comparison.count == beyond < 4000
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_beyond_is_what_the_comparison_refuses() -> None:
     ids=["integers", "bools", "same specials", "other specials", "empty", "scalar", "complex"],
 )
 def test_dtypes(actual: torch.Tensor, expected: torch.Tensor, equal: int, beyond: int, not_finite: int) -> None:
-    found = compare(actual, expected, measure=Histogram.of).histogram
-    assert found is not None
-    assert (found.equal, found.counts[-1], found.not_finite) == (equal, beyond, not_finite)
-    assert found.total == actual.numel()
+    comparison = compare(actual, expected, measure=Histogram.of).histogram
+    assert comparison is not None
+    assert (comparison.equal, comparison.counts[-1], comparison.not_finite) == (equal, beyond, not_finite)
+    assert comparison.total == actual.numel()
 
 
 def test_other_shapes_have_no_histogram_and_nothing_is_counted_unasked() -> None:

@@ -21,8 +21,8 @@ def _read(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Labels to shapes, and edges between labels; every line is one of these."""
     head, *lines = text.splitlines()
     assert head == "flowchart TD"
-    boxes = {found[1]: (found[3].partition("<br>")[0], found[2]) for line in lines if (found := _BOX.fullmatch(line))}
-    edges = [(found[1], found[2]) for line in lines if (found := _EDGE.fullmatch(line))]
+    boxes = {match[1]: (match[3].partition("<br>")[0], match[2]) for line in lines if (match := _BOX.fullmatch(line))}
+    edges = [(match[1], match[2]) for line in lines if (match := _EDGE.fullmatch(line))]
     assert len(boxes) + len(edges) == len(lines)
     return dict(boxes.values()), [(boxes[source][0], boxes[target][0]) for source, target in edges]
 
@@ -51,7 +51,7 @@ def test_few_boxes_for_many_modules() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 15, 100])
-def test_as_many_boxes_as_asked_for(most: int) -> None:
+def test_as_many_boxes_as_requested(most: int) -> None:
     report = reports.report()
     assert report.view is not None
     shapes, _ = _read(flowchart(report.view, most))

@@ -41,9 +41,9 @@ class _Elements(HTMLParser):
 
 
 def _data(html: str) -> dict[str, list[object]]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert found is not None
-    data: dict[str, list[object]] = json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert match is not None
+    data: dict[str, list[object]] = json.loads(match[1])
     return data
 
 

@@ -31,7 +31,7 @@ def test_what_it_says() -> None:
 
 def test_tables_have_as_many_cells_as_heads() -> None:
     for report in (reports.report(), reports.hostile()):
-        width = 0
+        width = rows = 0
         in_fence = None
         for line in report.markdown().splitlines():
             ticks = re.match("`{3,}", line)
@@ -42,7 +42,9 @@ def test_tables_have_as_many_cells_as_heads() -> None:
                 continue
             cells = len(re.findall(r"(?<!\\)\|", line))
             assert cells == (width or cells)
+            rows += bool(width)
             width = cells
+        assert rows > 20
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def _run(report: ExportReport) -> dict[str, Any]:
 
 
 def _places(run: dict[str, Any]) -> list[tuple[str, str | None, int | None]]:
-    found = []
+    results = []
     for result in run["results"]:
         location = result.get("locations", [{}])[0].get("physicalLocation")
         place = (location["artifactLocation"]["uri"], location["region"]["startLine"]) if location else (None, None)
-        found.append((result["ruleId"], *place))
-    return found
+        results.append((result["ruleId"], *place))
+    return results
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:

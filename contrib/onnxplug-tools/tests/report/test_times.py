@@ -44,9 +44,9 @@ def test_the_stage_that_failed(names: tuple[str, ...], stage: str | None) -> Non
     recorder = Recorder()
     times = Times(recorder)
     times.begin()
-    told = Events([recorder])
-    for found in [told.begin(name) for name in names]:
-        told.end(found, ValueError())
+    events = Events([recorder])
+    for entry in [events.begin(name) for name in names]:
+        events.end(entry, ValueError())
     assert times.failed_stage() == stage
 
 
@@ -54,11 +54,11 @@ def test_an_attempt_that_failed_is_no_stage_that_did() -> None:
     recorder = Recorder()
     times = Times(recorder)
     times.begin()
-    told = Events([recorder])
-    with told.span("export"):
-        with told.span("capture"), pytest.raises(ValueError, match="no"), told.span("attempt"):
+    events = Events([recorder])
+    with events.span("export"):
+        with events.span("capture"), pytest.raises(ValueError, match="no"), events.span("attempt"):
             raise ValueError("no")
-        with pytest.raises(ValueError, match="no"), told.span("conversion"):
+        with pytest.raises(ValueError, match="no"), events.span("conversion"):
             raise ValueError("no")
     recorder.spans[0].about["error"] = "ValueError"
     assert times.failed_stage() == "conversion"

@@ -46,22 +46,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_torch_knows_of_the_operators(folder: Path) -> None:
-    found = {op.name.removeprefix("bench::"): op for op in read_library("benchlib")}
-    assert sorted(found) == [
+    result = {op.name.removeprefix("bench::"): op for op in read_library("benchlib")}
+    assert sorted(result) == [
         *("accumulate.default", "composite.default", "lambda.default", "lambda.out", "scaled.default"),
         "scaled_backward.default",
     ]
-    assert [name for name, op in found.items() if op.needs_rule] == [
+    assert [name for name, op in result.items() if op.needs_rule] == [
         "accumulate.default",
         "lambda.default",
         "scaled.default",
     ]
-    assert [name for name, op in found.items() if op.has_fake] == ["accumulate.default", "composite.default"]
-    assert [name for name, op in found.items() if op.runs_on_cpu] == [
+    assert [name for name, op in result.items() if op.has_fake] == ["accumulate.default", "composite.default"]
+    assert [name for name, op in result.items() if op.runs_on_cpu] == [
         *("accumulate.default", "composite.default", "scaled.default"),
     ]
-    assert found["accumulate.default"].mutates == ("total",)
-    assert found["lambda.default"].arguments == (
+    assert result["accumulate.default"].mutates == ("total",)
+    assert result["lambda.default"].arguments == (
         ("x", "Tensor", False),
         ("lengths", "List[Tensor]", False),
         ("sizes", "List[int]", False),
