@@ -137,8 +137,6 @@ def export_folder(
         source = transformer_folder(source)
         chosen.check_task(kind)
         if processor and (kind in (TEXT_GENERATION, IMAGES_AND_TEXT, *ENCODER_DECODERS) or chosen.name != "genai"):
-            raise UsageError("--with-processor is for models of text with one call, without --for")
-        if processor and (kind in (TEXT_GENERATION, *ENCODER_DECODERS) or chosen.name != "genai"):
             raise UsageError("--with-processor is for models of text or images with one call, without --for")
         flags = {
             "--static": static is not None,
