@@ -61,11 +61,9 @@ def test_the_tables_of_contrib_are_used_and_say_why() -> None:
     for path in CONTRIB:
         text = path.read_text(encoding="utf-8")
         for node in ast.parse(text).body:
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Name)
-                and node.targets[0].id == "LOOSER"
-            ):
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and target.id == "LOOSER":
+                assert node.value is not None
                 for name, (values, reason) in ast.literal_eval(node.value).items():
                     result += 1
                     assert f'LOOSER["{name}"]' in text, f"{path}: {name} is not used"
