@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -61,14 +62,19 @@ def _state_of_files(point: EntryPoint, loaded: float) -> str | None:
 
 def _files(top_level: str) -> Iterator[Path]:
     """The source files of a module or package; parts of a package may lie in folders of their own."""
-    modules = [m for name, m in list(sys.modules.items()) if name == top_level or name.startswith(f"{top_level}.")]
-    folders = {Path(folder) for module in modules for folder in getattr(module, "__path__", ())}
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and (name == top_level or name.startswith(f"{top_level}."))
+    ]
+    # Not by attribute: the module onnxplug.testing gets its attributes, and so __path__, from another package.
+    folders = {Path(folder) for module in modules for folder in vars(module).get("__path__", ())}
     for folder in folders:
         if folders.isdisjoint(folder.parents):
             for parent, _, names in os.walk(folder, followlinks=True):  # an editable install may hold links
                 yield from (Path(parent, name) for name in names if name.endswith(".py"))
     for module in modules:
-        if not hasattr(module, "__path__") and (file := getattr(module, "__file__", None)) is not None:
+        if "__path__" not in vars(module) and (file := getattr(module, "__file__", None)) is not None:
             yield Path(file)
 
 

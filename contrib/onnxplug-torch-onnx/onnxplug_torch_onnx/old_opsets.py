@@ -31,7 +31,7 @@ _SAME = frozenset(
     Abs Add ArgMax ArgMin AveragePool Cast Ceil Concat Constant Conv ConvTranspose CumSum DepthToSpace Div Equal Erf
     Exp Expand Floor Gather GatherElements GatherND Gemm Greater Identity If IsInf IsNaN Less Log Loop MatMul Max
     MaxPool Min Mod Mul Neg NonZero OneHot Pow Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceProd Relu
-    Reshape Scan ScatterElements ScatterND Shape Sigmoid Sign Sqrt Sub Tanh Tile Transpose
+    Reshape Scan ScatterElements ScatterND Shape Sigmoid Sign Size Sqrt Sub Tanh Tile Transpose
     """.split()
 )
 

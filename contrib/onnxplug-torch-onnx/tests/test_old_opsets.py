@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -281,7 +282,7 @@ def test_each_operator_is_in_a_case() -> None:
     for model, *makes in CASES.values():
         model = model.eval() if isinstance(model, nn.Module) else model
         proto = export(model, tuple(make(2) for make in makes), int(makes == [steps]), 12)
-        seen |= {node.op_type for node in proto.graph.node}
+        seen |= {node.op_type for node in ir.from_proto(proto).graph.all_nodes()}
     assert sorted((old_opsets._SAME | set(old_opsets._FORMS)) - seen) == []
 
 
