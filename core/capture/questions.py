@@ -330,7 +330,7 @@ def _print(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
 
 
 def _to_node(original: Callable[..., Any], node: Any, number: Any) -> Any:
-    if getattr(_local, "recorded", None) is not None:
+    if type(number) not in _TAKEN and getattr(_local, "recorded", None) is not None:
         number = plain_operand(number, of_condition=node.is_bool())
     return original(node, number)
 
@@ -343,9 +343,8 @@ def _simplify_floor_div(original: Callable[..., Any], env: ShapeEnv, expr: Any) 
 def _divide(
     operation: Callable[..., Any], is_reflected: bool, original: Callable[..., Any], first: Any, second: Any
 ) -> Any:
-    if getattr(_local, "recorded", None) is None or not any(
-        isinstance(x, float | torch.SymFloat) for x in (first, second)
-    ):
+    is_of_floats = isinstance(first, _FLOATS) or isinstance(second, _FLOATS)
+    if not is_of_floats or getattr(_local, "recorded", None) is None:
         return original(first, second)
     return divided(operation, *((second, first) if is_reflected else (first, second)))
 
@@ -391,6 +390,9 @@ def _undecided_of(relation: str, *exprs: Any) -> Any:
 
 
 _OPPOSITE = {"Eq": "Ne", "Ne": "Eq", "Lt": "Ge", "Ge": "Lt", "Gt": "Le", "Le": "Gt"}
+#: Classes of operands that torch's symbolic numbers take as they are.
+_TAKEN = frozenset((int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+_FLOATS = (float, torch.SymFloat)
 _RELATIONS = {relation: getattr(operator, relation.lower()) for relation in _OPPOSITE}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _comparisons = [
