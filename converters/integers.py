@@ -86,25 +86,31 @@ def bitwise_not_by_difference(g: GraphBuilder, node: FxNode) -> Value:
     return g.op.Not(x) if node.dtype == BOOL else compute(g, "Sub", node.dtype, -1, x)
 
 
-def shift(multiple: _Multiple | None = None) -> Converter:
-    """bitwise_left_shift, bitwise_right_shift: a count that is negative, or not less than the width, shifts every bit out.
+def bitwise_left_shift(g: GraphBuilder, node: FxNode) -> Value:
+    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor
+
+    A count that is negative, or not less than the width, shifts every bit out.
+    """
+    counts = _constant_counts(g, node)
+    return _shifted(g, node, left=True) if counts is None else _left_by_constants(g, node.args[0], counts, node.dtype)
+
+
+def right_shift(multiple: _Multiple) -> Converter:
+    """bitwise_right_shift: a count that is negative, or not less than the width, shifts every bit out but the sign.
 
     Args:
-        multiple: Rounds an integer down to a multiple of a power of two, for right shifts; ``None`` for left ones.
+        multiple: Rounds an integer down to a multiple of a power of two.
     """
 
-    def convert(g: GraphBuilder, node: FxNode) -> Value:
+    def bitwise_right_shift(g: GraphBuilder, node: FxNode) -> Value:
         x, dtype, counts, result = node.args[0], node.dtype, _constant_counts(g, node), None
-        if counts is not None and multiple is None:
-            result = _left_by_constants(g, x, counts, dtype)
-        elif counts is not None and multiple is not None and dtype.is_signed():
+        if counts is not None and dtype.is_signed():
             result = _right_by_constants(g, x, counts, dtype, multiple)
         elif counts is not None:
             result = _unsigned_right_by_constants(g, x, counts, dtype)
-        return result if result is not None else _shifted(g, node, left=multiple is None)
+        return result if result is not None else _shifted(g, node, left=False)
 
-    convert.__name__ = convert.__qualname__ = f"bitwise_{'left' if multiple is None else 'right'}_shift"
-    return convert
+    return bitwise_right_shift
 
 
 def _shifted(g: GraphBuilder, node: FxNode, left: bool) -> Value:
@@ -206,9 +212,9 @@ def _both(name: str, converter: Converter, since: int | None = None, until: int 
 
 _LOGIC = {"and": "And", "or": "Or", "xor": "Xor"}
 _SHIFTS: list[tuple[str, Converter, int | None, int | None]] = [
-    ("left", shift(), None, None),
-    ("right", shift(_without_bits), 18, None),
-    ("right", shift(_without_rest), None, 17),
+    ("left", bitwise_left_shift, None, None),
+    ("right", right_shift(_without_bits), 18, None),
+    ("right", right_shift(_without_rest), None, 17),
 ]
 RULES: list[Rule] = [
     *[rule for name, op in _LOGIC.items() for rule in _both(f"bitwise_{name}", bitwise(op), 18)],

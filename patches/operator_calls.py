@@ -311,7 +311,8 @@ def record(func: Any, operands: Operands, last: torch.fx.Node, result: Any, size
     if several and (type(result) not in (tuple, list) or items != list(range(len(values)))):
         return None
     computed = not several and getattr(result, "constant", None) is not None
-    known = not several and getattr(operands.tracer.tensor_tracker.get(result), "constant", None) is not None
+    entry = operands.tracer.tensor_tracker.get(result) if type(result) is FakeTensor else None
+    known = entry is not None and entry.constant is not None
     if computed > known or not operands.are_known(known, computed):
         return None
     places = {id(t): i for i, t in enumerate(operands.tensors)}

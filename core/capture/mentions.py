@@ -64,7 +64,7 @@ class Mentions:
 
     @functools.cached_property
     def compares_with_truth(self) -> bool:
-        """Whether code has ``… is True``, or the same with ``False`` or ``is not``, or the search gave up."""
+        """Whether code may have ``… is True``, or the same with ``False`` or ``is not``; no only where none of the code has it."""
         return self(lambda name: False) or any(_compares_with_truth(f.__code__) for f in self.functions)
 
     def __call__(self, wanted: Callable[[str], bool]) -> bool:

@@ -304,7 +304,7 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
     yield Fixing(env.var_to_sources[symbol][0].name, int(number), place, operator, shape)
 
 
-# -- texts and comparisons, which torch answers without a question ------------------------------------------------------
+# -- texts, comparisons and arithmetic, which torch answers without a question -----------------------------------------
 
 
 def _repr(original: Callable[..., str], size: Any) -> str:
@@ -400,21 +400,18 @@ _comparisons = [
     for kind in _SYMBOLIC
     for relation in (_OPPOSITE if kind is not torch.SymBool else ("Eq", "Ne"))
 ]
-_operands = [
-    Replaced(sym_node, "to_node", _to_node),
+_arithmetic: list[tuple[Any, str, Callable[..., Any]]] = [
+    (sym_node, "to_node", _to_node),
+    (ShapeEnv, "_simplify_floor_div", _simplify_floor_div),
     *(
-        [Replaced(ShapeEnv, "_simplify_floor_div", _simplify_floor_div)]
-        if hasattr(ShapeEnv, "_simplify_floor_div")
-        else []
-    ),
-    *[
-        Replaced(kind, f"__{side}{operation.__name__}__", functools.partial(_divide, operation, side == "r"))
+        (kind, f"__{side}{operation.__name__}__", functools.partial(_divide, operation, side == "r"))
         for kind in (torch.SymInt, torch.SymFloat)
         for operation in (operator.floordiv, operator.mod)
         for side in ("", "r")
-        if hasattr(kind, f"__{side}{operation.__name__}__")
-    ],
+    ),
 ]
+# A torch without one of these names computes otherwise.
+_operands = [Replaced(owner, name, function) for owner, name, function in _arithmetic if hasattr(owner, name)]
 _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
 _defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
 _texts = [Replaced(kind, "__repr__", _repr) for kind in _SYMBOLIC]

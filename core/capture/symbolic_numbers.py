@@ -53,10 +53,10 @@ def divided(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> An
     """``first // second`` or ``first % second`` of floats as in Python, where ``1.0 // 0.1`` is 9.0 and ``2.5 % 1`` is 0.5.
 
     torch rounds the quotient ``1.0 / 0.1`` down, and takes every remainder for an integer. By a power of two the quotient is exact;
-    any other float makes the symbolic numbers constants.
+    any other float makes the symbolic numbers constants, and so does a whole number that a float does not hold exactly.
     """
     if isinstance(second, int | float):
-        if isinstance(first, torch.SymInt) and float(second).is_integer():
+        if isinstance(first, torch.SymInt) and abs(second) < 1 << 53 and float(second).is_integer():
             return torch.sym_float(operation(first, int(second)))
         if math.frexp(abs(second))[0] == 0.5:
             quotient = math.floor(first / second)

@@ -141,6 +141,8 @@ EXPRESSIONS = (
     "(m / 3) % 1.5",
     "n % 1.0",
     "-n // 2.0",
+    "n // 1e300",
+    "n % 1e300",
     "((0.5 / n) % 2) % (math.floor(-0.7))",
     "math.floor(m // (m >> 2))",
     "math.ceil(n // 3) * 3 - n",
