@@ -48,6 +48,7 @@ from onnxplug.capture.size_guards import (
     size_guards,
     small_sizes,
     text_warnings,
+    truth_warnings,
     used_size_text,
     used_sizes,
     warning_text,
@@ -305,7 +306,7 @@ class _Capture:
         self.names = {str(symbol): names[str(symbol)] for symbol in replaced if str(symbol) in names}
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
-        self._warnings += text_warnings(self._recorded.texts)
+        self._warnings += [*text_warnings(self._recorded.texts), *truth_warnings(self._recorded.truths)]
         guards = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
         static = self._broadcast(program, sizes, names)
         self.bounds = guards.bounds

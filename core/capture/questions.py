@@ -4,7 +4,8 @@ torch keeps a guard only for an answer that it does not know already: an answer 
 assumption that no size is 0, leaves none. So every question of Python code is recorded with the user's line. Questions of operators
 are recorded where the model's code may handle the refusal of other sizes (:mod:`onnxplug.capture.handlers`).
 
-The text of a size (``str(n)``) is recorded too: while a model is captured, it is torch's name of the size.
+The texts of sizes (``str(n)``), of tensors and of numbers read from tensors are recorded too: while a model is captured, they are
+torch's names. So are conditions of tensors' values (``flag.item()``), where code may compare them by ``is``.
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
+from onnxplug.capture.patching import patched
 from onnxplug.capture.refusals import Answers
 from onnxplug.capture.symbolic_numbers import constant, divided, is_of_sizes, is_unequal_by_class, plain_operand
-from onnxplug.torch_private import OpOverload, SymT, backed_values, fx_config, pytree
+from onnxplug.torch_private import (
+    FakeTensor,
+    NonStrictFunctions,
+    OpOverload,
+    SymT,
+    backed_values,
+    fx_config,
+    pytree,
+)
 
 #: Parts of torch that compute the shapes of operators' results, or run operators written in C++.
 _OPERATORS = (
@@ -95,7 +105,8 @@ class Recorded:
         generalized: Whether an operator got that answer.
         questions: The questions in their order, each once.
         places: Condition of an operator to the user's ``file:line``.
-        texts: ``file:line`` where the text of a size was taken, and not only printed.
+        texts: ``file:line`` where the text of a size or tensor was taken, and not only printed.
+        truths: ``file:line`` where code got a condition of tensors' values that it may compare by ``is``.
         fixings: The sizes that operators fixed.
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
         elements: Data-dependent sizes for which operators got the answer that they are not 0.
@@ -110,6 +121,7 @@ class Recorded:
     questions: dict[Question, None] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
+    truths: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
     broadcasts: list[Broadcast] = field(default_factory=list)
     elements: list[Any] = field(default_factory=list)
@@ -163,6 +175,9 @@ def recorded(*, general: bool = False, answers: Answers | None = None, decides: 
         with contextlib.ExitStack() as stack:
             for replaced in (_evaluations, _defaults, _prints, *_operands, *_texts, *_comparisons):
                 stack.enter_context(replaced())
+            function = getattr(NonStrictFunctions, "__torch_function__", None)  # of the non-strict mode
+            if decides and function is not None:
+                stack.enter_context(patched(NonStrictFunctions, "__torch_function__", _reading(record, function)))
             yield record
     finally:
         _local.recorded = before
@@ -307,18 +322,14 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
 # -- texts, comparisons and arithmetic, which torch answers without a question -----------------------------------------
 
 
-def _repr(original: Callable[..., str], size: Any) -> str:
+def _text(original: Callable[..., str], captured: Any, *args: Any, **kwargs: Any) -> str:
     record, frame = getattr(_local, "recorded", None), sys._getframe(2)
     file = frame.f_code.co_filename
     prints = getattr(_local, "prints", False) or file == logging.__file__
-    if (
-        record is not None
-        and _is_of_model(file)
-        and not prints
-        and (isinstance(size, torch.SymInt) or is_of_sizes(size))
-    ):
+    is_known = isinstance(captured, torch.Tensor) and not isinstance(captured, FakeTensor)
+    if record is not None and _is_of_model(file) and not prints and not is_known:
         record.texts.append(f"{file}:{frame.f_lineno}")
-    return original(size)
+    return original(captured, *args, **kwargs)
 
 
 def _print(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -357,21 +368,32 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     answer = original(first, second)
     if record is not None and relation in ("Eq", "Ne") and is_unequal_by_class(answer, second):
         return _RELATIONS[relation](constant(first), second)
-    if (
-        record is not None
-        and record.decides
-        and is_of_sizes(answer)
-        and _is_of_model(sys._getframe(2).f_code.co_filename)
-    ):
-        return bool(answer)
+    if record is not None and record.decides and _is_of_model((frame := sys._getframe(2)).f_code.co_filename):
+        if is_of_sizes(answer):
+            return bool(answer)
+        if isinstance(answer, torch.SymBool):
+            record.truths.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
     truth = getattr(getattr(answer, "node", None), "expr", answer)
     if record is None or not (isinstance(truth, bool) or truth is sympy.true or truth is sympy.false):
         return answer
     condition = _undecided(relation if truth else _OPPOSITE[relation], first, second)
-    frame = _asking(sys._getframe(2)) if condition is not None else None
-    if frame is not None:
-        record.questions.setdefault(_question(condition, frame, first.node.shape_env))
+    asking = _asking(sys._getframe(2)) if condition is not None else None
+    if asking is not None:
+        record.questions.setdefault(_question(condition, asking, first.node.shape_env))
     return answer
+
+
+def _reading(record: Recorded, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of a function of torch that records conditions which code reads from a tensor."""
+
+    def call(mode: Any, function: Any, *args: Any) -> Any:
+        result = original(mode, function, *args)
+        if function in _READS and any(isinstance(leaf, torch.SymBool) for leaf in pytree.tree_leaves(result)):
+            place = place_of(sys._getframe(1))
+            record.truths += [place] if place is not None else []
+        return result
+
+    return call
 
 
 def _undecided(relation: str, *sides: Any) -> Any:
@@ -414,7 +436,9 @@ _arithmetic: list[tuple[Any, str, Callable[..., Any]]] = [
 _operands = [Replaced(owner, name, function) for owner, name, function in _arithmetic if hasattr(owner, name)]
 _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
 _defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
-_texts = [Replaced(kind, "__repr__", _repr) for kind in _SYMBOLIC]
+_texts = [Replaced(kind, "__repr__", _text) for kind in (*_SYMBOLIC, torch.Tensor)]
+_texts.append(Replaced(torch.Tensor, "__format__", _text))
+_READS = frozenset((torch.Tensor.item, torch.Tensor.tolist))
 _prints = Replaced(builtins, "print", _print)
 
 

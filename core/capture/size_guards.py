@@ -403,13 +403,24 @@ def used_size_text(broadcast: Broadcast, condition: Condition, names: Mapping[st
     )
 
 
-def text_warnings(texts: Sequence[str]) -> list[str]:
-    """A warning for each line of the user's own code that uses a size's text other than in ``print``."""
+def text_warnings(texts: Iterable[str]) -> list[str]:
+    """A warning for each line of the user's own code that uses a text of a size or tensor other than in ``print``."""
     return [
-        f"the model's code at {place} takes the text of a dynamic size. While the model is captured, that is torch's name of "
-        "the size ('s77'), and what is computed from it is the same in the exported model at every size. For a log it does no harm."
+        f"the model's code at {place} takes the text of a dynamic size, of a tensor or of a number read from a tensor. While the "
+        "model is captured, that is torch's name ('s77'), and what is computed from it is the same in the exported model for all "
+        "inputs. For a log it does no harm."
         for place in dict.fromkeys(texts)
         if is_own(place)
+    ]
+
+
+def truth_warnings(truths: Iterable[str]) -> list[str]:
+    """A warning for each line of code that gets a condition of tensors' values, where code may compare it by ``is``."""
+    return [
+        f"the model's code at {place} gets a condition of a tensor's values{line_of(place)}, and code of the model compares by "
+        "`is` with True or False. While the model is captured, such a condition is neither of them, so that `condition is True` "
+        "never holds in the exported model. Keep the condition in a tensor, and use torch.where or torch.cond."
+        for place in dict.fromkeys(truths)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Sizes, and what is computed from them, beside numbers of every class: as Python computes them, or a warning says what is not."""
+"""Sizes, and numbers read from tensors, beside numbers of every class: as Python computes them, or a warning names the line."""
 
 from __future__ import annotations
 
@@ -109,6 +109,47 @@ def test_numbers_of_other_classes(name: str, recwarn: pytest.WarningsRecorder) -
             torch.testing.assert_close(result, model(other))
         else:
             assert "test_symbolic_numbers.py" in messages
+
+
+#: Each is asked of the numbers in a tensor, with the warning.
+READ: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "item is True": (lambda x: x * 2 if (x.sum() > 0).item() is True else x, "compares by `is`"),
+    "item is not False": (lambda x: x * 2 if (x.sum() > 0).item() is not False else x, "compares by `is`"),
+    "list is True": (lambda x: x * 2 if (x > 0)[0].tolist()[0] is True else x, "compares by `is`"),
+    "comparison is True": (lambda x: x * 2 if (x.sum().item() > 0) is True else x, "compares by `is`"),
+    "count is True": (lambda x: x * 2 if True is ((x > 0).sum().item() > 3) else x, "compares by `is`"),
+    "later": (lambda x: x * 2 if Flag((x.sum() > 0).item()).is_on is True else x, "compares by `is`"),
+    "text of a float": (lambda x: x * len(str(x.sum().item())), "takes the text"),
+    "text of an int": (lambda x: x * len(f"{(x > 0).sum().item()}"), "takes the text"),
+    "text of a condition": (lambda x: x * len(repr((x.sum() > 0).item())), "takes the text"),
+    "text of a tensor": (lambda x: x * len(str(x)), "takes the text"),
+    "formatted tensor": (lambda x: x * len(f"{x.sum()}"), "takes the text"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_conditions_and_texts_of_numbers_read_from_tensors_are_a_warning(name: str) -> None:
+    function, text = READ[name]
+    with pytest.warns(UserWarning, match=rf"test_symbolic_numbers\.py:\d+ .*{text}"):
+        onnxplug.to_onnx(Applied(function), (torch.randn(5, 4),))
+
+
+def test_a_check_of_a_number_read_from_a_tensor_says_nothing() -> None:
+    """No code of the model compares by ``is``; a weight's text is only printed."""
+
+    class Checked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            count = (x > 0).sum().item()
+            torch._check(count <= 20)
+            print(x, count)
+            return x * count
+
+    model = Checked()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(model, (torch.randn(5, 4),))
+    for x in (torch.randn(5, 4), torch.randn(5, 4).abs()):
+        torch.testing.assert_close(program(x)[0], model(x))
 
 
 def test_a_condition_stays_one_where_no_code_asks_what_it_is() -> None:
