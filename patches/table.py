@@ -24,6 +24,7 @@ from onnxplug.patches.norms import norms_of_any_size
 from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
+from onnxplug.patches.seeds import is_needed, seeds_kept
 from onnxplug.patches.shapes import shape_kernels
 from onnxplug.patches.state import state_of
 from onnxplug.patches.tensor_classes import classes_named
@@ -177,6 +178,15 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_operator_calls.py::test_training",
         enter=lambda request: operator_calls_repeated(request.counts),
         needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="seeds",
+        scope="attempt",
+        target="torch.fx.experimental.proxy_tensor.proxy_call, torch.default_generator and the generators of the model",
+        why="Random numbers after torch.manual_seed are the same at each call of the model; an operator of the graph draws anew.",
+        test="tests/capture/test_seeds.py::test_numbers_after_a_seed_are_constants[manual_seed]",
+        enter=seeds_kept,
+        needed=is_needed,
     ),
     TorchPatch(
         name="classes of tensors",

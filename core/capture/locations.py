@@ -25,7 +25,8 @@ TRACING = frozenset(
     os.path.join(_CORE, *name.split("/"))
     for name in (
         *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "patches/handled.py"),
-        *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "capture/symbolic_numbers.py"),
+        *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py"),
+        "capture/symbolic_numbers.py",
     )
 )
 #: onnxplug's files with kernels for the shapes of operators' results; their questions count as the operator's.
