@@ -486,12 +486,15 @@ def eager_outputs(
 
 
 def state_of(model: Any, name: str) -> torch.Tensor | None:
-    """A model's buffer by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
+    """A model's buffer or parameter by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
     if not isinstance(model, torch.nn.Module):
         return None
-    buffer = dict(model.named_buffers(remove_duplicate=False)).get(name)
-    if buffer is not None or not isinstance(model, torch.jit.ScriptModule):
-        return buffer
+    known = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    if name in known or not isinstance(model, torch.jit.ScriptModule):
+        return known.get(name)
     owner: Any = model
     *path, last = name.split(".")
     for part in path:

@@ -215,6 +215,36 @@ def test_verify_file_compares_what_the_model_writes(tmp_path: Any) -> None:
         verify_file(path, lambda x: (x * 2 + 1, x, x, x), (x,), {})
 
 
+class Clipping(nn.Module):
+    """Writes its weight: by an embedding's largest norm, in ``no_grad``, and under a second name."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4, max_norm=0.5 if way == "norm" else None)
+        self.tied = self.table.weight
+        self.way = way
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        if self.way == "clamp":
+            with torch.no_grad():
+                self.tied.clamp_(-0.5, 0.5)
+        return self.table(numbers) * 2
+
+
+@pytest.mark.parametrize("way", ["norm", "clamp"])
+def test_a_model_that_writes_its_weight(way: str, tmp_path: Any) -> None:
+    path, model, numbers = str(tmp_path / "model.onnx"), Clipping(way).eval(), torch.tensor([1, 2, 8])
+    program = onnxplug.to_onnx(model, (numbers,), path, dynamic_shapes=({0: "n"},))
+    before = model.table.weight.detach().clone()
+    assert program.verify().cases
+    assert verify_file(path, model, (numbers,), {}, {"numbers": {0: "n"}}).cases
+    torch.testing.assert_close(model.table.weight.detach(), before, rtol=0, atol=0)
+    with torch.no_grad():
+        model.table.weight[8] *= 3
+    with pytest.raises(VerificationError, match="differs"):
+        verify_file(path, model, (numbers,), {}, {"numbers": {0: "n"}})
+
+
 def test_verify_file_draws_expressions(tmp_path: Any) -> None:
     path = str(tmp_path / "model.onnx")
 
