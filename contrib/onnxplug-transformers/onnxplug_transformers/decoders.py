@@ -54,7 +54,7 @@ class Decoder(nn.Module):
                 f"{type(model).__name__} has layers of the kind {', '.join(sorted(other))}; text generation takes "
                 f"{' and '.join(_LAYERS)}"
             )
-        _refuse_changing_angles(model)
+        refuse_changing_angles(model)
         for name, child in model.named_children():
             self.add_module(name, child)
         if dict(self.named_parameters()).keys() == dict(model.named_parameters()).keys():
@@ -145,7 +145,7 @@ def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1]))
 
 
-def _refuse_changing_angles(model: Any) -> None:
+def refuse_changing_angles(model: Any) -> None:
     """Rotary embeddings whose frequencies are computed anew as the text grows would be fixed by the export.
 
     Those of ``longrope`` are no such: there are two sets, and the graph takes one of them by the largest position.

@@ -11,6 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders, images_and_text
@@ -45,7 +47,15 @@ from onnxplug_transformers.layouts import (
     write_browser_configuration,
 )
 from onnxplug_transformers.merged import merge, merged_samples
-from onnxplug_transformers.models import IMAGES_AND_TEXT, SENTENCES, is_packed, load_config, load_model, task_of
+from onnxplug_transformers.models import (
+    IMAGES_AND_TEXT,
+    IN_BROWSERS,
+    SENTENCES,
+    is_packed,
+    load_config,
+    load_model,
+    task_of,
+)
 from onnxplug_transformers.packed import store_halves
 from onnxplug_transformers.processors import with_processor
 from onnxplug_transformers.rounded import Sample, results_of
@@ -145,7 +155,7 @@ def export_folder(
             "--fused": fused,
             "--adapter NAME=DIR": bool(adapters),
         }
-        _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
+        _check_decoder(config, kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
         of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
         if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
             options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
@@ -197,18 +207,20 @@ def export_folder(
         return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
 
 
-def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]) -> None:
+def _check_decoder(
+    config: Any, kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]
+) -> None:
     """Looks whether options fit the task and the layout.
 
     Args:
-        kind, layout, dtypes, dtype: As ``export_folder`` has them.
+        config, kind, layout, dtypes, dtype: As ``export_folder`` has them.
         flags: The options given that are for text generation.
 
     Raises:
         UsageError: One does not.
     """
-    if kind == IMAGES_AND_TEXT and layout.merged:
-        raise UsageError(f"{kind} is for --for genai, and not for {layout.name}")
+    if kind == IMAGES_AND_TEXT and layout.merged and (layout.name != BROWSERS or config.model_type not in IN_BROWSERS):
+        raise UsageError(f"{config.model_type} for {kind} is for --for genai, and not for {layout.name}")
     beside = [flag for flag in flags if flag not in ("--static", "--int4")]
     if "--static" in flags and beside:
         raise UsageError(f"--static and {beside[0]} exclude one another")
@@ -290,15 +302,19 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
 
 
 def _write_images_and_text(call: _Call, model: Any) -> None:
-    """Three models: images, embeddings, and the decoder's step, as onnxruntime-genai calls them."""
-    examples = images_and_text.examples_of(model)
-    call.write("vision", images_and_text.Images(model).eval(), **examples.images.arguments())
-    text = {**examples.embeddings.kwargs, "image_features": examples.embeddings.kwargs["image_features"][:0]}
-    text["input_ids"] = text["input_ids"][:, -1:].contiguous()
-    call.write("embedding", images_and_text.Embeddings(model).eval(), text, **examples.embeddings.arguments())
-    call.write("model", images_and_text.Step(model).eval(), examples.first, **examples.step.arguments())
-    about = images_config(model, layers=examples.layers, heads=examples.heads, head_size=examples.head_size)
-    (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    """Three models: images, embeddings, and the decoder's step, as the program that loads them calls them."""
+    in_browsers = call.layout.name == BROWSERS
+    parts = images_and_text.parts_of(model, torch.bool if in_browsers else torch.int64)  # as the processors have it
+    files = {
+        "vision_encoder" if in_browsers else "vision": parts.images,
+        "embed_tokens" if in_browsers else "embedding": parts.tokens if in_browsers else parts.embeddings,
+        "decoder_model_merged" if in_browsers else "model": parts.step,
+    }
+    for name, part in files.items():
+        call.write(name, part.model, *part.cases, is_drawn=part.is_drawn, **part.example.arguments())
+    if not in_browsers:
+        about = images_config(model, parts)
+        (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
@@ -376,17 +392,18 @@ class _Call:
     accuracy_level: int = 1
     files: list[ExportedFile] = field(default_factory=list)
 
-    def write(self, name: str, model: Any, *cases: Mapping[str, Any], **about: Any) -> None:
+    def write(self, name: str, model: Any, *cases: Mapping[str, Any], is_drawn: bool = True, **about: Any) -> None:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
             name: What its file is called.
             model: The model.
-            cases: Inputs to compare on beside the example's and those drawn at random.
+            cases: Inputs to compare on beside the example's.
+            is_drawn: Whether inputs drawn at random are compared too.
             about: Keyword arguments of ``to_onnx``.
         """
-        program, report = self.program(model, **about)
-        if self.verify:
+        program, report = self.program(model, None if is_drawn else [about["kwargs"], *cases], **about)
+        if self.verify and is_drawn:
             report = _joined([report, *(program.verify(args=(), kwargs=case, seeds=()) for case in cases)])
         self.store(name, program, report, model, self.samples(program, model, [about["kwargs"]]))
 
@@ -466,7 +483,8 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
             decoder = Decoder(model).eval()
             return decoder, (), example_of(decoder).kwargs
         if kind == IMAGES_AND_TEXT:
-            return images_and_text.Step(model).eval(), (), images_and_text.examples_of(model).step.kwargs
+            step = images_and_text.parts_of(model).step
+            return step.model, (), step.example.kwargs
         if kind in ENCODER_DECODERS:
             example = encoder_decoders.examples_of(model, task_example(model, source))[1]
             return encoder_decoders.Decoder(model).eval(), (), example.kwargs

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxplug import UsageError
+from onnxplug_transformers.models import PACKED
+
+if TYPE_CHECKING:
+    from onnxplug_transformers.images_and_text import Parts
 
 #: Settings of generation that both know, under the same name.
 _SEARCH = (
@@ -23,6 +27,8 @@ _SEARCH = (
     "diversity_penalty",
 )
 _SESSION: dict[str, Any] = {"log_id": "onnxruntime-genai", "provider_options": []}
+#: What onnxruntime-genai calls an input of images, where it has another name for it.
+_VISION = {"pixel_attention_mask": "attention_mask"}
 #: Frames of sound that onnxruntime-genai gives Whisper.
 SPEECH_FRAMES = 3000
 
@@ -76,19 +82,38 @@ def genai_config(
     return {"model": about, "search": _search(generation, length, shared_buffers)}
 
 
-def images_config(model: Any, *, layers: int, heads: int, head_size: int) -> dict[str, Any]:
-    """What ``genai_config.json`` says of a model that reads images and text."""
-    about = genai_config(model, positions=False, layers=layers, heads=heads, head_size=head_size)
-    given = about["model"]["decoder"]["inputs"]
-    about["model"]["decoder"]["inputs"] = {"inputs_embeds": "inputs_embeds", **given}
+def images_config(model: Any, parts: Parts) -> dict[str, Any]:
+    """What ``genai_config.json`` says of a model that reads images and text.
+
+    The type is that of the loop that calls the three files, of which onnxruntime-genai has one for tokens with one position, and
+    one for tokens with three.
+    """
+    config, is_packed = model.config, model.config.model_type in PACKED
+    about = genai_config(model, positions=is_packed, layers=parts.layers, heads=parts.heads, head_size=parts.head_size)
+    decoder = about["model"]["decoder"]
+    decoder["inputs"] = {name: name for name in parts.step.example.input_names if "past" not in name} | {
+        name: value for name, value in decoder["inputs"].items() if name.startswith("past")
+    }
     features = {"image_features": "image_features"}
-    vision = {"filename": "vision.onnx", "inputs": {"pixel_values": "pixel_values"}, "outputs": features}
+    vision: dict[str, Any] = {
+        "filename": "vision.onnx",
+        "inputs": {_VISION.get(name, name): name for name in parts.images.example.input_names},
+        "outputs": features,
+    }
+    tokens = {}
+    if is_packed:
+        vision["spatial_merge_size"] = config.vision_config.spatial_merge_size
+        vision["patch_size"] = config.vision_config.patch_size
+        tokens = {
+            f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("image", "video", "vision_start")
+        }
     embedding = {
         "filename": "embedding.onnx",
         "inputs": {"input_ids": "input_ids", **features},
         "outputs": {"inputs_embeds": "inputs_embeds"},
     }
-    return {**about, "model": {**about["model"], "type": "gemma3", "vision": vision, "embedding": embedding}}
+    kind = "qwen2_5_vl" if is_packed else "gemma3"
+    return {**about, "model": {**about["model"], "type": kind, **tokens, "vision": vision, "embedding": embedding}}
 
 
 def speech_config(model: Any) -> dict[str, Any]:
