@@ -21,6 +21,7 @@ from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
     Decoder,
     adapted_example_of,
+    check_one_shape,
     decoder_of,
     example_of,
     fused_cases_of,
@@ -36,7 +37,14 @@ from onnxplug_transformers.folders import (
     transformer_folder,
 )
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
-from onnxplug_transformers.genai import SPEECH_FRAMES, genai_config, images_config, speech_config, speech_processor
+from onnxplug_transformers.genai import (
+    SPEECH_FRAMES,
+    genai_config,
+    images_config,
+    patches_processor,
+    speech_config,
+    speech_processor,
+)
 from onnxplug_transformers.gguf_files import as_folder
 from onnxplug_transformers.layouts import (
     BROWSERS,
@@ -50,6 +58,7 @@ from onnxplug_transformers.merged import merge, merged_samples
 from onnxplug_transformers.models import (
     IMAGES_AND_TEXT,
     IN_BROWSERS,
+    PACKED,
     SENTENCES,
     is_packed,
     load_config,
@@ -192,7 +201,7 @@ def export_folder(
                 else:
                     _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
             elif kind == IMAGES_AND_TEXT:
-                _write_images_and_text(call, model)
+                _write_images_and_text(call, model, source)
             elif kind in ENCODER_DECODERS:
                 (_write_merged if chosen.merged else _write_parts)(call, model, source)
             else:
@@ -252,6 +261,10 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     """A language model: one step, what onnxruntime-genai reads of it, and the files of its adapters."""
     decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
     fused = decoder.fused
+    if call.layout.merged:
+        check_one_shape(example.heads, type(model).__name__, call.layout.name)
+    elif example.heads is None:
+        call.notes += ("keys and values have several shapes, and onnxruntime-genai takes one: the loop is yours",)
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
     cases = fused_cases_of(example) if fused else None
@@ -272,7 +285,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     if adapters is not None:
         adapters.make_optional(program.model)
     call.store("model", program, report, decoder, [] if adapters else call.samples(program, decoder, samples))
-    if not call.layout.merged:
+    if not call.layout.merged and example.heads is not None:
         about = genai_config(
             model,
             positions=decoder.takes_positions,
@@ -281,12 +294,14 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
             head_size=example.head_size,
             shared_buffers=fused,
         )
-        (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        _write_json(call.folder, {"genai_config.json": about})
 
 
 def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
     """Two models of fixed sizes: a piece of the prompt, and one token. They share their weights' file."""
-    cache = example_of(Decoder(model).eval()).kwargs["past_key_values"]
+    example = example_of(Decoder(model).eval())
+    check_one_shape(example.heads, type(model).__name__, "--static")
+    cache = example.kwargs["past_key_values"]
     check_static(model, length)
     decoder = StaticDecoder(model).eval()
     check_step(decoder, static_example(decoder, cache, length, prompt, 0))
@@ -301,20 +316,24 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
         share_data(call.folder / "prefill.onnx", call.folder / "decode.onnx")
 
 
-def _write_images_and_text(call: _Call, model: Any) -> None:
+def _write_images_and_text(call: _Call, model: Any, source: Path) -> None:
     """Three models: images, embeddings, and the decoder's step, as the program that loads them calls them."""
     in_browsers = call.layout.name == BROWSERS
     parts = images_and_text.parts_of(model, torch.bool if in_browsers else torch.int64)  # as the processors have it
-    files = {
+    models = {
         "vision_encoder" if in_browsers else "vision": parts.images,
         "embed_tokens" if in_browsers else "embedding": parts.tokens if in_browsers else parts.embeddings,
         "decoder_model_merged" if in_browsers else "model": parts.step,
     }
-    for name, part in files.items():
-        call.write(name, part.model, *part.cases, is_drawn=part.is_drawn, **part.example.arguments())
-    if not in_browsers:
-        about = images_config(model, parts)
-        (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    for name, part in models.items():
+        checks = {"is_drawn": part.is_drawn, "has_layers": part is not parts.tokens}
+        call.write(name, part.model, *part.cases, **checks, **part.example.arguments())
+    if in_browsers:
+        return
+    processor = preprocessor_of(source) if model.config.model_type in PACKED else {}
+    files = {"vision_processor.json": patches_processor(processor)} if processor else {}
+    files["genai_config.json"] = images_config(model, parts, next(iter(files), None))
+    _write_json(call.folder, files)
 
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
@@ -340,8 +359,12 @@ def _write_parts(call: _Call, model: Any, source: Path) -> None:
     processor = preprocessor_of(source)
     if about and processor:
         about["audio_processor_config.json"] = speech_processor(processor)
-    for name, content in about.items():
-        (call.folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write_json(call.folder, about)
+
+
+def _write_json(folder: Path, files: Mapping[str, Any]) -> None:
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_merged(call: _Call, model: Any, source: Path) -> None:
@@ -392,7 +415,15 @@ class _Call:
     accuracy_level: int = 1
     files: list[ExportedFile] = field(default_factory=list)
 
-    def write(self, name: str, model: Any, *cases: Mapping[str, Any], is_drawn: bool = True, **about: Any) -> None:
+    def write(
+        self,
+        name: str,
+        model: Any,
+        *cases: Mapping[str, Any],
+        is_drawn: bool = True,
+        has_layers: bool = True,
+        **about: Any,
+    ) -> None:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
@@ -400,12 +431,14 @@ class _Call:
             model: The model.
             cases: Inputs to compare on beside the example's.
             is_drawn: Whether inputs drawn at random are compared too.
+            has_layers: Whether the model has layers that can be quantised.
             about: Keyword arguments of ``to_onnx``.
         """
         program, report = self.program(model, None if is_drawn else [about["kwargs"], *cases], **about)
         if self.verify and is_drawn:
             report = _joined([report, *(program.verify(args=(), kwargs=case, seeds=()) for case in cases)])
-        self.store(name, program, report, model, self.samples(program, model, [about["kwargs"]]))
+        samples = self.samples(program, model, [about["kwargs"]])
+        self.store(name, program, report, model, samples, has_layers=has_layers)
 
     def program(self, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any) -> tuple[Any, Any]:
         """A model exported, and the report of its verification.
@@ -430,7 +463,16 @@ class _Call:
         names = [value.name for value in program.model.graph.outputs]
         return [Sample(program.feed((), call), partial(results_of, model, call, names)) for call in calls]
 
-    def store(self, name: str, program: Any, report: Any, model: Any, samples: Sequence[Sample]) -> None:
+    def store(
+        self,
+        name: str,
+        program: Any,
+        report: Any,
+        model: Any,
+        samples: Sequence[Sample],
+        *,
+        has_layers: bool = True,
+    ) -> None:
         """Saves a program in each number format.
 
         Args:
@@ -439,11 +481,12 @@ class _Call:
             report: Of its verification.
             model: PyTorch's model.
             samples: Inputs that it runs on in other formats, with PyTorch's results.
+            has_layers: Whether the model has layers that can be quantised.
         """
         set_accuracy_level(program.model, self.accuracy_level)
         for dtype in self.dtypes:
             self.stage(f"saving {dtype}" if len(self.dtypes) > 1 else "saving")
-            new, moved = in_format(program, dtype, samples, model if self.verify else None)
+            new, moved = in_format(program, dtype, samples, model if self.verify else None, has_layers=has_layers)
             path = self.folder / f"{name}{FORMATS[dtype].suffix}.onnx"
             if self.layout.name == BROWSERS:
                 save_in_chunks(new, path, self.external_data)

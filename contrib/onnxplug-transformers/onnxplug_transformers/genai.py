@@ -29,12 +29,14 @@ _SEARCH = (
 _SESSION: dict[str, Any] = {"log_id": "onnxruntime-genai", "provider_options": []}
 #: What onnxruntime-genai calls an input of images, where it has another name for it.
 _VISION = {"pixel_attention_mask": "attention_mask"}
+#: Mean and deviation of images where a processor names none: CLIP's.
+_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 #: Frames of sound that onnxruntime-genai gives Whisper.
 SPEECH_FRAMES = 3000
 
 
 def genai_config(
-    model: Any, *, positions: bool, layers: int, heads: int, head_size: int, shared_buffers: bool = False
+    model: Any, *, positions: bool, layers: int, heads: int | None, head_size: int | None, shared_buffers: bool = False
 ) -> dict[str, Any]:
     """What ``genai_config.json`` says of a decoder.
 
@@ -82,11 +84,16 @@ def genai_config(
     return {"model": about, "search": _search(generation, length, shared_buffers)}
 
 
-def images_config(model: Any, parts: Parts) -> dict[str, Any]:
+def images_config(model: Any, parts: Parts, processor: str | None) -> dict[str, Any]:
     """What ``genai_config.json`` says of a model that reads images and text.
 
     The type is that of the loop that calls the three files, of which onnxruntime-genai has one for tokens with one position, and
     one for tokens with three.
+
+    Args:
+        model: The model.
+        parts: Its files.
+        processor: The file that says how images are prepared, where there is one.
     """
     config, is_packed = model.config, model.config.model_type in PACKED
     about = genai_config(model, positions=is_packed, layers=parts.layers, heads=parts.heads, head_size=parts.head_size)
@@ -101,6 +108,8 @@ def images_config(model: Any, parts: Parts) -> dict[str, Any]:
         "outputs": features,
     }
     tokens = {}
+    if processor is not None:
+        vision["config_filename"] = processor
     if is_packed:
         vision["spatial_merge_size"] = config.vision_config.spatial_merge_size
         vision["patch_size"] = config.vision_config.patch_size
@@ -114,6 +123,51 @@ def images_config(model: Any, parts: Parts) -> dict[str, Any]:
     }
     kind = "qwen2_5_vl" if is_packed else "gemma3"
     return {**about, "model": {**about["model"], "type": kind, **tokens, "vision": vision, "embedding": embedding}}
+
+
+def patches_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """What onnxruntime-genai reads of a processor that makes rows of patches, whose numbers are transformers' own.
+
+    Args:
+        processor: What ``preprocessor_config.json`` says.
+    """
+    patch, merged = processor.get("patch_size", 14), processor.get("merge_size", 2)
+    size = processor.get("size") or {}
+    pixels = {
+        "min_pixels": size.get("shortest_edge") or processor.get("min_pixels") or 56 * 56,
+        "max_pixels": size.get("longest_edge") or processor.get("max_pixels") or 28 * 28 * 1280,
+    }
+    # the size itself is computed from the image's, and by what follows
+    resize = {"width": patch * merged, "height": patch * merged, "smart_resize": 1, **pixels}
+    numbers = {"mean": processor.get("image_mean", _MEAN), "std": processor.get("image_std", _STD), "qwen2_5_vl": 1}
+    steps = [
+        (True, "decode_image", "DecodeImage", {"color_space": "RGB"}),
+        (True, "convert_to_rgb", "ConvertRGB", {}),
+        (processor.get("do_resize", True), "resize", "Resize", {**resize, "patch_size": patch, "merge_size": merged}),
+        (
+            processor.get("do_rescale", True),
+            "rescale",
+            "Rescale",
+            {"rescale_factor": processor.get("rescale_factor", 1 / 255)},
+        ),
+        (processor.get("do_normalize", True), "normalize", "Normalize", numbers),
+        (
+            True,
+            "patch_image",
+            "PatchImage",
+            {
+                "patch_size": patch,
+                "temporal_patch_size": processor.get("temporal_patch_size", 2),
+                "merge_size": merged,
+            },
+        ),
+    ]
+    transforms = [_operation(name, kind, attributes) for is_done, name, kind, attributes in steps if is_done]
+    return {"processor": {"name": "qwen2_5_image_processor", "transforms": transforms}}
+
+
+def _operation(name: str, kind: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {"operation": {"name": name, "type": kind, **({"attrs": attributes} if attributes else {})}}
 
 
 def speech_config(model: Any) -> dict[str, Any]:
@@ -170,8 +224,7 @@ def speech_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
         "n_mel": processor.get("feature_size", 80),
     }
     steps = [("audio_decoder", "AudioDecoder", {}), ("STFT", "STFTNorm", spectrum), ("log_mel", "LogMelSpectrum", mel)]
-    operations = [{"operation": {"name": name, "type": kind, **({"attrs": a} if a else {})}} for name, kind, a in steps]
-    return {"feature_extraction": {"sequence": operations}}
+    return {"feature_extraction": {"sequence": [_operation(*step) for step in steps]}}
 
 
 def _tokens(config: Any, generation: Any, length: int) -> dict[str, Any]:

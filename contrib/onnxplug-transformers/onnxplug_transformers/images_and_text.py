@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from onnxplug import UsageError
 from onnxplug_transformers.caches import emptied, names, shapes
-from onnxplug_transformers.decoders import check_cache, refuse_changing_angles
+from onnxplug_transformers.decoders import check_cache, check_one_shape, refuse_changing_angles
 from onnxplug_transformers.encoder_decoders import Part, PartExample
 from onnxplug_transformers.models import BETWEEN_IMAGES, KINDS_WITH_IMAGES, PACKED, TILED
 from onnxplug_transformers.windows import windows_by_position
@@ -211,8 +211,8 @@ class Parts:
     tokens: PartOfFolder
     step: PartOfFolder
     layers: int
-    heads: int
-    head_size: int
+    heads: int | None
+    head_size: int | None
 
 
 def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
@@ -243,23 +243,26 @@ def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
     embeddings, between = Embeddings(model).eval(), kind in BETWEEN_IMAGES
     step = (StepBetweenImages if between else Step)(model).eval()
     with torch.no_grad():
-        given = {"inputs_embeds": embeddings(ids, features)["inputs_embeds"]}
-    given = {"input_ids": ids, **given} if between else given
+        whole = {"inputs_embeds": embeddings(ids, features)["inputs_embeds"]}
+    whole = {"input_ids": ids, **whole} if between else whole
     if kind in PACKED:  # of the frame, the row and the column
         places = torch.arange(ids.shape[1]).expand(2, -1)
-        given["position_ids"] = torch.stack([places, places // 2 + 1, places * 3 % 7])
+        whole["position_ids"] = torch.stack([places, places // 2 + 1, places * 3 % 7])
     past, sequence = count + 5, {0: "batch", 1: "sequence"}
     axes = {"position_ids": {1: "batch", 2: "sequence"}}
 
     def piece(start: int, end: int, cache: Any) -> dict[str, Any]:
-        parts = {name: value[..., start:end].contiguous() for name, value in given.items() if name != "inputs_embeds"}
-        parts["inputs_embeds"] = given["inputs_embeds"][:, start:end].contiguous()
-        inputs = {name: parts[name] for name in given if name != "position_ids"}
-        inputs |= {"attention_mask": mask[:, :end].contiguous()}
-        return {**inputs, **{k: v for k, v in parts.items() if k == "position_ids"}, "past_key_values": cache}
+        parts = {
+            name: value.narrow(2 if name == "position_ids" else 1, start, end - start).contiguous()
+            for name, value in whole.items()
+        }
+        positions = {"position_ids": parts.pop("position_ids")} if kind in PACKED else {}
+        return {**parts, "attention_mask": mask[:, :end].contiguous(), **positions, "past_key_values": cache}
 
     with torch.no_grad():
         cache = step(**piece(0, past, DynamicCache()))["past_key_values"]
+    layers, heads, width = check_cache(cache, type(model).__name__)
+    check_one_shape(heads, type(model).__name__, "the loop of images and text")
     later = piece(past, ids.shape[1], cache)
     own = [*list(later)[:-1], *names(cache, "past_key_values")]
     of_step = PartExample(
@@ -285,7 +288,9 @@ def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
         PartOfFolder(embeddings, of_embeddings, [{**text, "image_features": features[:0]}]),
         PartOfFolder(Tokens(model).eval(), of_tokens, [text]),
         PartOfFolder(step, of_step, [piece(0, ids.shape[1], emptied(cache))]),
-        *check_cache(cache, type(model).__name__),
+        layers,
+        heads,
+        width,
     )
 
 
@@ -295,10 +300,10 @@ def _tiled(model: Any, generator: torch.Generator, masks: torch.dtype) -> PartOf
     size = about.image_size
     pixels = torch.randn(2, 3, about.num_channels, size, size, generator=generator).to(model.dtype)
     if model.config.model_type not in TILED:
-        one = PartExample(
+        whole = PartExample(
             {"pixel_values": pixels[:, 0].contiguous()}, {"pixel_values": {0: "images"}}, ["pixel_values"], output
         )
-        return PartOfFolder(Images(model).eval(), one, [])
+        return PartOfFolder(Images(model).eval(), whole, [])
     mask = torch.ones(2, 3, size, size, dtype=masks)
     mask[0, 1, size // 2 :], mask[1, 0, :, size // 2 :], mask[1, 2] = 0, 0, 0
     pixels = pixels * mask[:, :, None]

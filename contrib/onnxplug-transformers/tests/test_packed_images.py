@@ -77,7 +77,13 @@ def images(*grid: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("kind", "attention"),
-    [("qwen2_vl", "sdpa"), ("qwen2_5_vl", "sdpa"), ("qwen2_5_vl", "eager"), ("qwen3_vl", "sdpa"), ("glm4v", "sdpa")],
+    [
+        ("qwen2_vl", "sdpa"),
+        ("qwen2_5_vl", "sdpa"),
+        pytest.param("qwen2_5_vl", "eager", marks=pytest.mark.long),
+        ("qwen3_vl", "sdpa"),
+        pytest.param("glm4v", "sdpa", marks=pytest.mark.long),
+    ],
 )
 def test_images_of_any_size(kind: str, attention: str) -> None:
     model = made(kind, attention)
@@ -107,6 +113,6 @@ def test_attention_elsewhere_is_as_before() -> None:
     config = modeling_qwen2_vl.Qwen2VLTextConfig(attn_implementation="sdpa")
     with images_of_any_size():
         assert not modeling_qwen2_vl.is_flash_attention_requested(config)
-        found = modeling_qwen2_vl.ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", None)
-    assert found is modeling_qwen2_vl.ALL_ATTENTION_FUNCTIONS["sdpa"]
+        interface = modeling_qwen2_vl.ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", None)
+    assert interface is modeling_qwen2_vl.ALL_ATTENTION_FUNCTIONS["sdpa"]
     assert before == (AttentionInterface.get_interface, modeling_qwen2_vl.is_flash_attention_requested, owner.forward)

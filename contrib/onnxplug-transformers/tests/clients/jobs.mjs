@@ -17,7 +17,7 @@ async function generated(transformers, { generate, model, options, args: [inputs
 
 async function piped(transformers, { task, model, options, args }) {
   const run = await transformers.pipeline(task, model, options);
-  return run(...args.map((one) => argument(one, transformers)));
+  return run(...args.map((value) => argument(value, transformers)));
 }
 
 /** The results of jobs as JSON, each a pipeline's task, or a class that generates, with model, options and arguments. */
