@@ -17,7 +17,7 @@
 #   make bench    conversion times, latency  make format   rewrite files in the project's format
 #   make consumers  what other tools make of the files, beside torch.onnx's; writes docs/consumers.md
 #   make targets  what providers of ONNX Runtime take of 50 models, and what the tables of targets say
-#   make clients    folders of --for transformers.js in Node and of --for optimum, which packages in out/clients load
+#   make clients    folders of --for transformers.js in Node and Chromium, and of --for optimum, which packages in out/clients load
 #   make latency  ONNX Runtime's latency     make docs     the documentation as a site
 #                 of what is exported        make clean    remove what was built
 #
@@ -166,7 +166,7 @@ matrix:
 
 # Without onnxruntime-node's script, which loads CUDA's libraries: those for the CPU are in the package.
 clients: $(VENV)/installed
-	@echo "==> Folders for transformers.js, loaded by it in Node, and for optimum (their packages go into out/clients)"
+	@echo "==> Folders for transformers.js, loaded by it in Node and Chromium, and for optimum (their packages go into out/clients)"
 	@command -v node npm > /dev/null || { echo "make clients needs node and npm: apt-get install nodejs npm"; exit 1; }
 	@mkdir -p out/clients
 	@npm install --prefix out/clients --ignore-scripts --no-audit --no-fund --silent @huggingface/transformers@4.3.1

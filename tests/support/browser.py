@@ -123,21 +123,21 @@ class Page:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return time.monotonic() - started
 
-    def navigate(self, path: Path, timeout: float = 60.0) -> None:
-        """Opens a file, and waits until it is loaded."""
+    def navigate(self, path: Path | str, timeout: float = 60.0) -> None:
+        """Opens a file or an address, and waits until it is loaded."""
         until = time.monotonic() + timeout
         self._loaded = False
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         while not self._loaded:
             self._next(until)
 
-    def run(self, script: str) -> Any:
+    def run(self, script: str, timeout: float = 60.0) -> Any:
         """Runs a script in the page and returns its value.
 
         Raises:
             RuntimeError: It threw.
         """
-        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        result = self.call("Runtime.evaluate", timeout, expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(json.dumps(result["exceptionDetails"]))
         return result["result"].get("value")

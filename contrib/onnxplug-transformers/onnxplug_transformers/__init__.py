@@ -15,9 +15,10 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     """The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together.
 
     Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen, and
-    recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size.
+    recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size. Images packed
+    in one row (Qwen2-VL and those after it) have their sizes as an input.
     """
-    return [_caches, _experts, _recurrences, _windows, _sizes]
+    return [_caches, _experts, _recurrences, _windows, _sizes, _packed_images]
 
 
 def _caches() -> Any:
@@ -76,6 +77,17 @@ def _sizes() -> Any:
     from onnxplug_transformers.sizes import dynamic_sizes
 
     return dynamic_sizes()
+
+
+def _packed_images() -> Any:
+    import sys
+    from contextlib import nullcontext
+
+    if "transformers.vision_utils" not in sys.modules:
+        return nullcontext()
+    from onnxplug_transformers.packed_images import images_of_any_size
+
+    return images_of_any_size()
 
 
 @hookimpl

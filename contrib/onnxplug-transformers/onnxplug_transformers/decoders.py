@@ -54,7 +54,7 @@ class Decoder(nn.Module):
                 f"{type(model).__name__} has layers of the kind {', '.join(sorted(other))}; text generation takes "
                 f"{' and '.join(_LAYERS)}"
             )
-        _refuse_changing_angles(model)
+        refuse_changing_angles(model)
         for name, child in model.named_children():
             self.add_module(name, child)
         if dict(self.named_parameters()).keys() == dict(model.named_parameters()).keys():
@@ -145,7 +145,7 @@ def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1]))
 
 
-def _refuse_changing_angles(model: Any) -> None:
+def refuse_changing_angles(model: Any) -> None:
     """Rotary embeddings whose frequencies are computed anew as the text grows would be fixed by the export.
 
     Those of ``longrope`` are no such: there are two sets, and the graph takes one of them by the largest position.
@@ -171,23 +171,23 @@ class DecoderExample:
         dynamic_shapes: Their dynamic dimensions.
         input_names: Names of the graph's inputs.
         layers: Layers with a cache.
-        heads: Heads of keys and values.
-        head_size: Their width.
+        heads: Heads of keys and values; ``None`` where they have several shapes.
+        head_size: Their width, or ``None``.
     """
 
     kwargs: dict[str, Any]
     dynamic_shapes: dict[str, Any]
     input_names: list[str]
     layers: int
-    heads: int
-    head_size: int
+    heads: int | None
+    head_size: int | None
 
 
 def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int = 2) -> DecoderExample:
     """Example inputs of a decoder, after a few tokens.
 
     Raises:
-        UsageError: Its cache is none of keys and values of the same shape in every layer.
+        UsageError: Its cache is none of keys and values.
     """
     vocabulary = decoder.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -284,6 +284,7 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
     if fused:
         before = attentions_of(model)
         try:
+            check_one_shape(example.heads, type(model).__name__, "GroupQueryAttention")
             decoder = Decoder(model, last_logits=last_logits, fused=True).eval()
             example_of_fused = fused_example_of(example)
             with torch.no_grad():
@@ -296,16 +297,25 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
     return Decoder(model, last_logits=last_logits).eval(), example, reason
 
 
-def check_cache(cache: Any, model: str) -> tuple[int, int, int]:
+def check_cache(cache: Any, model: str) -> tuple[int, int | None, int | None]:
+    """The layers of a cache, its heads and their width, ``None`` where keys and values have several shapes.
+
+    Raises:
+        UsageError: It is none of keys and values.
+    """
     layers: Any = getattr(cache, "layers", ())
     if type(cache) is not DynamicCache or any(type(layer) is not cache_utils.DynamicLayer for layer in cache.layers):
         kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", ())}) or [type(cache).__name__]
         raise UsageError(f"{model} has a cache of {', '.join(kinds)}; text generation takes keys and values alone")
     found = {tuple(x.shape[i] for i in (1, 3)) for layer in layers for x in (layer.keys, layer.values)}
-    if len(found) != 1:
-        raise UsageError(
-            f"{model} has keys and values of several shapes ({', '.join(f'{h} heads of {w}' for h, w in sorted(found))}); "
-            "onnxruntime-genai takes one for all layers"
-        )
-    heads, width = found.pop()
-    return len(cache.layers), heads, width
+    return (len(layers), *(found.pop() if len(found) == 1 else (None, None)))
+
+
+def check_one_shape(heads: int | None, model: str, program: str) -> None:
+    """Looks whether keys and values have one shape.
+
+    Raises:
+        UsageError: They have several, and this program takes one.
+    """
+    if heads is None:
+        raise UsageError(f"{model} has keys and values of several shapes; {program} takes one for all layers")

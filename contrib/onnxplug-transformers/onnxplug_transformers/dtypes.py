@@ -63,7 +63,7 @@ def check_dtypes(names: Sequence[str]) -> None:
 
 
 def in_format(
-    program: OnnxProgram, name: str, samples: Sequence[Sample], model: nn.Module | None
+    program: OnnxProgram, name: str, samples: Sequence[Sample], model: nn.Module | None, *, has_layers: bool = True
 ) -> tuple[OnnxProgram, str | None]:
     """A program in another number format, and how far its results moved.
 
@@ -74,6 +74,7 @@ def in_format(
         name: The format.
         samples: Inputs, and PyTorch's results.
         model: PyTorch's model, to compare with; ``None``: results are compared with those in float32 alone.
+        has_layers: Whether there are layers that can be quantised; a file without them stays in floats.
 
     Raises:
         ConversionError: Nothing of the model can be in this format.
@@ -83,6 +84,10 @@ def in_format(
     chosen = FORMATS[name]
     if chosen.quantize is None and not chosen.half:
         return program, None
+    if not has_layers:
+        chosen = dataclasses.replace(chosen, quantize=None)
+        if not chosen.half:
+            return program, "no layer to quantise"
     from onnxplug_precision.half.convert import to_half_precision
     from onnxplug_precision.integers.quantize import quantize
     from onnxplug_precision.integers.settings import settings_of

@@ -11,6 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders, images_and_text
@@ -19,6 +21,7 @@ from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
     Decoder,
     adapted_example_of,
+    check_one_shape,
     decoder_of,
     example_of,
     fused_cases_of,
@@ -34,7 +37,14 @@ from onnxplug_transformers.folders import (
     transformer_folder,
 )
 from onnxplug_transformers.four_bits import DOMAIN, check_settings, round_weights, set_accuracy_level
-from onnxplug_transformers.genai import SPEECH_FRAMES, genai_config, images_config, speech_config, speech_processor
+from onnxplug_transformers.genai import (
+    SPEECH_FRAMES,
+    genai_config,
+    images_config,
+    patches_processor,
+    speech_config,
+    speech_processor,
+)
 from onnxplug_transformers.gguf_files import as_folder
 from onnxplug_transformers.layouts import (
     BROWSERS,
@@ -45,7 +55,16 @@ from onnxplug_transformers.layouts import (
     write_browser_configuration,
 )
 from onnxplug_transformers.merged import merge, merged_samples
-from onnxplug_transformers.models import IMAGES_AND_TEXT, SENTENCES, is_packed, load_config, load_model, task_of
+from onnxplug_transformers.models import (
+    IMAGES_AND_TEXT,
+    IN_BROWSERS,
+    PACKED,
+    SENTENCES,
+    is_packed,
+    load_config,
+    load_model,
+    task_of,
+)
 from onnxplug_transformers.packed import store_halves
 from onnxplug_transformers.processors import with_processor
 from onnxplug_transformers.rounded import Sample, results_of
@@ -145,7 +164,7 @@ def export_folder(
             "--fused": fused,
             "--adapter NAME=DIR": bool(adapters),
         }
-        _check_decoder(kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
+        _check_decoder(config, kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
         of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
         if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
             options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
@@ -182,7 +201,7 @@ def export_folder(
                 else:
                     _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
             elif kind == IMAGES_AND_TEXT:
-                _write_images_and_text(call, model)
+                _write_images_and_text(call, model, source)
             elif kind in ENCODER_DECODERS:
                 (_write_merged if chosen.merged else _write_parts)(call, model, source)
             else:
@@ -197,18 +216,20 @@ def export_folder(
         return [replace(file, path=output / file.path.relative_to(folder)) for file in call.files]
 
 
-def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]) -> None:
+def _check_decoder(
+    config: Any, kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]
+) -> None:
     """Looks whether options fit the task and the layout.
 
     Args:
-        kind, layout, dtypes, dtype: As ``export_folder`` has them.
+        config, kind, layout, dtypes, dtype: As ``export_folder`` has them.
         flags: The options given that are for text generation.
 
     Raises:
         UsageError: One does not.
     """
-    if kind == IMAGES_AND_TEXT and layout.merged:
-        raise UsageError(f"{kind} is for --for genai, and not for {layout.name}")
+    if kind == IMAGES_AND_TEXT and layout.merged and (layout.name != BROWSERS or config.model_type not in IN_BROWSERS):
+        raise UsageError(f"{config.model_type} for {kind} is for --for genai, and not for {layout.name}")
     beside = [flag for flag in flags if flag not in ("--static", "--int4")]
     if "--static" in flags and beside:
         raise UsageError(f"--static and {beside[0]} exclude one another")
@@ -240,6 +261,10 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     """A language model: one step, what onnxruntime-genai reads of it, and the files of its adapters."""
     decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
     fused = decoder.fused
+    if call.layout.merged:
+        check_one_shape(example.heads, type(model).__name__, call.layout.name)
+    elif example.heads is None:
+        call.notes += ("keys and values have several shapes, and onnxruntime-genai takes one: the loop is yours",)
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
     cases = fused_cases_of(example) if fused else None
@@ -260,7 +285,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     if adapters is not None:
         adapters.make_optional(program.model)
     call.store("model", program, report, decoder, [] if adapters else call.samples(program, decoder, samples))
-    if not call.layout.merged:
+    if not call.layout.merged and example.heads is not None:
         about = genai_config(
             model,
             positions=decoder.takes_positions,
@@ -269,12 +294,14 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
             head_size=example.head_size,
             shared_buffers=fused,
         )
-        (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        _write_json(call.folder, {"genai_config.json": about})
 
 
 def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
     """Two models of fixed sizes: a piece of the prompt, and one token. They share their weights' file."""
-    cache = example_of(Decoder(model).eval()).kwargs["past_key_values"]
+    example = example_of(Decoder(model).eval())
+    check_one_shape(example.heads, type(model).__name__, "--static")
+    cache = example.kwargs["past_key_values"]
     check_static(model, length)
     decoder = StaticDecoder(model).eval()
     check_step(decoder, static_example(decoder, cache, length, prompt, 0))
@@ -289,16 +316,24 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
         share_data(call.folder / "prefill.onnx", call.folder / "decode.onnx")
 
 
-def _write_images_and_text(call: _Call, model: Any) -> None:
-    """Three models: images, embeddings, and the decoder's step, as onnxruntime-genai calls them."""
-    examples = images_and_text.examples_of(model)
-    call.write("vision", images_and_text.Images(model).eval(), **examples.images.arguments())
-    text = {**examples.embeddings.kwargs, "image_features": examples.embeddings.kwargs["image_features"][:0]}
-    text["input_ids"] = text["input_ids"][:, -1:].contiguous()
-    call.write("embedding", images_and_text.Embeddings(model).eval(), text, **examples.embeddings.arguments())
-    call.write("model", images_and_text.Step(model).eval(), examples.first, **examples.step.arguments())
-    about = images_config(model, layers=examples.layers, heads=examples.heads, head_size=examples.head_size)
-    (call.folder / "genai_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+def _write_images_and_text(call: _Call, model: Any, source: Path) -> None:
+    """Three models: images, embeddings, and the decoder's step, as the program that loads them calls them."""
+    in_browsers = call.layout.name == BROWSERS
+    parts = images_and_text.parts_of(model, torch.bool if in_browsers else torch.int64)  # as the processors have it
+    models = {
+        "vision_encoder" if in_browsers else "vision": parts.images,
+        "embed_tokens" if in_browsers else "embedding": parts.tokens if in_browsers else parts.embeddings,
+        "decoder_model_merged" if in_browsers else "model": parts.step,
+    }
+    for name, part in models.items():
+        checks = {"is_drawn": part.is_drawn, "has_layers": part is not parts.tokens}
+        call.write(name, part.model, *part.cases, **checks, **part.example.arguments())
+    if in_browsers:
+        return
+    processor = preprocessor_of(source) if model.config.model_type in PACKED else {}
+    files = {"vision_processor.json": patches_processor(processor)} if processor else {}
+    files["genai_config.json"] = images_config(model, parts, next(iter(files), None))
+    _write_json(call.folder, files)
 
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
@@ -324,8 +359,12 @@ def _write_parts(call: _Call, model: Any, source: Path) -> None:
     processor = preprocessor_of(source)
     if about and processor:
         about["audio_processor_config.json"] = speech_processor(processor)
-    for name, content in about.items():
-        (call.folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write_json(call.folder, about)
+
+
+def _write_json(folder: Path, files: Mapping[str, Any]) -> None:
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_merged(call: _Call, model: Any, source: Path) -> None:
@@ -376,19 +415,30 @@ class _Call:
     accuracy_level: int = 1
     files: list[ExportedFile] = field(default_factory=list)
 
-    def write(self, name: str, model: Any, *cases: Mapping[str, Any], **about: Any) -> None:
+    def write(
+        self,
+        name: str,
+        model: Any,
+        *cases: Mapping[str, Any],
+        is_drawn: bool = True,
+        has_layers: bool = True,
+        **about: Any,
+    ) -> None:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
             name: What its file is called.
             model: The model.
-            cases: Inputs to compare on beside the example's and those drawn at random.
+            cases: Inputs to compare on beside the example's.
+            is_drawn: Whether inputs drawn at random are compared too.
+            has_layers: Whether the model has layers that can be quantised.
             about: Keyword arguments of ``to_onnx``.
         """
-        program, report = self.program(model, **about)
-        if self.verify:
+        program, report = self.program(model, None if is_drawn else [about["kwargs"], *cases], **about)
+        if self.verify and is_drawn:
             report = _joined([report, *(program.verify(args=(), kwargs=case, seeds=()) for case in cases)])
-        self.store(name, program, report, model, self.samples(program, model, [about["kwargs"]]))
+        samples = self.samples(program, model, [about["kwargs"]])
+        self.store(name, program, report, model, samples, has_layers=has_layers)
 
     def program(self, model: Any, cases: Sequence[Mapping[str, Any]] | None = None, **about: Any) -> tuple[Any, Any]:
         """A model exported, and the report of its verification.
@@ -413,7 +463,16 @@ class _Call:
         names = [value.name for value in program.model.graph.outputs]
         return [Sample(program.feed((), call), partial(results_of, model, call, names)) for call in calls]
 
-    def store(self, name: str, program: Any, report: Any, model: Any, samples: Sequence[Sample]) -> None:
+    def store(
+        self,
+        name: str,
+        program: Any,
+        report: Any,
+        model: Any,
+        samples: Sequence[Sample],
+        *,
+        has_layers: bool = True,
+    ) -> None:
         """Saves a program in each number format.
 
         Args:
@@ -422,11 +481,12 @@ class _Call:
             report: Of its verification.
             model: PyTorch's model.
             samples: Inputs that it runs on in other formats, with PyTorch's results.
+            has_layers: Whether the model has layers that can be quantised.
         """
         set_accuracy_level(program.model, self.accuracy_level)
         for dtype in self.dtypes:
             self.stage(f"saving {dtype}" if len(self.dtypes) > 1 else "saving")
-            new, moved = in_format(program, dtype, samples, model if self.verify else None)
+            new, moved = in_format(program, dtype, samples, model if self.verify else None, has_layers=has_layers)
             path = self.folder / f"{name}{FORMATS[dtype].suffix}.onnx"
             if self.layout.name == BROWSERS:
                 save_in_chunks(new, path, self.external_data)
@@ -466,7 +526,8 @@ def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any
             decoder = Decoder(model).eval()
             return decoder, (), example_of(decoder).kwargs
         if kind == IMAGES_AND_TEXT:
-            return images_and_text.Step(model).eval(), (), images_and_text.examples_of(model).step.kwargs
+            step = images_and_text.parts_of(model).step
+            return step.model, (), step.example.kwargs
         if kind in ENCODER_DECODERS:
             example = encoder_decoders.examples_of(model, task_example(model, source))[1]
             return encoder_decoders.Decoder(model).eval(), (), example.kwargs

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxplug import UsageError
+from onnxplug_transformers.models import PACKED
+
+if TYPE_CHECKING:
+    from onnxplug_transformers.images_and_text import Parts
 
 #: Settings of generation that both know, under the same name.
 _SEARCH = (
@@ -23,12 +27,16 @@ _SEARCH = (
     "diversity_penalty",
 )
 _SESSION: dict[str, Any] = {"log_id": "onnxruntime-genai", "provider_options": []}
+#: What onnxruntime-genai calls an input of images, where it has another name for it.
+_VISION = {"pixel_attention_mask": "attention_mask"}
+#: Mean and deviation of images where a processor names none: CLIP's.
+_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 #: Frames of sound that onnxruntime-genai gives Whisper.
 SPEECH_FRAMES = 3000
 
 
 def genai_config(
-    model: Any, *, positions: bool, layers: int, heads: int, head_size: int, shared_buffers: bool = False
+    model: Any, *, positions: bool, layers: int, heads: int | None, head_size: int | None, shared_buffers: bool = False
 ) -> dict[str, Any]:
     """What ``genai_config.json`` says of a decoder.
 
@@ -76,19 +84,90 @@ def genai_config(
     return {"model": about, "search": _search(generation, length, shared_buffers)}
 
 
-def images_config(model: Any, *, layers: int, heads: int, head_size: int) -> dict[str, Any]:
-    """What ``genai_config.json`` says of a model that reads images and text."""
-    about = genai_config(model, positions=False, layers=layers, heads=heads, head_size=head_size)
-    given = about["model"]["decoder"]["inputs"]
-    about["model"]["decoder"]["inputs"] = {"inputs_embeds": "inputs_embeds", **given}
+def images_config(model: Any, parts: Parts, processor: str | None) -> dict[str, Any]:
+    """What ``genai_config.json`` says of a model that reads images and text.
+
+    The type is that of the loop that calls the three files, of which onnxruntime-genai has one for tokens with one position, and
+    one for tokens with three.
+
+    Args:
+        model: The model.
+        parts: Its files.
+        processor: The file that says how images are prepared, where there is one.
+    """
+    config, is_packed = model.config, model.config.model_type in PACKED
+    about = genai_config(model, positions=is_packed, layers=parts.layers, heads=parts.heads, head_size=parts.head_size)
+    decoder = about["model"]["decoder"]
+    decoder["inputs"] = {name: name for name in parts.step.example.input_names if "past" not in name} | {
+        name: value for name, value in decoder["inputs"].items() if name.startswith("past")
+    }
     features = {"image_features": "image_features"}
-    vision = {"filename": "vision.onnx", "inputs": {"pixel_values": "pixel_values"}, "outputs": features}
+    vision: dict[str, Any] = {
+        "filename": "vision.onnx",
+        "inputs": {_VISION.get(name, name): name for name in parts.images.example.input_names},
+        "outputs": features,
+    }
+    tokens = {}
+    if processor is not None:
+        vision["config_filename"] = processor
+    if is_packed:
+        vision["spatial_merge_size"] = config.vision_config.spatial_merge_size
+        vision["patch_size"] = config.vision_config.patch_size
+        tokens = {
+            f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("image", "video", "vision_start")
+        }
     embedding = {
         "filename": "embedding.onnx",
         "inputs": {"input_ids": "input_ids", **features},
         "outputs": {"inputs_embeds": "inputs_embeds"},
     }
-    return {**about, "model": {**about["model"], "type": "gemma3", "vision": vision, "embedding": embedding}}
+    kind = "qwen2_5_vl" if is_packed else "gemma3"
+    return {**about, "model": {**about["model"], "type": kind, **tokens, "vision": vision, "embedding": embedding}}
+
+
+def patches_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """What onnxruntime-genai reads of a processor that makes rows of patches, whose numbers are transformers' own.
+
+    Args:
+        processor: What ``preprocessor_config.json`` says.
+    """
+    patch, merged = processor.get("patch_size", 14), processor.get("merge_size", 2)
+    size = processor.get("size") or {}
+    pixels = {
+        "min_pixels": size.get("shortest_edge") or processor.get("min_pixels") or 56 * 56,
+        "max_pixels": size.get("longest_edge") or processor.get("max_pixels") or 28 * 28 * 1280,
+    }
+    # the size itself is computed from the image's, and by what follows
+    resize = {"width": patch * merged, "height": patch * merged, "smart_resize": 1, **pixels}
+    numbers = {"mean": processor.get("image_mean", _MEAN), "std": processor.get("image_std", _STD), "qwen2_5_vl": 1}
+    steps = [
+        (True, "decode_image", "DecodeImage", {"color_space": "RGB"}),
+        (True, "convert_to_rgb", "ConvertRGB", {}),
+        (processor.get("do_resize", True), "resize", "Resize", {**resize, "patch_size": patch, "merge_size": merged}),
+        (
+            processor.get("do_rescale", True),
+            "rescale",
+            "Rescale",
+            {"rescale_factor": processor.get("rescale_factor", 1 / 255)},
+        ),
+        (processor.get("do_normalize", True), "normalize", "Normalize", numbers),
+        (
+            True,
+            "patch_image",
+            "PatchImage",
+            {
+                "patch_size": patch,
+                "temporal_patch_size": processor.get("temporal_patch_size", 2),
+                "merge_size": merged,
+            },
+        ),
+    ]
+    transforms = [_operation(name, kind, attributes) for is_done, name, kind, attributes in steps if is_done]
+    return {"processor": {"name": "qwen2_5_image_processor", "transforms": transforms}}
+
+
+def _operation(name: str, kind: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {"operation": {"name": name, "type": kind, **({"attrs": attributes} if attributes else {})}}
 
 
 def speech_config(model: Any) -> dict[str, Any]:
@@ -145,8 +224,7 @@ def speech_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
         "n_mel": processor.get("feature_size", 80),
     }
     steps = [("audio_decoder", "AudioDecoder", {}), ("STFT", "STFTNorm", spectrum), ("log_mel", "LogMelSpectrum", mel)]
-    operations = [{"operation": {"name": name, "type": kind, **({"attrs": a} if a else {})}} for name, kind, a in steps]
-    return {"feature_extraction": {"sequence": operations}}
+    return {"feature_extraction": {"sequence": [_operation(*step) for step in steps]}}
 
 
 def _tokens(config: Any, generation: Any, length: int) -> dict[str, Any]:

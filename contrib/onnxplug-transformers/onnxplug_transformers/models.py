@@ -17,8 +17,17 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 #: The task of a folder of sentence-transformers.
 SENTENCES = "sentence-similarity"
-#: The task of models that read images and text, and the kinds that are taken.
-IMAGES_AND_TEXT, KINDS_WITH_IMAGES = "image-text-to-text", ("gemma3",)
+#: The task of models that read images and text.
+IMAGES_AND_TEXT = "image-text-to-text"
+#: Kinds of these whose tokens of an image see all of it.
+BETWEEN_IMAGES = ("gemma3",)
+#: Those whose images are tiles of one size, with a mask of pixels.
+TILED = ("idefics3", "smolvlm")
+#: Those whose images are patches in one row, with their sizes as an input, and whose tokens have three positions.
+PACKED = ("qwen2_vl", "qwen2_5_vl")
+#: Those that transformers.js calls by embeddings alone, and whose configuration it reads.
+IN_BROWSERS = (*TILED, "qwen2_5_vl")
+KINDS_WITH_IMAGES = (*BETWEEN_IMAGES, *TILED, *PACKED)
 #: Task to the class that loads its models, and the table of transformers that names their classes.
 TASKS: dict[str, tuple[str, str]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),

@@ -131,6 +131,26 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3Config",
         {**_LLAMA, "head_dim": 16, "sliding_window": 6, "use_sliding_window": True, "max_window_layers": 0},
     ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **_LLAMA,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "tie_word_embeddings": False,
+        },
+    ),
     "mamba": (
         "MambaForCausalLM",
         "MambaConfig",
@@ -254,6 +274,64 @@ def decoder() -> Callable[[str], nn.Module]:
         return made.eval()
 
     return build
+
+
+@pytest.fixture(scope="session")
+def with_images() -> Callable[[str], Any]:
+    """A small model of images and text by its kind: token 110 is an image's, and text never ends."""
+    return model_with_images
+
+
+def model_with_images(kind: str) -> Any:
+    import transformers
+
+    text = {
+        **_LLAMA,
+        "vocab_size": 120,
+        "hidden_size": 64,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }
+    ends = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    if kind.startswith("qwen"):
+        vision = {"depth": 3, "num_heads": 4, "patch_size": 4, "hidden_size": 32, "initializer_range": _STD}
+        of_kind = {"embed_dim": 32, "mlp_ratio": 2, "hidden_size": 64}
+        if kind == "qwen2_5_vl":
+            of_kind = {"intermediate_size": 48, "out_hidden_size": 64, "window_size": 16, "fullatt_block_indexes": [1]}
+        rotary = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+        config, name = {"qwen2_vl": ("Qwen2VLConfig", "Qwen2VL"), "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VL")}[
+            kind
+        ]
+        made = getattr(transformers, f"{name}ForConditionalGeneration")(
+            getattr(transformers, config)(
+                text_config={**text, **ends, "rope_parameters": rotary},
+                vision_config={**vision, **of_kind},
+                image_token_id=110,
+                video_token_id=111,
+                vision_start_token_id=112,
+                vision_end_token_id=113,
+                tie_word_embeddings=False,
+            )
+        )
+    else:
+        vision = {**_LLAMA, "image_size": 32, "patch_size": 4, "hidden_size": 32}
+        name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[kind]
+        config = getattr(transformers, f"{name}Config")(
+            text_config={"model_type": "llama", **text, **ends},
+            vision_config=vision,
+            image_token_id=110,
+            scale_factor=4,
+            pad_token_id=0,
+            tie_word_embeddings=False,
+        )
+        made = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        made.lm_head.weight[:3] = 0  # never among the best
+    made.generation_config.pad_token_id, made.generation_config.eos_token_id = 0, 1
+    return made.eval()
 
 
 @pytest.fixture

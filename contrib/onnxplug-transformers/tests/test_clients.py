@@ -1,4 +1,5 @@
-"""Folders of `--for transformers.js`, loaded by transformers.js in Node with local files alone: PyTorch's numbers and tokens.
+"""Folders of `--for transformers.js`, loaded by transformers.js in Node and in Chromium with local files alone: PyTorch's numbers
+and tokens.
 
 `make clients` installs the package into out/clients and runs these tests.
 """
@@ -18,6 +19,8 @@ import pytest
 import torch
 
 from onnxplug.cli.app import run
+from tests.support import browser
+from tests.support.served import served
 
 #: Tolerances looser than torch.testing's, and why.
 LOOSER: dict[str, tuple[dict[str, float], str]] = {
@@ -25,6 +28,7 @@ LOOSER: dict[str, tuple[dict[str, float], str]] = {
     "sound": ({"rtol": 1e-3, "atol": 1e-2}, "transformers.js computes spectrograms in other steps"),
 }
 PLACE = Path(os.environ.get("ONNXPLUG_CLIENTS", Path(__file__).parents[3] / "out" / "clients")) / "node_modules"
+CLIENTS = Path(__file__).parent / "clients"
 pytestmark = pytest.mark.skipif(
     shutil.which("node") is None or not (PLACE / "@huggingface" / "transformers").is_dir(),
     reason="needs node and the npm package @huggingface/transformers: make clients",
@@ -38,14 +42,47 @@ TEXTS = ["Hello,world!", "a<mask>"]
 
 
 def called(models: Path, task: str, *args: Any, options: dict[str, Any] | None = None) -> Any:
-    """What a pipeline of transformers.js gives for the model in a folder called "onnx"."""
-    job = {"task": task, "model": "onnx", "options": options or {}, "args": args}
-    script = Path(__file__).parent / "clients" / "pipelines.mjs"
+    """What a pipeline of transformers.js in Node gives for the model in a folder called "onnx"."""
+    return in_node(models, {"task": task, "model": "onnx", "options": options or {}, "args": args})
+
+
+def in_node(models: Path, job: dict[str, Any]) -> Any:
+    """The result of a job of jobs.mjs."""
+    script = CLIENTS / "pipelines.mjs"
     done = subprocess.run(
         ["node", script, models, PLACE], input=json.dumps([job]), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)[0]
+
+
+def called_in_browser(models: Path, task: str, *args: Any, options: dict[str, Any] | None = None) -> Any:
+    """The same in a browser without a window, by wasm; it asks for nothing but files of this machine."""
+    jobs = json.dumps([{"task": task, "model": "onnx", "options": {**(options or {}), "device": "wasm"}, "args": args}])
+    html = '<!doctype html><script type="module" src="/clients/browser.mjs"></script>'
+    with served(html, models=models, node_modules=PLACE, clients=CLIENTS) as address, browser.browser() as page:
+        page.navigate(address)
+        found = json.loads(page.run(f"called({jobs})", timeout=300))[0]
+        files = [request for request in page.requests if not request.startswith(("blob:", "data:"))]
+    assert all(file.startswith(address) for file in files), files
+    assert any(file.endswith(".wasm") for file in files)
+    return found
+
+
+#: The clients of the pipelines that a browser runs too.
+BOTH = pytest.mark.parametrize(
+    "called",
+    [
+        pytest.param(called, id="node"),
+        pytest.param(
+            called_in_browser,
+            id="browser",
+            marks=pytest.mark.skipif(
+                browser.find() is None, reason="no browser is installed: apt-get install chromium"
+            ),
+        ),
+    ],
+)
 
 
 def made(name: str, config: str, **settings: Any) -> Any:
@@ -92,7 +129,8 @@ def pixels(*sizes: int) -> tuple[list[Any], torch.Tensor]:
     return image.tolist(), ((image / 255 - mean) / std).permute(2, 0, 1)[None]
 
 
-def test_feature_extraction(tmp_path: Path, tokenizer: Any) -> None:
+@BOTH
+def test_feature_extraction(called: Any, tmp_path: Path, tokenizer: Any) -> None:
     model = made("BertModel", "BertConfig", **_TEXT)
     export(model, tmp_path / "model", "--verify")
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
@@ -104,7 +142,8 @@ def test_feature_extraction(tmp_path: Path, tokenizer: Any) -> None:
     close(called(tmp_path, "feature-extraction", TEXTS, {"pooling": "mean", "normalize": True}), pooled)
 
 
-def test_text_classification(tmp_path: Path, tokenizer: Any) -> None:
+@BOTH
+def test_text_classification(called: Any, tmp_path: Path, tokenizer: Any) -> None:
     model = made("BertForSequenceClassification", "BertConfig", **_TEXT, num_labels=3)
     export(model, tmp_path / "model")
     with torch.no_grad():
@@ -229,7 +268,8 @@ def test_automatic_speech_recognition(tmp_path: Path, save_tokenizer: Callable[[
     assert len(found["text"]) >= 11
 
 
-def test_image_classification(tmp_path: Path) -> None:
+@BOTH
+def test_image_classification(called: Any, tmp_path: Path) -> None:
     model = made(
         "ViTForImageClassification",
         "ViTConfig",
@@ -335,3 +375,55 @@ def test_zero_shot_image_classification(tmp_path: Path, tokenizer: Any) -> None:
     )
     scores = {item["label"]: item["score"] for item in found}
     close([scores[label] for label in labels], expected)
+
+
+def generated(models: Path, dtype: str = "fp32", **inputs: torch.Tensor) -> list[list[int]]:
+    """The text that transformers.js writes in Node for tokens and images."""
+    types = {torch.int64: "int64", torch.float32: "float32", torch.bool: "bool"}
+    args: dict[str, Any] = {
+        name: {"type": types[x.dtype], "dims": list(x.shape), "data": x.flatten().tolist()}
+        for name, x in inputs.items()
+    }
+    args |= {"max_new_tokens": {"data": 10}, "do_sample": {"data": False}}
+    job = {"generate": "AutoModelForImageTextToText", "model": "onnx", "options": {"dtype": dtype}, "args": [args]}
+    result: list[list[int]] = in_node(models, job)
+    return result
+
+
+def text_at_its_positions(model: Any, row: list[int], steps: int) -> list[list[int]]:
+    """What PyTorch writes at the positions that transformers.js 4.3.1 gives Qwen's text without images.
+
+    It adds the length of the prompt where it should be taken away, so that the text goes on too far behind the prompt.
+    """
+    text, past, new = list(row), None, torch.tensor([row])
+    for step in range(steps):
+        places = torch.arange(len(row)) if past is None else torch.tensor([len(row) + step - 1 + 2 * len(row)])
+        with torch.no_grad():
+            result = model(new, position_ids=places.expand(3, 1, -1), past_key_values=past, use_cache=True)
+        past, new = result.past_key_values, result.logits[:, -1:].argmax(-1)
+        text.append(int(new))
+    return [text]
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen2_5_vl"])
+def test_images_and_text(kind: str, with_images: Callable[[str], Any], tmp_path: Path) -> None:
+    """Two images, of two sizes for Qwen2.5-VL, and none."""
+    model = with_images(kind)
+    export(model, tmp_path / "model", "--verify", "--no-tokenizer", "--dtypes", "fp32,q8")
+    model.generation_config.eos_token_id = None
+    rows = [[5, 112, *[110] * 4, 113, 6, 7, 112, *[110] * 4, 113, 9, 10], [5, 6, 7, 8, 9, 10, 35, 21, 11]]
+    if kind == "smolvlm":
+        images = {"pixel_values": torch.randn(1, 2, 3, 32, 32), "pixel_attention_mask": torch.ones(1, 2, 32, 32).bool()}
+        kinds = {}
+    else:
+        images = {"pixel_values": torch.randn(32, 96), "image_grid_thw": torch.tensor([[1, 4, 4], [1, 2, 8]])}
+        kinds = {"mm_token_type_ids": (torch.tensor(rows[:1]) == 110).int()}
+    for row, pictures, more in ((rows[0], images, kinds), (rows[1], {}, {})):
+        inputs = {"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
+        with torch.no_grad():
+            expected = model.generate(**inputs, **pictures, **more, max_new_tokens=10, do_sample=False).tolist()
+        if kind == "qwen2_5_vl" and not pictures:
+            expected = text_at_its_positions(model, row, 10)
+        assert len({*expected[0][len(row) :]}) > 4
+        assert generated(tmp_path, **inputs, **pictures) == expected
+        assert len(generated(tmp_path, "q8", **inputs, **pictures)[0]) == len(row) + 10

@@ -143,9 +143,9 @@ def test_the_readme_shows_how(both: tuple[Any, Path], tmp_path: Path, monkeypatc
     shown: dict[str, Any] = {
         "given": {
             "input_ids": tokens,
-            "token_type_ids": (tokens == IMAGE).astype(np.int64),
             "pixel_values": pixels.numpy(),
-        }
+        },
+        "image_token": IMAGE,
     }
     exec(code, shown)
     text = shown["generator"].get_sequence(0).tolist()[len(row) :][:STEPS]
@@ -155,7 +155,8 @@ def test_the_readme_shows_how(both: tuple[Any, Path], tmp_path: Path, monkeypatc
 def test_bad_input(both: tuple[Any, Path], saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     source = both[1].with_name("gemma3")
     for options, message in (
-        (["--for", "optimum"], "image-text-to-text is for --for genai"),
+        (["--for", "optimum"], "gemma3 for image-text-to-text is for --for genai, and not for optimum"),
+        (["--for", "transformers.js"], "gemma3 for image-text-to-text is for --for genai"),
         (["--int4"], "--int4 is for text generation"),
     ):
         assert run(["export", f"transformers:{source}", "-o", str(tmp_path / "onnx"), *options, "--no-tokenizer"]) == 2
@@ -189,7 +190,8 @@ def test_bad_input(both: tuple[Any, Path], saved: Callable[[str], Path], tmp_pat
         "--no-tokenizer",
     ]
     assert run(export) == 2
-    assert "models of images and text are taken of gemma3, and this is llava" in " ".join(
-        capsys.readouterr().err.split()
+    message = (
+        "models of images and text are taken of gemma3, idefics3, smolvlm, qwen2_vl, qwen2_5_vl, and this is llava"
     )
+    assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "onnx").exists()

@@ -1,0 +1,169 @@
+"""Patches of several images in one row, whose sizes are an input (``grid_thw``), while a model is captured.
+
+transformers' encoders of such images (Qwen2-VL and those after it) loop over the images, whose numbers of patches they ask the
+tensor for, and compute attention image by image. Here the image, row and column of each patch are computed from its place in the
+row, and attention has a mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from onnxplug.capture.patching import patched
+from onnxplug_transformers.exchanged import exchanged, parameters
+
+_FORWARD, _FLASH = ["self", "hidden_states", "grid_thw"], "is_flash_attention_requested"
+#: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of.
+_called: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
+
+
+@contextlib.contextmanager
+def images_of_any_size() -> Iterator[None]:
+    """Holds while a model is captured."""
+    with contextlib.ExitStack() as stack:
+        for path, module in list(sys.modules.items()):
+            if not path.startswith("transformers.models.") or not hasattr(module, "get_vision_position_ids"):
+                continue
+            if before := getattr(module, _FLASH, None):
+                stack.enter_context(patched(module, _FLASH, _is_packed_or(before)))
+            for owner in list(vars(module).values()):
+                own = vars(owner).get("forward") if isinstance(owner, type) and owner.__module__ == path else None
+                if own is not None and issubclass(owner, nn.Module) and parameters(own) == _FORWARD:
+                    stack.enter_context(patched(owner, "forward", _counted(own)))
+        interface = AttentionInterface.get_interface
+        stack.enter_context(patched(AttentionInterface, "get_interface", _masked(interface)))
+        stack.enter_context(
+            exchanged(
+                {
+                    "get_vision_position_ids": (get_vision_position_ids, _are_given("position_ids")),
+                    "get_vision_window_index": (get_vision_window_index, _are_given("window_index")),
+                }
+            )
+        )
+        yield
+
+
+def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def called(self: Any, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
+        if self.config._attn_implementation not in ("eager", "sdpa"):
+            return forward(self, hidden_states, grid_thw, **kwargs)
+        token = _called.set((hidden_states.shape[0], {}))
+        try:
+            return forward(self, hidden_states, grid_thw, **kwargs)
+        finally:
+            _called.reset(token)
+
+    return called
+
+
+def _is_packed_or(before: Callable[..., bool]) -> Callable[..., bool]:
+    """transformers gives attention whole rows, and the bounds of images in them, where flash attention is asked for."""
+
+    @functools.wraps(before)
+    def asked(*args: Any, **kwargs: Any) -> bool:
+        return _called.get() is not None or before(*args, **kwargs)
+
+    return asked
+
+
+def _are_given(key: str) -> Callable[..., bool]:
+    def given(*args: Any, kwargs: Mapping[str, Any] | None = None, **_: Any) -> bool:
+        return _called.get() is None or (kwargs or {}).get(key) is not None
+
+    return given
+
+
+def _masked(before: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    @functools.wraps(before)
+    def get_interface(self: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        interface = before(self, *args, **kwargs)
+        return interface if _called.get() is None else functools.partial(_within_images, interface)
+
+    return get_interface
+
+
+def _within_images(
+    interface: Callable[..., Any],
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    **settings: Any,
+) -> Any:
+    """Attention of [1, heads, patches, width], in which a patch sees those of its own image or window."""
+    called = _called.get()
+    if cu_seq_lens_q is not None and called is not None:
+        known = called[1].get(id(cu_seq_lens_q))
+        if known is None:
+            places = torch.arange(called[0], device=query.device)
+            number = (places[:, None] >= cu_seq_lens_q[1:]).sum(-1)
+            mask = torch.zeros((), dtype=query.dtype, device=query.device).where(
+                number[:, None] == number, torch.finfo(query.dtype).min
+            )
+            known = called[1][id(cu_seq_lens_q)] = (cu_seq_lens_q, mask[None, None])
+        attention_mask = known[1]
+    return interface(module, query, key, value, attention_mask=attention_mask, **settings)
+
+
+def _images_of(grid_thw: Tensor, count: Any, unit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The image of each of ``count`` cells of ``unit`` patches, its size [cells, 3], and the cell's place in it."""
+    cells = torch.arange(count, device=grid_thw.device)
+    counts = grid_thw.prod(-1) // unit
+    ends = counts.cumsum(0)
+    image = (cells[:, None] >= ends).sum(-1)
+    return image, grid_thw[image], cells - (ends - counts)[image]
+
+
+def get_vision_position_ids(
+    grid_thw: Tensor, spatial_merge_size: Any, include_temporal: bool = False, kwargs: Any = None
+) -> Tensor:
+    """Row and column of each patch, [patches, 2], before them its frame where that is asked for.
+
+    Patches stand by squares of ``spatial_merge_size``, one size or one for each image.
+    """
+    called = _called.get()
+    assert called is not None
+    image, sizes, place = _images_of(grid_thw, called[0], 1)
+    merged = spatial_merge_size if isinstance(spatial_merge_size, int) else spatial_merge_size[image]
+    _, height, width = sizes.unbind(-1)
+    frame, place = place // (height * width), place % (height * width)
+    square, place = place // (merged * merged), place % (merged * merged)
+    columns = width // merged
+    row, column = square // columns * merged + place // merged, square % columns * merged + place % merged
+    return torch.stack([frame, row, column] if include_temporal else [row, column], -1)
+
+
+def get_vision_window_index(
+    grid_thw: Tensor, spatial_merge_size: int, window_size: int, patch_size: int, kwargs: Any = None
+) -> tuple[Tensor, Tensor]:
+    """The order of cells by windows, [cells], and the windows' bounds in patches, [cells + 1], with empty ones among them."""
+    called = _called.get()
+    assert called is not None
+    unit, side = spatial_merge_size**2, window_size // spatial_merge_size // patch_size
+    count = called[0] // unit
+    _, sizes, place = _images_of(grid_thw, count, unit)
+    rows, columns = (sizes[:, axis] // spatial_merge_size for axis in (1, 2))
+    cells = torch.arange(count, device=grid_thw.device)
+    frame, within = place // (rows * columns), place % (rows * columns)
+    row, column = within // columns, within % columns
+    top, left = row // side * side, column // side * side
+    high, wide = (rows - top).clamp(max=side), (columns - left).clamp(max=side)
+    first = cells - place + frame * rows * columns + top * columns + high * left
+    order = torch.zeros_like(cells).scatter(0, first + (row - top) * wide + column - left, cells)
+    bounds = torch.cat([first[order] * unit, cells.new_full((1,), called[0])])
+    return order, bounds.to(torch.int32)

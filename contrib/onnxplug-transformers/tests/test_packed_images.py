@@ -1,0 +1,118 @@
+"""Encoders of images packed in one row of patches: any number of images, of any sizes, which are an input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+
+_SIZES = {
+    "depth": 3,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+    "intermediate_size": 48,
+    "out_hidden_size": 40,
+    "initializer_range": 0.15,
+}
+#: Module, configuration, encoder, and settings.
+_ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen2_vl": (
+        "Qwen2VLVisionConfig",
+        "Qwen2VisionTransformerPretrainedModel",
+        {"embed_dim": 32, "hidden_size": 40, "mlp_ratio": 2},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLVisionConfig",
+        "Qwen2_5_VisionTransformerPretrainedModel",
+        {"window_size": 24, "fullatt_block_indexes": [1]},
+    ),
+    "qwen3_vl": (
+        "Qwen3VLVisionConfig",
+        "Qwen3VLVisionModel",
+        {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+    ),
+    "glm4v": ("Glm4vVisionConfig", "Glm4vVisionModel", {"image_size": 32}),
+}
+
+
+class Encoder(nn.Module):
+    """The states that the text's model reads."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.encoder(pixel_values, grid_thw=image_grid_thw).pooler_output
+        return states
+
+
+def made(kind: str, attention: str) -> Encoder:
+    from importlib import import_module
+
+    config, name, settings = _ENCODERS[kind]
+    place = f"transformers.models.{kind}"
+    about = getattr(import_module(f"{place}.configuration_{kind}"), config)(**{**_SIZES, **settings})
+    about._attn_implementation = attention
+    encoder = getattr(import_module(f"{place}.modeling_{kind}"), name)._from_config(about)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            if parameter.numel() == 1 or parameter.std() < 1e-3:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return Encoder(encoder).eval()
+
+
+def images(*grid: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes = torch.tensor(grid)
+    return torch.randn(int(sizes.prod(-1).sum()), 96), sizes
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        ("qwen2_vl", "sdpa"),
+        ("qwen2_5_vl", "sdpa"),
+        pytest.param("qwen2_5_vl", "eager", marks=pytest.mark.long),
+        ("qwen3_vl", "sdpa"),
+        pytest.param("glm4v", "sdpa", marks=pytest.mark.long),
+    ],
+)
+def test_images_of_any_size(kind: str, attention: str) -> None:
+    model = made(kind, attention)
+    example = images((1, 8, 12), (1, 4, 6))
+    dynamic = {"pixel_values": {0: "4 * cells"}, "image_grid_thw": {0: "images"}}
+    program = onnxplug.to_onnx(model, example, dynamic_shapes=dynamic)
+    frames = 1 if kind == "glm4v" else 2  # transformers' own fails on several frames there
+    for case in (example, images((1, 6, 10)), images((1, 2, 2), (frames, 4, 18), (1, 14, 6))):
+        with torch.no_grad():
+            expected = model(*case)
+            alone = torch.cat(
+                [model(x, g[None]) for x, g in zip(case[0].split(case[1].prod(-1).tolist()), case[1], strict=True)]
+            )
+        torch.testing.assert_close(alone, expected)  # images do not see one another
+        (states,) = program(*case)
+        torch.testing.assert_close(states, expected)
+
+
+def test_attention_elsewhere_is_as_before() -> None:
+    """The exchanged parts are for encoders of packed images alone, and for the time of a capture."""
+    from onnxplug_transformers.packed_images import images_of_any_size
+    from transformers import AttentionInterface
+    from transformers.models.qwen2_vl import modeling_qwen2_vl
+
+    owner = modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
+    before = AttentionInterface.get_interface, modeling_qwen2_vl.is_flash_attention_requested, owner.forward
+    config = modeling_qwen2_vl.Qwen2VLTextConfig(attn_implementation="sdpa")
+    with images_of_any_size():
+        assert not modeling_qwen2_vl.is_flash_attention_requested(config)
+        interface = modeling_qwen2_vl.ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", None)
+    assert interface is modeling_qwen2_vl.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    assert before == (AttentionInterface.get_interface, modeling_qwen2_vl.is_flash_attention_requested, owner.forward)
