@@ -1,4 +1,4 @@
-"""Token numbers back to text, by ``StringJoin``: each token has its own piece of a text, and a text is its pieces in a row."""
+"""Token numbers back to text, by ``StringJoin``: each token has its own piece of a text, or its bytes; a text is these in a row."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onnxplug_extensions import DOMAIN
 from onnxplug_extensions.byte_pairs import replaced
 from onnxplug_extensions.operators import register
 from onnxplug_extensions.parts import refuse, sequence, typed
+from onnxplug_extensions.utf8 import NOTHING, OTHERS, REPLACED, symbols_of, with_replacements
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -36,12 +37,12 @@ class Decoder:
         about = json.loads(tokenizer.backend_tokenizer.to_str())
         kinds = [part["type"] for part in sequence(about["decoder"])]
         self._tokenizer, self._skips = tokenizer, skip_special_tokens
-        self._begins_with_space = kinds != ["ByteLevel"]
+        self._begins_with_space, self._runs = kinds != ["ByteLevel"], kinds != ["ByteLevel"]
         if kinds == ["ByteLevel"]:
             make = _of_bytes(_byte_values())
         elif kinds == ["WordPiece"]:
             decode = tokenizer.backend_tokenizer.decoder.decode
-            make = lambda token: decode(["a", token])[1:].encode()  # noqa: E731
+            make = lambda token: decode(["a", token])[1:]  # noqa: E731
         elif kinds in (["Replace", "ByteFallback", "Fuse", "Strip"], ["Replace", "ByteFallback", "Fuse"]):
             first, last = sequence(about["decoder"])[0], sequence(about["decoder"])[-1]
             refuse((first["pattern"], first["content"]) != ({"String": "▁"}, " "), "it replaces other characters")
@@ -54,7 +55,10 @@ class Decoder:
             )
         special = set(tokenizer.all_special_ids) if skip_special_tokens else set()
         tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._pieces = [b"" if n in special or token is None else make(token) for n, token in enumerate(tokens)]
+        made = ["" if n in special or token is None else make(token) for n, token in enumerate(tokens)]
+        others = {piece: OTHERS + n for n, piece in enumerate(dict.fromkeys(x for x in made if isinstance(x, str)))}
+        self._symbols = [list(x) if isinstance(x, bytes) else [others[x]] * bool(x) for x in made]
+        self._strings = [*(bytes([byte]) for byte in range(REPLACED)), "\ufffd".encode(), b"", *map(str.encode, others)]
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of tokens, as transformers has it."""
@@ -63,8 +67,13 @@ class Decoder:
 
     def emit(self, g: Any, tokens: Any) -> Any:
         """The nodes that do. ``StringJoin`` ends the process where there is nothing: a row and a column are put before all."""
-        tokens = g.op.Pad(tokens, g.const([1, 1, 0, 0]), g.const(len(self._pieces)))
-        pieces = g.op.Gather(g.const(np.array([*self._pieces, b""], dtype=object)), tokens, axis=0)
+        tokens = g.op.Pad(tokens, g.const([1, 1, 0, 0]), g.const(len(self._symbols)))
+        table = [*self._symbols, [NOTHING]]
+        if any(symbol < REPLACED for row in table for symbol in row):
+            symbols = with_replacements(g, symbols_of(g, tokens, table), self._runs)
+        else:
+            symbols = g.op.Gather(g.const([(row or [NOTHING])[0] for row in table]), tokens, axis=0)
+        pieces = g.op.Gather(g.const(np.array(self._strings, dtype=object)), symbols, axis=0)
         joined = g.domain(DOMAIN, 1).StringJoin(pieces, g.const([""]), g.const([1]))
         joined = g.op.Slice(typed(joined, ir.DataType.STRING), [1], [2**62], [0])
         return replaced(g, joined, "^ ", "", once=True) if self._begins_with_space else joined
@@ -84,9 +93,9 @@ def _of_bytes(values: dict[str, int]) -> Any:
     return make
 
 
-def _of_sentencepiece(token: str) -> bytes:
+def _of_sentencepiece(token: str) -> bytes | str:
     byte = _BYTE.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ")
 
 
 class Detokenizer(nn.Module):

@@ -17,6 +17,8 @@ from onnxplug_extensions import Detokenizer, Labels
 import onnxplug
 from onnxplug import string_array
 
+#: The byte 0, which the library takes for the end of a piece.
+NUL = ("<0x00>", "Ā")
 MAKERS = {"wordpiece": wordpiece, "gpt2": made.gpt2, "roberta": made.roberta, "llama": made.llama}
 
 
@@ -40,12 +42,32 @@ def test_a_thousand_lines(name: str, skip: bool) -> None:
         assert list(program(ids)[0]) == wanted
 
 
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "roberta", "llama"])
+def test_bytes_that_are_no_text(name: str, skip: bool) -> None:
+    """Tokens in any order, as a model writes them: parts of characters are U+FFFD where transformers has them so."""
+    tokenizer = MAKERS[name]()
+    module, draw = Detokenizer(tokenizer, skip_special_tokens=skip), torch.Generator().manual_seed(0)
+    zeros = [n for n, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))) if token in NUL]
+    few = 260 if name == "llama" else 120  # the bytes are the first tokens
+    program = onnxplug.to_onnx(module, (torch.arange(30).reshape(3, 10),), dynamic_shapes=({0: "texts", 1: "length"},))
+    replaced = 0
+    for shape, top in (((400, 9), few), ((200, 20), len(tokenizer)), ((1, 1), few), ((60, 60), few)):
+        ids = torch.randint(0, top, shape, generator=draw)
+        ids = ids.masked_fill(torch.isin(ids, torch.tensor(zeros)), 40)
+        wanted = tokenizer.batch_decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert program(ids)[0].tolist() == list(string_array(module(ids))) == wanted
+        replaced += sum("\ufffd" in text for text in wanted)
+    assert replaced > 100
+
+
 def test_tokens_that_are_parts_of_a_character() -> None:
     tokenizer = made.gpt2()
     ids = torch.tensor([tokenizer("né 𝓗")["input_ids"]])
     assert ids.shape[1] > 4
     program = onnxplug.to_onnx(Detokenizer(tokenizer), (ids,), dynamic_shapes=({1: "length"},))
     assert program(ids)[0].tolist() == ["né 𝓗"]
+    assert program(ids[:, :-1])[0].tolist() == ["né \ufffd"]
 
 
 @pytest.mark.parametrize("opset", [18, 21])

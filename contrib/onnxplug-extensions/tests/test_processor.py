@@ -80,13 +80,13 @@ def test_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "about", "message"),
     [
-        ("LlamaForCausalLM", {}, "is for models of text or images with one call"),
+        ("BartForConditionalGeneration", {"d_model": 32}, "is for text generation and for models of text or images"),
         ("Wav2Vec2Model", {}, "Wav2Vec2Model takes input_values"),
     ],
 )
 def test_models_of_other_kinds(kind: str, about: dict[str, Any], message: str, tmp_path: Path, capsys: Any) -> None:
     tokenizer = made.llama()
-    config = getattr(transformers, {"L": "LlamaConfig", "W": "Wav2Vec2Config"}[kind[0]])
+    config = getattr(transformers, {"B": "BartConfig", "W": "Wav2Vec2Config"}[kind[0]])
     saved(tmp_path / "in", kind, tokenizer, config, **about)
     assert run(["export", f"transformers:{tmp_path / 'in'}", "-o", str(tmp_path / "out"), "--with-processor"]) != 0
     assert message in " ".join(capsys.readouterr().err.split())

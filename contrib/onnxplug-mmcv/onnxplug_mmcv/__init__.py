@@ -1,4 +1,4 @@
-"""mmcv's operators in ONNX: the plugin, and ``stand_in``. Importing it imports neither torch nor mmcv."""
+"""mmcv's and detectron2's operators in ONNX: the plugin, and ``stand_in``. Importing it imports neither torch nor mmcv."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ FUNCTIONS = LibraryFunctions(
     },
     "mmcv>=2.1,<2.3",
 )
+MASKS = LibraryFunctions(
+    {"detectron2.layers.mask_ops:paste_masks_in_image": f"{_HERE}.detectron2:paste_masks_in_image"},
+    "detectron2>=0.5,<0.7",
+)
 
 
 @hookimpl
@@ -38,10 +42,14 @@ def onnxplug_rules() -> list[Rule]:
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The package's own operators by those of PyTorch."""
+    """The package's own operators, and detectron2's, by those of PyTorch."""
     return {
         "onnxplug_mmcv::roi_align_rotated.default": _later("regions", "roi_align_rotated"),
         "onnxplug_mmcv::nms_rotated.default": _later("boxes", "kept_rotated"),
+        **{
+            f"detectron2::{name}.default": _later("detectron2", name)
+            for name in ("nms_rotated", "box_iou_rotated", "roi_align_rotated_forward")
+        },
     }
 
 
@@ -83,8 +91,13 @@ def _library() -> str | None:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions | LibraryPatch]:
-    """What torch.export needs of mmcv."""
-    return [FUNCTIONS, LibraryPatch(("mmcv.ops",), "onnxplug_mmcv.library:exchanged")]
+    """What torch.export needs of mmcv and detectron2."""
+    return [
+        FUNCTIONS,
+        LibraryPatch(("mmcv.ops",), "onnxplug_mmcv.library:exchanged"),
+        MASKS,
+        LibraryPatch(("detectron2.layers",), "onnxplug_mmcv.detectron2:exchanged"),
+    ]
 
 
 @hookimpl

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from onnxplug import LibraryFunctions, PluginInfo, hookimpl
 
 _NAMES = ("neighborhood_attention_generic", "attention", "merge_attentions")
@@ -9,6 +12,32 @@ _NAMES = ("neighborhood_attention_generic", "attention", "merge_attentions")
 FUNCTIONS = LibraryFunctions(
     {f"natten.functional:{name}": f"onnxplug_natten.attention:{name}" for name in _NAMES}, "natten>=0.21.5,<0.22"
 )
+
+
+#: Operators, with the functions in ``operators.py`` that compute them.
+OPERATORS = {
+    **dict.fromkeys(("na1d_forward", "na2d_forward", "na3d_forward"), "neighborhood"),
+    **dict.fromkeys(("fmha_forward", "hopper_fmha_forward", "blackwell_fmha_forward"), "dense"),
+}
+
+
+@hookimpl
+def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
+    """The operators of programs that were captured without this package, by those of PyTorch."""
+    return {f"natten::{op}.default": _later(function) for op, function in OPERATORS.items()}
+
+
+def _later(name: str) -> Callable[..., Any]:
+    """The function that computes an operator, imported when it is called."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        from onnxplug_natten import operators
+
+        FUNCTIONS.check()
+        return getattr(operators, name)(*args, **kwargs)
+
+    decomposed.__qualname__, decomposed.__module__ = name, f"{__name__}.operators"
+    return decomposed
 
 
 @hookimpl
@@ -20,4 +49,4 @@ def onnxplug_patches() -> list[LibraryFunctions]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it is for."""
-    return PluginInfo(api=1, libraries=("natten",))
+    return PluginInfo(api=1, namespaces=("natten",), libraries=("natten",))

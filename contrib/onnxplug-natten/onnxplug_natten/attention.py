@@ -63,12 +63,30 @@ def neighborhood_attention_generic(
         )
     )
     checks.check_args_against_input(query, **given)
+    out, total = neighbors(query, key, value, tuple(given.values()), scale, additional_keys, additional_values)
+    out = out.to(value.dtype)
+    return (out, total) if return_lse else out
+
+
+def neighbors(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: tuple[Any, Any, Any, Any],
+    scale: float | None,
+    more: Tensor | None,
+    last: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Results [batch, sizes…, heads, V] and logarithms of the sums [batch, sizes…, heads], in float32.
+
+    ``window`` is the kernel's size, stride, dilation and whether it is causal, each of every axis.
+    """
+    axes = query.dim() - 3
     sizes = query.shape[1 : 1 + axes]
-    places, seen = _windows(sizes, query.device, *given.values())
+    places, seen = _windows(sizes, query.device, *window)
     keys, values = (x.flatten(1, axes)[:, places] for x in (key, value))  # [batch, queries, window, heads, width]
-    out, total = _attend(query.flatten(1, axes), keys, values, seen, scale, additional_keys, additional_values)
-    out = out.to(value.dtype).unflatten(1, sizes)
-    return (out, total.unflatten(1, sizes)) if return_lse else out
+    out, total = attend(query.flatten(1, axes), keys, values, seen, scale, more, last)
+    return out.unflatten(1, sizes), total.unflatten(1, sizes)
 
 
 def attention(
@@ -111,12 +129,12 @@ def attention(
     sys.modules["natten.utils.checks"].fmha_tensor_checks(query, key, value)
     ends = _ends(seqlens_Q, cumulative_seqlen_Q), _ends(seqlens_KV, cumulative_seqlen_KV)
     if ends[0] is not None and ends[1] is not None:
-        out, total = _packed(query, key, value, ends[0], ends[1], is_causal, scale)
+        out, total = packed(query, key, value, ends[0], ends[1], is_causal, scale)
     elif ends != (None, None):
         raise UsageError("natten's attention needs the lengths of queries and of keys, or neither")
     else:
-        seen = _not_behind(query.shape[1], key.shape[1], query.device) if is_causal else None
-        out, total = _attend(query, key.unsqueeze(1), value.unsqueeze(1), seen, scale, None, None)
+        seen = seen_under_a_causal_mask(query.shape[1], key.shape[1], query.device) if is_causal else None
+        out, total = attend(query, key.unsqueeze(1), value.unsqueeze(1), seen, scale, None, None)
     out = out.to(value.dtype)
     return (out, total) if return_lse else out
 
@@ -137,7 +155,7 @@ def _ends(lengths: Tensor | None, ends: Tensor | None) -> Tensor | None:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).long()
 
 
-def _packed(
+def packed(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ends_of_keys: Tensor, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attention within sequences one after the other, padded to the longest at run time; rows in none of them are 0."""
@@ -150,7 +168,7 @@ def _packed(
     keys, values = (x[0][torch.where(inside, ends_of_keys[:-1, None] + columns, 0)] for x in (key, value))
     seen = inside.unsqueeze(1) & ((columns <= rows[:, None]) if is_causal else torch.ones_like(rows[:, None] > -1))
     padded = query[0][torch.where(rows < lengths.unsqueeze(1), starts.unsqueeze(1) + rows, 0)]
-    out, total = _attend(padded, keys.unsqueeze(1), values.unsqueeze(1), seen, scale, None, None)
+    out, total = attend(padded, keys.unsqueeze(1), values.unsqueeze(1), seen, scale, None, None)
     place = torch.arange(query.shape[1], device=query.device)
     sequence = (place.unsqueeze(1) >= ends[1:]).sum(1).clamp(max=lengths.shape[0] - 1)
     row = (place - starts[sequence]).clamp(max=rows.shape[0] - 1)
@@ -159,18 +177,18 @@ def _packed(
 
 
 def _numbers(lengths: Tensor) -> Tensor:
-    """The numbers below the largest of lengths."""
-    longest = int(lengths.max().item())
-    torch._check(longest >= 0)
+    """The numbers below the largest of lengths; at least one, so that there is something to choose from."""
+    longest = lengths.max().clamp(min=1).item()
+    torch._check(longest >= 1)
     return torch.arange(longest, device=lengths.device)
 
 
-def _not_behind(queries: Any, keys: Any, device: torch.device) -> Tensor:
+def seen_under_a_causal_mask(queries: Any, keys: Any, device: torch.device) -> Tensor:
     """Which query sees which key under a causal mask, [queries, keys]."""
     return torch.arange(keys, device=device) <= torch.arange(queries, device=device).unsqueeze(1)
 
 
-def _attend(
+def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import itertools
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -241,3 +245,94 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     exec(block, {"__name__": "readme"})
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """natten's operators, registered by itself as where its kernels are compiled; a program that has them runs on a GPU alone."""
+    compiled = ModuleType("natten.libnatten")
+    compiled.__getattr__ = lambda name: None if not name.startswith("__") else _absent(name)  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, compiled.__name__, compiled)
+    importlib.import_module("natten._libnatten.torch_wrappers")
+    return torch.ops.natten
+
+
+def _absent(name: str) -> None:
+    raise AttributeError(name)
+
+
+def captured(model: Callable[..., Any], inputs: Sequence[Tensor], shapes: Any) -> torch.export.ExportedProgram:
+    """A program with natten's operators, which torch knows the shapes of."""
+
+    class Model(torch.nn.Module):
+        def forward(self, *args: Tensor) -> Any:
+            return model(*args)
+
+    named = {size: torch.export.Dim(size) for shape in shapes for size in shape.values() if isinstance(size, str)}
+    shapes = tuple({n: named.get(size, size) for n, size in shape.items()} for shape in shapes)
+    program = torch.export.export(Model(), tuple(inputs), dynamic_shapes=(shapes,))
+    assert any(str(node.target).startswith("natten.") for node in program.graph.nodes)
+    return program
+
+
+@pytest.mark.parametrize(("axes", "kernel", "stride", "dilation", "causal"), CASES)
+def test_operators(axes: int, kernel: Any, stride: int, dilation: int, causal: bool, operators: Any) -> None:
+    """Of a program that was captured elsewhere."""
+    of_axes = [kernel] * axes if isinstance(kernel, int) else list(kernel)
+    causals = [causal, *(False,) * (axes - 1)]
+    op, function = getattr(operators, f"na{axes}d_forward"), getattr(natten, f"na{axes}d")
+
+    def model(*args: Tensor) -> Any:
+        return op(*args, of_axes, [stride] * axes, [dilation] * axes, causals, 0.3, [4] * axes, [4] * axes)
+
+    least = [size * dilation for size in of_axes]
+    inputs = [drawn(batch, size) for batch, size in zip((2, 1, 3), SIZES[axes], strict=True)]
+    program = onnxplug.to_onnx(captured(model, inputs[0], dynamic(*least)))
+    for args in inputs:
+        wanted = function(
+            *args, kernel_size=tuple(of_axes), stride=stride, dilation=dilation, is_causal=tuple(causals), scale=0.3,
+            return_lse=True,
+        )  # fmt: skip
+        for result, value in zip(program(*args), wanted, strict=True):
+            torch.testing.assert_close(result, value, **PLAIN)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["fmha_forward", "hopper_fmha_forward", "blackwell_fmha_forward"])
+def test_operators_of_plain_attention(name: str, causal: bool, operators: Any) -> None:
+    """Of queries and keys, and of packed sequences, whose ends are inputs."""
+    more = {"hopper_fmha_forward": [0], "blackwell_fmha_forward": [True]}.get(name, [])
+
+    def dense(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return getattr(operators, name)(query, key, value, causal, 0.3, 64, 64, *more, None, None, 0, 0)
+
+    def packed(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Any:
+        return getattr(operators, name)(query, key, value, causal, 0.3, 64, 64, *more, ends, ends, 9, 9)
+
+    program = onnxplug.to_onnx(captured(dense, drawn(2, (9,)), dynamic(1)))
+    for args in (drawn(2, (9,)), drawn(3, (5,)), drawn(1, (1,))):
+        out, total = program(*args)
+        wanted = expected(*args, causal)
+        torch.testing.assert_close(out, wanted[0], **PLAIN)
+        torch.testing.assert_close(total, wanted[1], **PLAIN)
+    shapes = (*dynamic(1), {0: "ends"})
+    shapes = tuple({n: size for n, size in shape.items() if size != "batch"} for shape in shapes)
+    cases = [(drawn(1, (9,)), [0, 4, 9]), (drawn(1, (14,)), [0, 1, 6, 13]), (drawn(1, (5,)), [0, 5])]
+    program = onnxplug.to_onnx(captured(packed, (*cases[0][0], torch.tensor(cases[0][1], dtype=torch.int32)), shapes))
+    for args, ends in cases:
+        out, total = program(*args, torch.tensor(ends, dtype=torch.int32))
+        for start, end in itertools.pairwise(ends):
+            wanted = expected(*(x[:, start:end] for x in args), causal)
+            torch.testing.assert_close(out[:, start:end], wanted[0], **PLAIN)
+            torch.testing.assert_close(total[:, start:end], wanted[1], **PLAIN)
+        assert not out[:, ends[-1] :].any()
+        assert not total[:, ends[-1] :].any()
+
+
+def expected(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of one sequence, and the logarithms of its sums."""
+    scores = torch.einsum("bqhd,bkhd->bqhk", query, key) * 0.3
+    if causal:
+        seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    return torch.einsum("bqhk,bkhv->bqhv", scores.softmax(-1), value), scores.logsumexp(-1)

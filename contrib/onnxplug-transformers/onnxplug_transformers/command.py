@@ -94,8 +94,8 @@ def export(
         bool,
         typer.Option(
             "--with-processor",
-            help="Models of text or images with one call: the tokenizer or image processor in the file, strings or pixels as "
-            "inputs; names of classes as a result",
+            help="The tokenizer or image processor in the file: strings or pixels as inputs, names of classes as a result; text "
+            "generation: prompts to texts",
         ),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder holds")] = False,

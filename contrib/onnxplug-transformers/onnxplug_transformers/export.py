@@ -15,7 +15,7 @@ import torch
 
 import onnxplug
 from onnxplug import ExportedFile, UsageError
-from onnxplug_transformers import encoder_decoders, images_and_text
+from onnxplug_transformers import encoder_decoders, generated, images_and_text
 from onnxplug_transformers.adapters import Adapters, merge_adapter, read_adapter
 from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
@@ -132,7 +132,7 @@ def export_folder(
             adapter is in a file ``NAME.onnx_adapter``.
         tokenizer: Copy the tokenizer; ``False`` does without.
         processor: Put the tokenizer or the image processor of a model with one call into the file, whose input is strings or
-            images, and the names of classes.
+            images, and the names of classes; of a model for text generation, all from prompts to texts.
         overwrite: Replace what the folder holds.
         verify: Compare with PyTorch.
         external_data: Weights in a file of their own; ``None`` decides by size.
@@ -155,8 +155,10 @@ def export_folder(
         kind, whole = task_of(config, task, source), source
         source = transformer_folder(source)
         chosen.check_task(kind)
-        if processor and (kind in (TEXT_GENERATION, IMAGES_AND_TEXT, *ENCODER_DECODERS) or chosen.name != "genai"):
-            raise UsageError("--with-processor is for models of text or images with one call, without --for")
+        if processor and (kind in (IMAGES_AND_TEXT, *ENCODER_DECODERS) or chosen.name != "genai"):
+            raise UsageError(
+                "--with-processor is for text generation and for models of text or images with one call, without --for"
+            )
         flags = {
             "--static": static is not None,
             "--last-logits": last_logits,
@@ -164,7 +166,7 @@ def export_folder(
             "--fused": fused,
             "--adapter NAME=DIR": bool(adapters),
         }
-        _check_decoder(config, kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value])
+        _check_decoder(config, kind, chosen, dtypes, dtype, [flag for flag, value in flags.items() if value], processor)
         of_int4 = zero_points or any(value is not None for value in (block_size, int4_keep, int8_layers))
         if not int4 and (of_int4 or (accuracy_level is not None and not is_packed(config))):
             options_of_int4 = "--block-size, --int4-keep, --int8-layers, --zero-points and --accuracy-level"
@@ -198,6 +200,8 @@ def export_folder(
             if kind == TEXT_GENERATION:
                 if static is not None:
                     _write_static(call, model, *static)
+                elif processor:
+                    _write_generation(call, model, source, fused=fused)
                 else:
                     _write_decoder(call, model, given_apart, last_logits=last_logits, fused=fused)
             elif kind == IMAGES_AND_TEXT:
@@ -217,12 +221,18 @@ def export_folder(
 
 
 def _check_decoder(
-    config: Any, kind: str, layout: Layout, dtypes: Sequence[str], dtype: str, flags: Sequence[str]
+    config: Any,
+    kind: str,
+    layout: Layout,
+    dtypes: Sequence[str],
+    dtype: str,
+    flags: Sequence[str],
+    processor: bool,
 ) -> None:
     """Looks whether options fit the task and the layout.
 
     Args:
-        config, kind, layout, dtypes, dtype: As ``export_folder`` has them.
+        config, kind, layout, dtypes, dtype, processor: As ``export_folder`` has them.
         flags: The options given that are for text generation.
 
     Raises:
@@ -233,6 +243,9 @@ def _check_decoder(
     beside = [flag for flag in flags if flag not in ("--static", "--int4")]
     if "--static" in flags and beside:
         raise UsageError(f"--static and {beside[0]} exclude one another")
+    whole = [flag for flag in flags if processor and flag not in ("--int4", "--fused")]
+    if whole:
+        raise UsageError(f"--with-processor and {whole[0]} exclude one another")
     for flag in flags:
         if kind != TEXT_GENERATION:
             raise UsageError(f"{flag} is for text generation, and this is {kind}")
@@ -295,6 +308,21 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
             shared_buffers=fused,
         )
         _write_json(call.folder, {"genai_config.json": about})
+
+
+def _write_generation(call: _Call, model: Any, source: Path, *, fused: bool) -> None:
+    """From texts to texts: the tokenizer, a loop over a language model's steps, and the text of the tokens, in one file."""
+    last = model.get_output_embeddings() is not None
+    decoder, example, reason = decoder_of(model, last_logits=last, fused=fused)
+    if reason:
+        call.notes += (f"the attention is not fused: {reason}",)
+    parts, notes = generated.parts_of(model, decoder, example, source)
+    call.notes += notes
+    programs, reports = zip(*(call.program(part, cases, **about) for part, cases, about in parts), strict=True)
+    generated.join(*(program.model for program in programs))
+    for program in programs:
+        program.release()
+    call.store("model", programs[1], _joined(reports), model, [])
 
 
 def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:

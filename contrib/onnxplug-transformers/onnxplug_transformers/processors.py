@@ -79,6 +79,18 @@ class WithPixels(_WithProcessor):
         return self.called(pixel_values=self.pixels(images))
 
 
+def check_extensions() -> None:
+    """Looks for onnxplug-extensions.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    if find_spec("onnxplug_extensions") is None:
+        raise UsageError(
+            "--with-processor needs onnxplug-extensions, which is not installed", hint="pip install onnxplug-extensions"
+        )
+
+
 def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> tuple[nn.Module, TaskExample]:
     """A model of one call with its tokenizer or image processor in front and, where it classifies, its labels behind; examples.
 
@@ -99,10 +111,7 @@ def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> 
             f"--with-processor puts a tokenizer in front of a model of text, or an image processor in front of one of images, and "
             f"{type(original).__name__} takes {original.main_input_name}{both}"
         )
-    if find_spec("onnxplug_extensions") is None:
-        raise UsageError(
-            "--with-processor needs onnxplug-extensions, which is not installed", hint="pip install onnxplug-extensions"
-        )
+    check_extensions()
     labels = None
     if kind.endswith("-classification"):
         names = original.config.id2label

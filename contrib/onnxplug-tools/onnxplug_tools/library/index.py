@@ -41,8 +41,8 @@ packages that others publish are not known here, nor to the error.
 `onnxplug plugins check acme` says what a package still lacks: see [Write a plugin](write-a-plugin.md).
 
 Libraries of which models export without a package: kornia and segment-anything, whose operators of masks and boxes, and a small
-model whole, are tested with onnxplug-torchvision (`make test-torchvision`). Of detectron2, which is not on PyPI, nothing is tested:
-its `paste_masks` and `nms_rotated` are not known here."""
+model whole, are tested with onnxplug-torchvision (`make test-torchvision`). detectron2, which is not on PyPI, is served by
+onnxplug-mmcv, whose tests compare its operators with mmcv's kernels."""
 
 
 @dataclass(frozen=True)
