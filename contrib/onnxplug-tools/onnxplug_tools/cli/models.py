@@ -22,6 +22,10 @@ _LARGE_ARCHIVE = 1 << 28
 SizesOption = Annotated[str | None, typer.Option("--sizes", help="'batch=4,length=128': sizes of dynamic dimensions")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
 HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of HTML")]
+FeedOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", help="'x=FILE.npy', FILE.npz, 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
+]
 ModelArgument = Annotated[Path, typer.Argument(help="The ONNX file")]
 
 
