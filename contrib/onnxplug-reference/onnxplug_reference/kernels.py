@@ -1,7 +1,8 @@
 """Kernels: functions of arrays in tables, ``OpRun`` classes, and the choice among them.
 
 A kernel of ours is a plain function, named after its operator: inputs are its positional parameters (``None`` where one is
-absent), attributes its keyword parameters with ONNX's defaults; it returns the outputs.
+absent), attributes its keyword parameters with ONNX's defaults, ``**others`` all other attributes of the operator's schema; it
+returns the outputs.
 """
 
 from __future__ import annotations
@@ -89,15 +90,16 @@ def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 @cache
-def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], int | None]:
-    """Keyword parameters of a kernel, and how many inputs it takes at most."""
+def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool, int | None]:
+    """Keyword parameters of a kernel, whether it takes all others, and how many inputs it takes at most."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a function in C, which says nothing of itself
-        return frozenset(), None
+        return frozenset(), False, None
     keywords = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(parameters) - len(keywords)
-    return keywords, most
+    inputs = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    most = None if any(p.kind is p.VAR_POSITIONAL for p in inputs) else len(inputs)
+    return keywords, any(p.kind is p.VAR_KEYWORD for p in parameters), most
 
 
 def bound(
@@ -113,7 +115,9 @@ def bound(
     Raises:
         EvaluationError: The node has an attribute or an input that the kernel does not know.
     """
-    known, most = _parameters(kernel.function)
+    known, takes_all, most = _parameters(kernel.function)
+    if takes_all and schema is not None:
+        known |= set(schema.attributes)
     offered = {"outputs": len(node.output)}
     attributes = attribute_values(node)
     unknown = sorted(set(attributes) - known | set(attributes) & set(offered))
