@@ -297,11 +297,7 @@ def _graph_of(proto: Any) -> onnx.GraphProto | None:
 
 
 def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
-    """``OpRun`` classes.
-
-    Raises:
-        UsageError: One is none.
-    """
+    """``OpRun`` classes."""
     classes_ = list(classes)
     for kernel in classes_:
         if not isinstance(kernel, type) or not issubclass(kernel, OpRun):

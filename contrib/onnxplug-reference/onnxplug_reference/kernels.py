@@ -108,12 +108,7 @@ def bound(
     """A kernel with a node's attributes, and those defaults of its schema that it knows.
 
     Args:
-        kernel: The kernel.
-        node: The node.
         schema: ONNX's schema of the operator, if it has one.
-
-    Raises:
-        EvaluationError: The node has an attribute or an input that the kernel does not know.
     """
     known, takes_all, most = _parameters(kernel.function)
     if takes_all and schema is not None:
@@ -170,7 +165,6 @@ def widened(
     """A kernel that computes narrow inputs in a wider type, and rounds once the results that have a narrow input's type.
 
     Args:
-        compute: The kernel.
         schema: Says which outputs share the type of which inputs; without one every result of the wider type takes the
             type of the first narrow input.
     """

@@ -47,7 +47,6 @@ class NumpyResolver:
     Args:
         classes: ``OpRun`` classes by domain and operator; they go first.
         nested: Makes the evaluators that an ``OpRun`` class with subgraphs asks for.
-        trace: Knows the frame that such a class sees.
     """
 
     def __init__(

@@ -17,9 +17,6 @@ class Window(NamedTuple):
     """The windows of the spatial axes.
 
     Attributes:
-        kernel: Sizes.
-        strides: Steps between windows.
-        dilations: Steps within a window.
         pads: Padding before and after each axis.
         room: What ``ceil_mode`` adds after each axis.
     """

@@ -40,7 +40,6 @@ class Direction(NamedTuple):
         w, r: The weights of inputs and of states, [gates * width, ...].
         b: Both biases, [2 * gates * width].
         p: The weights of peepholes, [3 * width].
-        activations: In the operator's order.
         clip: Sums before activations are kept within ± this.
     """
 
@@ -102,8 +101,6 @@ def _run(
     """Runs all directions: outputs of all steps, then each state after each sequence's last step.
 
     Args:
-        cell: Makes the cell of a direction.
-        defaults: The activations of one direction.
         initial: The states before the first step.
         layout: 0: [steps, batch, ...]; 1: [batch, steps, ...].
     """

@@ -16,11 +16,7 @@ from onnxplug_reference.arrays import NumpyArrays
 
 
 def torch_dtype(element_type: int) -> torch.dtype:
-    """torch's dtype of an ONNX element type.
-
-    Raises:
-        NotImplementedError: torch has none; NumPy computes the operator then.
-    """
+    """torch's dtype of an ONNX element type."""
     known = ONNX_TO_TORCH.get(ir.DataType(element_type))
     if known is None or known is STRING:
         raise NotImplementedError(f"torch has no dtype for the element type {ir.DataType(element_type).name}")

@@ -108,12 +108,7 @@ def bench(
 def _eager(
     target: str, feed: Sequence[tuple[str | None, Any]], names: Sequence[str], *, pretrained: bool
 ) -> tuple[Callable[[], Any], list[tuple[str | None, Any]]]:
-    """What runs the PyTorch model, and its inputs by the names of the ONNX model's.
-
-    Raises:
-        UsageError: It takes another number of inputs.
-        OnnxplugError: It does not run.
-    """
+    """What runs the PyTorch model, and its inputs by the names of the ONNX model's."""
     import torch
 
     from onnxplug.arguments import positional_and_named

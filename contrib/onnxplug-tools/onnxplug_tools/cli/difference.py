@@ -18,16 +18,7 @@ _MOST_ROWS = 100
 
 
 def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bool) -> bool:
-    """Prints what differs between two models, and returns whether nothing does.
-
-    Args:
-        before, after: The files.
-        html: A page to write.
-        as_json: Print JSON instead of tables.
-
-    Raises:
-        OnnxplugError: One can't be read, or the page can't be written.
-    """
+    """Prints what differs between two models, and returns whether nothing does."""
     from onnxplug.cli.report import progress
     from onnxplug_tools.inspection.diff import diff
     from onnxplug_tools.inspection.differences import node_rows, summary_rows, to_html, weight_rows

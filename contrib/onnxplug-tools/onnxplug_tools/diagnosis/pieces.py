@@ -19,8 +19,6 @@ class Piece:
     """A part of a graph with its inputs.
 
     Attributes:
-        functional: The part, as a graph.
-        leaves: The values of its inputs, by position.
         expected: What PyTorch computes for each output.
     """
 
@@ -40,15 +38,7 @@ def is_item(node: torch.fx.Node) -> bool:
 
 
 class Recording:
-    """A captured graph with the value of every node in one run by PyTorch.
-
-    Args:
-        functional: The graph.
-        leaves: The flattened inputs.
-
-    Raises:
-        VerificationError: Weights are fake.
-    """
+    """A captured graph with the value of every node in one run by PyTorch."""
 
     def __init__(self, functional: FunctionalGraph, leaves: Sequence[Any]) -> None:
         self.functional = functional
@@ -70,7 +60,6 @@ class Recording:
         """A part of the graph.
 
         Args:
-            kept: The operators that it has.
             outputs: Names of the nodes that are its outputs; all whose results the rest of the graph reads when ``None``.
 
         Returns:

@@ -98,11 +98,7 @@ def judge_program(program: Any, leaves: Sequence[Any], failed: bool = False) -> 
 
     Args:
         program: An ``OnnxProgram`` with a recipe.
-        leaves: The flattened inputs.
         failed: Whether the program's outputs differ from those of the PyTorch model.
-
-    Raises:
-        VerificationError: Its weights are fake.
     """
     assert program.recipe is not None
     return judge(program.model, program.recipe, program.host, leaves, failed)
@@ -114,14 +110,7 @@ def judge(
     """Says who is wrong of a model, on some inputs.
 
     Args:
-        model: The model.
-        recipe: How it was converted.
-        host: The plugins that run its custom operators.
-        leaves: The flattened inputs.
         failed: Whether the model's outputs differ from those of the PyTorch model.
-
-    Raises:
-        VerificationError: Weights are fake.
     """
     return _Judge(model, recipe, host, leaves).verdict(failed)
 

@@ -106,12 +106,6 @@ def walk(
 
     PyTorch goes on with ONNX's results, so that a difference is the operator's own and not that of one before it. Results that
     the ONNX model does not have (folded, fused, rewritten away) are PyTorch's.
-
-    Args:
-        functional: The graph.
-        values: What its placeholders stand for.
-        alignment: Which ONNX values are results of which nodes.
-        onnx_values: Tensors of the run by name.
     """
     walker = _Walker(alignment, onnx_values)
     failures = run_graph(functional, values, walker.visit)

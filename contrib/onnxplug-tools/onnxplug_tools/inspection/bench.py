@@ -41,8 +41,6 @@ class Timing:
     """How long a run takes.
 
     Attributes:
-        name: What ran.
-        runs: How often.
         median, p10, p90: Seconds.
         ratio: The median by the first one's.
     """
@@ -60,7 +58,6 @@ class Measured:
     """What was measured of a model.
 
     Attributes:
-        timing: How long a run takes.
         loading: Seconds that making the session took.
         operators: How often each operator occurs in the file.
         profile: Where the time goes; ``None`` where that wasn't asked for.
@@ -77,11 +74,9 @@ class Bench:
     """What was measured.
 
     Attributes:
-        inputs: The inputs in words, by name.
         sizes: Sizes of dynamic dimensions by name.
         assumed: Names of those that nothing said: they are 1.
         threads: Threads within an operator; ``None`` for the runtimes' own choice.
-        providers: Execution providers.
         models: The models, in the order in which they were given.
         eager: The PyTorch model, if there is one.
     """
@@ -127,19 +122,12 @@ def bench(
     Args:
         paths: ONNX files that take inputs of the same names.
         given, sizes: Inputs, and sizes of dynamic dimensions (:func:`onnxplug_tools.inspection.feeds.make_feed`).
-        threads: Threads within an operator, of PyTorch too.
         providers: Execution providers, the CPU's unless told.
-        limits: How long it is measured.
         profile: Also profile each model, by itself.
         optimized: Where to write the graph that ONNX Runtime runs, of a single model.
         eager: Runs a PyTorch model; it takes its turns with the others.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
         progress: Called with what is being done.
-
-    Raises:
-        UsageError: A file, input, size or provider is not there.
-        OnnxplugError: A file is no ONNX model, or ONNX Runtime can't load or run it.
-        SaveError: The optimised graph can't be written.
     """
     if optimized is not None and len(paths) != 1:
         raise UsageError("the optimised graph can be written of one model at a time")
@@ -185,11 +173,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _providers(requested: Sequence[str]) -> list[str]:
-    """ONNX Runtime's names of providers: ``CUDAExecutionProvider`` of ``cuda``.
-
-    Raises:
-        UsageError: The installed ONNX Runtime has none of that name.
-    """
+    """ONNX Runtime's names of providers: ``CUDAExecutionProvider`` of ``cuda``."""
     available = onnxruntime_module().get_available_providers()
     short = {name.removesuffix("ExecutionProvider").lower(): name for name in available}
     providers = []
@@ -204,11 +188,7 @@ def _providers(requested: Sequence[str]) -> list[str]:
 
 
 def _feed_of(path: Path, model: ir.Model, feed: Feed) -> dict[str, torch.Tensor]:
-    """The inputs of one of several models.
-
-    Raises:
-        UsageError: It takes others.
-    """
+    """The inputs of one of several models."""
     wanted = {str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers}
     if wanted != set(feed.values):
         raise UsageError(
@@ -269,8 +249,6 @@ class _Subject:
     """A model with its session.
 
     Attributes:
-        path, model: The file, and what is in it.
-        session: The session.
         loading: Seconds that making it took.
     """
 
@@ -310,11 +288,7 @@ class _Subject:
             raise OnnxplugError(f"ONNX Runtime can't load {self.path}: {error}") from error
 
     def run(self) -> Any:
-        """Runs it once.
-
-        Raises:
-            OnnxplugError: It does not run.
-        """
+        """Runs it once."""
         return self._run(self.session)
 
     def _run(self, session: Any) -> Any:
@@ -331,9 +305,6 @@ class _Subject:
 
         Args:
             optimized: Where to write the graph that ONNX Runtime runs.
-
-        Raises:
-            SaveError: That can't be written.
         """
         with _folder_for(optimized) as folder:
             name = optimized.name if optimized is not None else "optimized.onnx"

@@ -28,8 +28,6 @@ class Compared:
     Attributes:
         before, after: What it is called in each.
         module, operator: Of the first model's node; empty for an output that is none.
-        equal: Whether it agrees within the tolerance.
-        text: How it does, in words.
         largest: The largest difference of two finite elements.
         count, total: How many elements differ by more than the tolerance, of how many.
     """
@@ -50,10 +48,8 @@ class Runtimes:
     """What two models compute.
 
     Attributes:
-        inputs: The inputs in words, by name.
         sizes: Sizes of dynamic dimensions by name.
         assumed: Names of those that nothing said: they are 1.
-        outputs: The outputs, run as the models are.
         unmatched: Outputs of one model alone, by name.
         values: What corresponding nodes compute, in the first model's order; empty where that wasn't asked for.
         alone: How many values of the first model correspond to none.
@@ -99,18 +95,12 @@ def compare_runs(
     difference that only its fusion makes shows in the outputs alone.
 
     Args:
-        before: The model whose values are the expected ones.
-        after: The other one.
         given, sizes, seed: Inputs, sizes of dynamic dimensions, seed of what is made up
             (:func:`onnxplug_tools.inspection.feeds.make_feed`).
         rtol, atol: Tolerances instead of those of ``onnxplug.verification.compare``.
         intermediates: Also compare what corresponding nodes compute.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
         progress: Called with what is being done.
-
-    Raises:
-        UsageError: An input is unknown or does not fit, or the models take different ones.
-        OnnxplugError: ONNX Runtime can't load or run one of them.
     """
     feed = make_feed(before, given, sizes, seed)
     wanted, taken = (

@@ -34,7 +34,6 @@ class NodeChange:
     """A node that is in both models and not the same.
 
     Attributes:
-        before, after: The node.
         what: What differs, in words: ``"attribute epsilon: 1e-05, then 1e-06"``.
     """
 
@@ -50,9 +49,6 @@ class ModuleDiff:
     Attributes:
         path: The module; empty for the model itself, or where nodes were aligned without regard to modules.
         graph: The graph, as :class:`~onnxplug_tools.inspection.view.NodeView` says it.
-        same: How many nodes are the same.
-        changed: Nodes of both that differ.
-        removed, added: Nodes of one model alone.
     """
 
     path: str
@@ -97,16 +93,10 @@ class ModelDiff:
     """What differs between two models.
 
     Attributes:
-        before, after: The models.
         opsets: Domain to versions, of those that differ; ``None`` where a model does not import it.
-        inputs, outputs: Those that differ.
         connections: Outputs of graphs that are the results of other nodes, in words.
-        modules: The modules of which nodes differ.
-        same_nodes: How many nodes are the same.
         operators: Operator to how often it occurs in each, where that differs.
         functions: Model-local functions of one model alone, each with whether it is the second.
-        weights: Those that differ.
-        same_weights: How many are the same.
     """
 
     before: ModelView
@@ -141,9 +131,6 @@ def diff(before: ir.Model, after: ir.Model) -> ModelDiff:
 
     Args:
         before, after: The models; they are not changed.
-
-    Raises:
-        OnnxplugError: The numbers of a weight can't be read.
     """
     return _Differ(before, after).diff()
 
@@ -154,9 +141,6 @@ def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]
     Models of one producer call most values alike, so that equal names count first there, if the module is the same too (a Gelu and
     the nodes that an older opset has for it). Else nodes are aligned as :func:`diff` does it; of these, nodes correspond that read
     what corresponds, and constants that are equal: exporters may do the same by the same operators in another order.
-
-    Args:
-        before, after: The models.
     """
     differ = _Differ(before, after)
     differ.align_all()

@@ -25,7 +25,6 @@ class Feed:
     """The inputs of a run.
 
     Attributes:
-        values: Tensors by the names of inputs.
         sizes: What dynamic dimensions became, by their names.
         assumed: The names of those that nothing said a size of: they are 1.
     """
@@ -51,15 +50,9 @@ def make_feed(
     """Inputs for a model. Floats are normal, integers 0 or 1, bools random; the same for the same seed.
 
     Args:
-        model: The model.
         given: Inputs by name; ``None`` stands for the first one that isn't named otherwise. The sizes of their dimensions
             hold for the other inputs.
         sizes: Sizes of dynamic dimensions; 1 where there is none.
-        seed: Of the values.
-
-    Raises:
-        UsageError: An input is unknown, given twice, of another dtype or shape, or can't be made up; a size is contradicted, or
-            there is no such dimension.
     """
     inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
     named = _by_name(list(inputs), feed)

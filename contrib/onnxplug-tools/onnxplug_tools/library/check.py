@@ -31,9 +31,7 @@ def library_findings(selection: Selection, name: str | None, seconds: float) -> 
     """What is to be said of plugins and their libraries, each with the plugin's name.
 
     Args:
-        selection: The plugins.
         name: The one to look at; all but the builtin one when ``None``.
-        seconds: How long importing a plugin may take.
     """
     manager = PluginManager(selection)
     manager.load(seconds=seconds)

@@ -50,15 +50,10 @@ class Package:
     """A package that is a plugin.
 
     Attributes:
-        name: The distribution's name.
-        description: What its pyproject.toml says it is.
         namespaces, libraries: torch namespaces that it translates, and import names of libraries that it serves.
-        needs: Requirements of other packages than onnxplug.
         versions: Requirements of libraries that it serves without needing them.
-        tests: Requirements of its tests.
         samples: How many inputs its operators are tested with.
         files: Each file with translations to the operators that it translates.
-        runtime: What its files need to run.
     """
 
     name: str
@@ -175,7 +170,6 @@ def page(packages: Iterable[Package], before: str = "") -> str:
     """The page.
 
     Args:
-        packages: The packages.
         before: The page as it is; what depends on libraries that aren't installed is taken from it.
     """
     packages = list(packages)

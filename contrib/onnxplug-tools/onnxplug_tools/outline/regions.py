@@ -27,12 +27,7 @@ Item = Region | ir.Node
 
 
 class Regions:
-    """The nodes of a graph, and the calls of modules that each is part of.
-
-    Args:
-        graph: The graph.
-        calls: Where its nodes come from.
-    """
+    """The nodes of a graph, and the calls of modules that each is part of."""
 
     def __init__(self, graph: ir.Graph, calls: ModuleCalls) -> None:
         self.nodes = list(graph)

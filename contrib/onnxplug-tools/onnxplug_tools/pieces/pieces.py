@@ -269,11 +269,6 @@ def export_pieces(
         options: Those of the call; ``pieces`` has the paths of the submodules, and ``verify`` compares the chain with the whole
             model.
         export: ``to_onnx``, which exports one piece.
-
-    Raises:
-        UsageError: A path is none of a submodule that runs, or one piece lies within another.
-        WeightsError: A weight has no numbers.
-        ConversionError: A piece writes its inputs or buffers.
     """
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
@@ -317,11 +312,7 @@ def export_pieces(
 
 
 def _check_numbers(model: torch.nn.Module) -> None:
-    """Checks that the weights of a model have numbers.
-
-    Raises:
-        WeightsError: One has none.
-    """
+    """Checks that the weights of a model have numbers."""
     names = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_fake(tensor)]
     if names:
         raise WeightsError(
@@ -333,11 +324,7 @@ def _check_numbers(model: torch.nn.Module) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder that can't be written.
-
-    Raises:
-        SaveError: It is a file, or can't be made or written.
-    """
+    """Refuses a folder that can't be written."""
     if folder.exists() and not folder.is_dir():
         raise SaveError(f"{folder} is a file", hint="pieces= writes several files: name a folder.")
     place = folder if folder.exists() else folder.absolute().parent
@@ -348,11 +335,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _submodules(model: torch.nn.Module, pieces: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """The submodules by their paths.
-
-    Raises:
-        UsageError: A path is malformed or names none, or one piece lies within another.
-    """
+    """The submodules by their paths."""
     if isinstance(pieces, str) or not isinstance(pieces, Sequence) or not pieces:
         raise UsageError(f"pieces must be a list of names of submodules, got {pieces!r}")
     known = dict(model.named_modules(remove_duplicate=False))

@@ -29,7 +29,6 @@ def tables(profile: Sums, rows: int) -> Iterator[Table]:
     """The tables; those that would be empty are left out.
 
     Args:
-        profile: The profile.
         rows: How many rows of each are shown, except of the stages.
     """
     yield _stages(profile)

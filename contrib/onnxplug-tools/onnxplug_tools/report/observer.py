@@ -56,11 +56,7 @@ class Exported(Protocol):
     """What a report reads of a program: :class:`onnxplug.OnnxProgram` has it.
 
     Attributes:
-        model: The ONNX model.
-        statistics: What was done.
         captured: The capture, with the example inputs.
-        inputs: What the graph's inputs stand for.
-        report: The report.
     """
 
     model: ir.Model
@@ -232,12 +228,7 @@ class ReportObserver(DifferenceObserver):
                 warnings.showwarning = before
 
     def _call(self, arguments: Mapping[str, Any], defaults: Any) -> None:
-        """Takes the arguments of the call; of one that calls another, the first are the user's.
-
-        Args:
-            arguments: By name.
-            defaults: The function that was called.
-        """
+        """Takes the arguments of the call; of one that calls another, the first are the user's."""
         if self.report.model:
             return
         values = dict(arguments)
@@ -299,11 +290,7 @@ class ReportObserver(DifferenceObserver):
         ]
 
     def _settle(self, error: BaseException | None) -> None:
-        """Ends the reports.
-
-        Args:
-            error: Why the export failed that is at work.
-        """
+        """Ends the reports."""
         if error is not None:
             self.report.failure = failure_of(error, self._times.failed_stage() or "arguments")
         for report in self.reports:
@@ -329,10 +316,6 @@ def observer(report: Any) -> ReportObserver | None:
     Args:
         report: ``True``, the path of a folder, or a function that writes: it gets the reports of all exports that are made, and
             the error that ended the last.
-
-    Raises:
-        UsageError: It is something else.
-        SaveError: The folder can't be made or written.
     """
     if report is False or events().find(ReportObserver) is not None:
         return None

@@ -29,10 +29,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        plugin: The entry point's name.
         severity: ``"error"``, ``"note"`` or ``"ok"``.
         kind: What was checked: ``"import"``, ``"rule"``, ``"conflict"``, ``"sample"`` …
-        message: What was found.
     """
 
     plugin: str
@@ -51,13 +49,9 @@ def check_plugins(
     """Checks the plugins of a selection.
 
     Args:
-        selection: Which plugins to load.
         name: The one to check; all but the builtin one when ``None``.
         opsets: Run samples at these opsets only.
         timeout: Seconds that importing a plugin may take.
-
-    Raises:
-        UnknownPluginError: There is no plugin of that name.
     """
     selection = replace(selection, strict=False, require=())
     manager = PluginManager(selection)
