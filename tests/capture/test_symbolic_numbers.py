@@ -111,7 +111,7 @@ def test_numbers_of_other_classes(name: str, recwarn: pytest.WarningsRecorder) -
             assert "test_symbolic_numbers.py" in messages
 
 
-def test_a_condition_stays_one_where_no_code_asks_what_it_is() -> None:
+def test_a_condition_stays_symbolic_where_no_code_asks_for_its_value() -> None:
     """torch.cond takes a condition of sizes, and both branches are in the graph."""
 
     class Branches(nn.Module):

@@ -113,7 +113,7 @@ def test_tolerances() -> None:
     assert not _of(_chain(1.0), _chain(1.00001), sizes={"n": 8}, rtol=1e-7, atol=0.0).equal
 
 
-def test_what_is_nan_in_one_model_differs() -> None:
+def test_nan_against_a_number_differs() -> None:
     comparison = _of(_chain(1.0), _chain(float("nan")), given=[("x", torch.ones(1, 4))])
     assert not comparison.equal
     assert _of(_chain(float("nan")), _chain(float("nan"))).equal

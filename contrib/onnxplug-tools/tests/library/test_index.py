@@ -56,7 +56,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_a_package_says(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_package(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index.main(checkout)
     text = (checkout / index.PAGE).read_text(encoding="utf-8")
     for line in (
