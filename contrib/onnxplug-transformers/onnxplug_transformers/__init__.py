@@ -17,65 +17,31 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen, and
     recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size.
     """
-    return [_caches, _experts, _recurrences, _windows, _sizes]
+    models, place = "transformers.models.", "onnxplug_transformers"
+    return [
+        _where_used("transformers.cache_utils", f"{place}.windows:capturable_caches"),
+        _where_used("transformers.integrations.moe", f"{place}.experts:exportable_experts"),
+        _where_used(models, f"{place}.recurrences:exportable_recurrences"),
+        _where_used(models, f"{place}.shifted_windows:windows_of_any_size"),
+        _where_used(models, f"{place}.sizes:dynamic_sizes"),
+    ]
 
 
-def _caches() -> Any:
-    """Nothing to do, and nothing to import, where transformers isn't in use."""
-    import sys
-    from contextlib import nullcontext
+def _where_used(module: str, patch: str) -> Callable[[], Any]:
+    """A patch that does nothing, and imports nothing, where a module of transformers, or one whose name begins so, isn't in use."""
 
-    if "transformers.cache_utils" in sys.modules:
-        from onnxplug_transformers.caches import register
-        from onnxplug_transformers.windows import capturable_caches
+    def entered() -> Any:
+        import sys
+        from contextlib import nullcontext
 
-        register()
-        return capturable_caches()
-    return nullcontext()
+        from onnxplug.registry.rule import load_object
 
+        if not any(name.startswith(module) for name in sys.modules):
+            return nullcontext()
+        return load_object(patch, "the patch")()
 
-def _experts() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if "transformers.integrations.moe" not in sys.modules:
-        return nullcontext()
-    from onnxplug_transformers.experts import exportable_experts
-
-    return exportable_experts()
-
-
-def _recurrences() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if not any(name.startswith("transformers.models.") for name in sys.modules):
-        return nullcontext()
-    from onnxplug_transformers.recurrences import exportable_recurrences
-
-    return exportable_recurrences()
-
-
-def _windows() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if not any(name.startswith("transformers.models.") for name in sys.modules):
-        return nullcontext()
-    from onnxplug_transformers.shifted_windows import windows_of_any_size
-
-    return windows_of_any_size()
-
-
-def _sizes() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if not any(name.startswith("transformers.models.") for name in sys.modules):
-        return nullcontext()
-    from onnxplug_transformers.sizes import dynamic_sizes
-
-    return dynamic_sizes()
+    entered.__qualname__ = patch  # its name in errors
+    return entered
 
 
 @hookimpl

@@ -66,7 +66,6 @@ class Adapter:
     """A trained adapter.
 
     Attributes:
-        folder: Where it is from.
         factors: Layer to its two factors in float32, [in, rank] and [rank, out]; the second one has the adapter's scale.
     """
 
@@ -75,11 +74,7 @@ class Adapter:
 
 
 def parse_adapters(texts: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
-    """What ``--adapter`` was given: the folder to merge, and the folders by name that are kept apart.
-
-    Raises:
-        UsageError: There are several to merge, or both kinds, or a name stands twice or is no name of a file.
-    """
+    """What ``--adapter`` was given: the folder to merge, and the folders by name that are kept apart."""
     merged: list[Path] = []
     apart: dict[str, Path] = {}
     for text in texts:
@@ -101,12 +96,7 @@ def parse_adapters(texts: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """An adapter from a folder of PEFT.
-
-    Raises:
-        UsageError: It is no such folder, or the adapter is another thing than low-rank products beside linear layers.
-        OnnxplugError: A file is damaged.
-    """
+    """An adapter from a folder of PEFT."""
     if not (folder / "adapter_config.json").is_file():
         raise UsageError(
             f"{folder} has no adapter_config.json", hint="--adapter takes a folder of PEFT's save_pretrained."
@@ -134,11 +124,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _check_settings(folder: Path, about: Mapping[str, Any]) -> None:
-    """Looks whether an adapter's configuration asks for no more than low-rank products.
-
-    Raises:
-        UsageError: It does.
-    """
+    """Looks whether an adapter's configuration asks for no more than low-rank products."""
     if about.get("peft_type") != "LORA":
         raise UsageError(
             f"{folder} has an adapter of the kind {about.get('peft_type')!r}; LORA is the one that is taken"
@@ -184,11 +170,7 @@ def _of_layer(patterns: Mapping[str, Any], layer: str, default: Any) -> Any:
 
 
 def merge_adapter(model: Any, adapter: Adapter) -> None:
-    """Adds an adapter's products to the weights of a model, in place.
-
-    Raises:
-        UsageError: The model has no such layer, of this size, whose weight is its own and made of floats.
-    """
+    """Adds an adapter's products to the weights of a model, in place."""
     from transformers.pytorch_utils import Conv1D
 
     owners = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
@@ -226,10 +208,6 @@ class Adapters:
 
     Args:
         model: The model; its linear layers may have weights of few bits.
-        adapters: By name.
-
-    Raises:
-        UsageError: The model has no such layer, or one of another size.
     """
 
     def __init__(self, model: Any, adapters: Mapping[str, Adapter]) -> None:
@@ -292,11 +270,7 @@ class Adapters:
             model.graph.register_initializer(value)
 
     def write(self, folder: Path) -> list[str]:
-        """Writes a file for each adapter, and says what is in it.
-
-        Raises:
-            UsageError: ONNX Runtime is not installed.
-        """
+        """Writes a file for each adapter, and says what is in it."""
         try:
             import onnxruntime
         except ImportError as error:
@@ -348,7 +322,6 @@ def adapted(model: Any, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Holds while a model is called: the products of an adapter are added to what its layers give.
 
     Args:
-        model: The model.
         tensors: Inputs as :class:`Adapters` has them.
     """
 

@@ -235,11 +235,7 @@ def _whole(cache: Any) -> Any:
 
 
 def _has_own_length(cache: Any) -> bool:
-    """Whether the number of tokens seen is in no tensor.
-
-    Raises:
-        TypeError: The layers have not seen the same number of tokens.
-    """
+    """Whether the number of tokens seen is in no tensor."""
     windows, whole = _windows(cache), _whole(cache)
     seen = [_seen(layer) for layer in windows]
     if whole is not None and isinstance(whole.keys, torch.Tensor):

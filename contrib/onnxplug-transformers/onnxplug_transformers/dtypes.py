@@ -21,7 +21,6 @@ class NumberFormat:
 
     Attributes:
         suffix: What follows the name of a model in that of its file.
-        quantize: The kind of onnxplug-precision's quantisation.
         half: Whether what is not quantised is in float16.
     """
 
@@ -43,11 +42,7 @@ FORMATS = {
 
 
 def check_dtypes(names: Sequence[str]) -> None:
-    """Looks whether all these formats can be written.
-
-    Raises:
-        UsageError: One is unknown or named twice, none is named, or onnxplug-precision is not installed.
-    """
+    """Looks whether all these formats can be written."""
     for name in names:
         if name not in FORMATS:
             raise UsageError(f"--dtypes has no {name!r}", hint=f"They are {', '.join(FORMATS)}.")
@@ -71,14 +66,7 @@ def in_format(
 
     Args:
         program: The program, in float32; it stays as it is.
-        name: The format.
-        samples: Inputs, and PyTorch's results.
         model: PyTorch's model, to compare with; ``None``: results are compared with those in float32 alone.
-
-    Raises:
-        ConversionError: Nothing of the model can be in this format.
-        VerificationError: The new model does not run on the samples, gives NaN, or is further from PyTorch's results than its
-            format explains.
     """
     chosen = FORMATS[name]
     if chosen.quantize is None and not chosen.half:

@@ -51,7 +51,6 @@ def _grouped(
         hidden: [tokens, H]
         index: [tokens, K], the experts of each token; one of ``count`` or more leaves it as it is.
         weights: [tokens, K]
-        count: How many experts there are.
         compute: Makes [tokens * K, H] of as many rows, sorted by expert, and of where each expert's end, [count] of int32.
     """
     expert, order = index.reshape(-1).sort(stable=True)

@@ -202,10 +202,6 @@ def _check_decoder(kind: str, layout: Layout, dtypes: Sequence[str], dtype: str,
 
     Args:
         kind, layout, dtypes, dtype: As ``export_folder`` has them.
-        flags: The options given that are for text generation.
-
-    Raises:
-        UsageError: One does not.
     """
     if kind == IMAGES_AND_TEXT and layout.merged:
         raise UsageError(f"{kind} is for --for genai, and not for {layout.name}")
@@ -357,12 +353,9 @@ class _Call:
     """How the models of a folder are exported.
 
     Attributes:
-        folder: Where to.
-        layout: Whose names dimensions have.
         dtypes: Number formats, of each of which a file is written.
         verify, external_data, stage, options, notes: As for ``export_folder``.
         accuracy_level: What products with weights of four bits get once they are verified: with 4 they are not PyTorch's.
-        files: What was written.
     """
 
     folder: Path
@@ -380,8 +373,6 @@ class _Call:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
-            name: What its file is called.
-            model: The model.
             cases: Inputs to compare on beside the example's and those drawn at random.
             about: Keyword arguments of ``to_onnx``.
         """
@@ -394,7 +385,6 @@ class _Call:
         """A model exported, and the report of its verification.
 
         Args:
-            model: The model.
             cases: Inputs to compare on; ``None``: the example's, and others drawn at random.
             about: Keyword arguments of ``to_onnx``.
         """
@@ -417,10 +407,6 @@ class _Call:
         """Saves a program in each number format.
 
         Args:
-            name: What the file is called.
-            program: The program.
-            report: Of its verification.
-            model: PyTorch's model.
             samples: Inputs that it runs on in other formats, with PyTorch's results.
         """
         set_accuracy_level(program.model, self.accuracy_level)
@@ -450,12 +436,7 @@ def _with_domain(opsets: Any) -> dict[str, int]:
 
 
 def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The model of a folder as it is exported, and example inputs.
-
-    Raises:
-        UsageError: It is no folder of ``save_pretrained``.
-        OnnxplugError: A file is damaged or missing.
-    """
+    """The model of a folder as it is exported, and example inputs."""
     register()  # whoever takes the inputs apart knows caches
     with as_folder(source, tokenizer=False) as source:
         config = load_config(source)

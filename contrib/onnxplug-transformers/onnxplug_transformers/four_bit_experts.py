@@ -40,7 +40,6 @@ def experts_nbits(
         up_zeros: [experts, 2 * F, (blocks + 1) / 2] bytes, two zero points in each; ``None``: all are in the middle.
         up_bias: [experts, 2 * F].
         down, down_zeros, down_bias: The same of the second product: [experts, H, ...] of F.
-        count: How many experts a row has.
         gate: alpha, beta, and what gate and up are clamped to.
         step: Whether blocks of the inputs of products are rounded to 127 steps, as ONNX Runtime does at accuracy level 4.
 
@@ -107,9 +106,7 @@ class FourBitExperts(nn.Module):
     """Experts as ``QMoE`` computes them, in the place of those of transformers.
 
     Args:
-        experts: The experts of transformers.
         gate: alpha, beta and limit, of :func:`gate_of`.
-        size: Numbers in a block.
         zero_points: Whether blocks have a zero point of their own.
     """
 

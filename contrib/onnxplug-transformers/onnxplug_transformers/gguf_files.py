@@ -29,14 +29,6 @@ def as_folder(source: Path, *, tokenizer: bool = True) -> Iterator[Path]:
     """A folder for a file of GGUF, with configuration, tokenizer and a link to the file; a folder of ``save_pretrained`` is itself.
 
     The tokenizer is the one that lies beside the file, or made of what the file has.
-
-    Args:
-        source: A folder, or the file.
-        tokenizer: Whether one is needed.
-
-    Raises:
-        UsageError: A library is missing, or there is no tokenizer.
-        OnnxplugError: The file is damaged, or transformers does not know the model.
     """
     file = gguf_of(source)
     if file is None:
@@ -88,16 +80,10 @@ def load_gguf(file: Path, config: Any, loader: Any, dtype: torch.dtype) -> tuple
     """The model of a file, its linear layers and its embedding in the file's blocks.
 
     Args:
-        file: The file.
-        config: The configuration that transformers made of it.
-        loader: The class of transformers that loads such models.
         dtype: Element type of what is not in blocks.
 
     Returns:
         The model, and what transformers says of the loading.
-
-    Raises:
-        OnnxplugError: A weight is in blocks that are not known here, or is no matrix of a linear layer or an embedding.
     """
     with torch.device("meta"):
         skeleton = loader.from_config(config)
@@ -149,11 +135,7 @@ def _read(file: Path, model: Any) -> tuple[dict[str, Blocks], dict[str, torch.Te
 
 
 def _order(processor: Any, tensor: Any, module: Any, names: dict[str, str]) -> torch.Tensor:
-    """Which rows of a tensor the rows of a linear layer's weight are.
-
-    Raises:
-        OnnxplugError: Its blocks are not known, or the module's weight is something else than these rows.
-    """
+    """Which rows of a tensor the rows of a linear layer's weight are."""
     from transformers.pytorch_utils import Conv1D
 
     form = tensor.tensor_type.name

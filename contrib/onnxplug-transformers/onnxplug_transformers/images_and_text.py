@@ -12,8 +12,9 @@ from transformers import DynamicCache
 from onnxplug import UsageError
 from onnxplug_transformers.caches import emptied, names, shapes
 from onnxplug_transformers.decoders import check_cache
-from onnxplug_transformers.encoder_decoders import Part, PartExample
+from onnxplug_transformers.encoder_decoders import PartExample
 from onnxplug_transformers.models import KINDS_WITH_IMAGES
+from onnxplug_transformers.tasks import Part
 
 
 class Images(Part):
@@ -101,9 +102,7 @@ class Examples:
     """Example inputs of the three parts.
 
     Attributes:
-        images, embeddings, step: Of each.
         first: Of a first step, a prompt with an image.
-        layers, heads, head_size: The cache's.
     """
 
     images: PartExample
@@ -116,14 +115,7 @@ class Examples:
 
 
 def examples_of(model: Any) -> Examples:
-    """Example inputs.
-
-    Args:
-        model: The model.
-
-    Raises:
-        UsageError: It is of another kind, or its cache is none of keys and values of the same shape in every layer.
-    """
+    """Example inputs."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     if config.model_type not in KINDS_WITH_IMAGES:
         raise UsageError(

@@ -44,7 +44,6 @@ def turned_rows(g: Any, node: Any) -> Turned | None:
     """Queries and keys of an attention before they are turned by the places that the operator counts, else ``None``.
 
     Args:
-        g: The graph.
         node: A call of ``group_query_attention``.
     """
     turns = [_turn(_heads_of(node.fx.args[i])) for i in (0, 1)]

@@ -33,7 +33,6 @@ class Sample:
     """Inputs of a graph, and PyTorch's results.
 
     Attributes:
-        feed: Inputs by the names of the graph's.
         run: Computes the results by the names of the graph's.
     """
 
@@ -46,10 +45,8 @@ class Distance:
     """How far an output of a file is from PyTorch's.
 
     Attributes:
-        name: The output.
         own: The norm of the difference, as a share of the norm of PyTorch's result.
         rounded: The same of PyTorch's model with rounded numbers.
-        unit: A unit of rounding.
     """
 
     name: str
@@ -82,18 +79,11 @@ def furthest(
     """Compares a file's results with PyTorch's.
 
     Args:
-        model: PyTorch's model.
-        samples: Inputs.
-        results: The file's results on them.
         kind: The kind of quantisation: ``"dynamic"``, ``"int4"`` or ``None``.
         half: Whether what is not quantised is in float16.
 
     Returns:
         The output that is furthest away; ``None`` where none is in floating point.
-
-    Raises:
-        VerificationError: An output is further away than the format explains, has another shape, or has NaN or infinities that
-            PyTorch's has not.
     """
     exact = _joined([sample.run() for sample in samples])
     own, moved = _distances(exact, _joined(results)), []

@@ -33,7 +33,6 @@ def rounded(weight: torch.Tensor, size: int, bits: int, *, zero_points: bool = F
 
     Args:
         weight: [N, K].
-        size: Numbers in a block.
         bits: 4 or 8.
         zero_points: Whether blocks of 4 bits have a zero point of their own.
     """

@@ -28,12 +28,7 @@ class Sentences(nn.Module):
     """From tokens to the states of a transformer, and to one vector for each text.
 
     Args:
-        model: The transformer.
         folder: The folder with ``modules.json``.
-
-    Raises:
-        UsageError: A module is of a kind that is unknown here, or has a setting that is.
-        OnnxplugError: A file of a module is damaged or missing.
     """
 
     def __init__(self, model: nn.Module, folder: Path) -> None:

@@ -20,9 +20,6 @@ def load_around(
     """A model with the tensors given.
 
     Args:
-        kind: Its class.
-        config: Its configuration, which is changed.
-        tensors: Parameters and buffers by their names.
         names: Linear layers and embeddings whose weights are not among them. In the place of each linear layer is a module with its
             bias alone, and the embeddings have weights of no elements.
         dtype: Element type of the tensors once they are loaded.
