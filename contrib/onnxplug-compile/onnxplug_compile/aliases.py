@@ -20,9 +20,6 @@ class SameMemory:
     guards check little of that again (torch 2.13: whether inputs of symbolic sizes overlap), and numbers would be wrong.
 
     Args:
-        compiled: What AOTAutograd gave.
-        module: What Dynamo captured.
-        example_inputs: What it was captured with.
         warn: Takes what is run by eager PyTorch, in words, the first time; ``None`` raises instead.
     """
 
@@ -41,11 +38,7 @@ class SameMemory:
         self._has_warned = False
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the graph.
-
-        Raises:
-            RunError: Inputs share memory in another way, and there is no eager PyTorch to fall back to.
-        """
+        """Runs the graph."""
         if self._found(args) == self._sharing:
             return self._compiled(*args)
         what = "inputs that are written to share memory in another way than when their graph was compiled"

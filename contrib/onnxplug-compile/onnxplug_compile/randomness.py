@@ -50,11 +50,7 @@ class Draw:
     """One random operator, called anew for every call of the graph.
 
     Args:
-        node: Its FX node.
         sizes: Where the sizes that it needs are asked for.
-
-    Raises:
-        UnknownSizeError: A size depends on data.
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
@@ -68,7 +64,6 @@ class Draw:
 
         Args:
             numbers: What the function of ``sizes`` returned for this call.
-            inputs: The arguments of the call.
         """
         args = [argument(numbers) for argument in self._args]
         drawn: torch.Tensor = self._target(*args, **{name: a(numbers) for name, a in self._kwargs.items()})
@@ -79,11 +74,7 @@ class Mask:
     """The mask of one dropout: the elements that stay.
 
     Args:
-        node: Its FX node.
         sizes: Where the sizes that it needs are asked for.
-
-    Raises:
-        UnknownSizeError: A size depends on data.
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
@@ -118,12 +109,7 @@ class State:
 
 
 class Replay:
-    """A draw from a generator in a state that is an input; the generator is left as it was.
-
-    Args:
-        draw: What to draw.
-        position: The place of the state among the inputs.
-    """
+    """A draw from a generator in a state that is an input; the generator is left as it was."""
 
     def __init__(self, draw: AnyDraw, position: int) -> None:
         self.device: torch.device = draw.device
@@ -150,9 +136,6 @@ def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | 
 
     Returns:
         The random operators. Those that are to draw from a state that is given have its node beside them.
-
-    Raises:
-        Unsupported: PyTorch can't draw for the operator before the graph: what is drawn could not be repeated.
     """
     operators: dict[torch.fx.Node, torch.fx.Node | None] = {}
     for node in list(graph.nodes):

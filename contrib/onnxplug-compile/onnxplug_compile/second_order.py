@@ -26,9 +26,6 @@ class SecondOrder:
     """Calls what AOTAutograd compiled, and makes its gradients differentiable.
 
     Args:
-        compiled: What AOTAutograd gave.
-        module: What Dynamo captured.
-        joint: AOTAutograd's graph of forward and backward.
         warn: Takes what is run by eager PyTorch, in words, the first time; ``None`` raises instead.
     """
 
@@ -89,11 +86,7 @@ class SecondOrder:
         return True
 
     def refuse(self, kept: _Inputs | None, gradients: Sequence[Any]) -> None:
-        """Checks that eager PyTorch computes the gradients of the call.
-
-        Raises:
-            SecondDerivativeError: It doesn't; the error says why.
-        """
+        """Checks that eager PyTorch computes the gradients of the call."""
         reason = self._reason
         if reason is None and (kept is None or len(kept.values) != len(gradients)):
             reason = "its inputs are not known any more"
@@ -115,7 +108,6 @@ class SecondOrder:
 
         Args:
             inputs: The graph's; those that require a gradient are no part of any graph that leads to another of them.
-            tangents: The gradients of its outputs.
         """
         return _gradients(self._module(*inputs), tangents, inputs, create_graph=True)
 
@@ -128,8 +120,6 @@ def _gradients(
     Args:
         results: Values computed from them; those that are no tensors or need no gradient are left out.
         tangents: The gradients of the results, ``None`` for one that is not read.
-        given: Tensors and other values.
-        create_graph: Whether the gradients can be differentiated again.
     """
     pairs = [
         (result, tangent)

@@ -86,11 +86,7 @@ class _progress:
 
 
 def _state(out: Path) -> Any:
-    """The state of a fleet that has one.
-
-    Raises:
-        UsageError: It has none.
-    """
+    """The state of a fleet that has one."""
     from onnxplug.errors import UsageError
     from onnxplug_fleet.state import State
 

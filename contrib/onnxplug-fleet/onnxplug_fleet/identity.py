@@ -50,8 +50,6 @@ def parts_of(given: Mapping[str, Any], host: Any, watched: Watched) -> dict[str,
 
     Args:
         given: The arguments of ``to_onnx``: ``model``, ``args``, ``kwargs``.
-        host: The plugins of the export.
-        watched: What loading the target has imported and opened.
     """
     model = given["model"]
     parts = {

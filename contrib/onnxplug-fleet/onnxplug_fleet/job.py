@@ -32,16 +32,8 @@ class _Unchanged(BaseException):
 class _Watch(Observer):
     """Finds the key of an export when that begins, and ends it where the store has a result.
 
-    Args:
-        job: The job.
-        store: The store.
-        watched: What loading the target has imported and opened.
-
     Attributes:
-        parts: The parts of the key.
-        kept: The result that the store has.
         given: The arguments of the first export.
-        programs: What was exported.
     """
 
     def __init__(self, job: Job, store: Store, watched: Watched) -> None:
@@ -98,8 +90,6 @@ def execute(job: Job, store_url: str, scratch: Path, *, fresh: bool) -> dict[str
     """Does a job; what fails is a result too.
 
     Args:
-        job: The job.
-        store_url: The store.
         scratch: An empty folder for its files.
         fresh: Whether this process does nothing else.
 

@@ -25,15 +25,8 @@ def run_fleet(
     """Does what a manifest says: goes on with the last run where that was interrupted, else begins a new one.
 
     Args:
-        manifest: The manifest.
         out: The fleet's folder: its state, and each run's page, ``junit.xml`` and ``fleet.sarif``.
-        executor: Where jobs are done.
         store: The store's URL; the manifest's, else the folder itself, when ``None``.
-        told: Called as each job ends.
-
-    Raises:
-        UsageError: Another run of this folder goes on.
-        OnnxplugError: The state or the store can't be written.
     """
     url = store or manifest.store or str(out.absolute())
     state, opened = State(out), Store(url)

@@ -19,9 +19,7 @@ class Parameter:
     """A parameter of an onnxscript function, a FunctionProto or a plain function.
 
     Attributes:
-        name: Its name.
         attribute: Type of the attribute that it is; ``None`` for an input.
-        required: Whether it has no default.
         dtypes: Element types that it takes as an input; empty for any.
         group: Type variable shared with other inputs.
         keyword: Whether it is given by name alone.
@@ -56,9 +54,6 @@ def bind(node: Any, parameters: Sequence[Parameter], what: str) -> dict[str, Any
 
     Arguments that the call left at their defaults, and that the function does not need, are left to the function's own
     defaults; keyword arguments that it does not take (``device``, ``layout``) are dropped.
-
-    Raises:
-        ConversionError: An argument has no parameter, or a parameter no argument.
     """
     schema = getattr(node.target, "_schema", None)
     formals = list(schema.arguments) if schema is not None else []

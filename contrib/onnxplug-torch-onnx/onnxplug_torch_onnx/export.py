@@ -145,15 +145,11 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
     """Exports what a call asks for.
 
     Args:
-        request: The call; its arguments are settled here.
         options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks, and ``verify``.
         verify_drawn: Where the call alone asks for verification, on inputs that are drawn at random too.
 
     Returns:
         The program, whatever ``dynamo`` says.
-
-    Raises:
-        OnnxplugError: As :func:`export` does.
     """
     with _errors_of_torch():
         request.settle()
@@ -177,11 +173,7 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
 
 
 class _Exporter:
-    """One export.
-
-    Attributes:
-        request: What is asked for.
-    """
+    """One export."""
 
     def __init__(self, request: Request, options: Mapping[str, Any], verify_drawn: bool) -> None:
         self.request = request

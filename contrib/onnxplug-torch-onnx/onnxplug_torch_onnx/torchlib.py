@@ -29,9 +29,6 @@ def onnxscript_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Returns:
         A converter ``(g, node)`` for a :class:`~onnxplug.Rule`; it declines a node whose dtypes the annotations exclude.
-
-    Raises:
-        UsageError: It can't be called.
     """
     if is_function(function):
         return function_body(function)

@@ -87,11 +87,7 @@ class Interpreter:
         """Runs a block.
 
         Args:
-            block: The block.
             values: The values that it uses, its inputs included; those of its steps are added.
-
-        Returns:
-            Its outputs.
         """
         for step in block.steps:
             results = self._results(step, values)
@@ -101,12 +97,7 @@ class Interpreter:
 
     @contextmanager
     def scope(self, attributes: Mapping[Attribute, Any], given: Sequence[Any]) -> Iterator[dict[Attribute, Any]]:
-        """A branch or body: what it sets is its own.
-
-        Args:
-            attributes: What attributes hold at its start.
-            given: The values that it takes from outside.
-        """
+        """A branch or body: what it sets is its own."""
         outside, written, shared, borrowed = self.attributes, dict(self.written), self.shared, self.borrowed
         self.attributes, self.shared, self.borrowed = dict(attributes), [], list(lists_in(given))
         try:
