@@ -78,10 +78,10 @@ class Mask:
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
-        given = node.args[0]
-        assert isinstance(given, torch.fx.Node)
-        self.device: torch.device = given.meta["val"].device
-        self._pattern = _pattern(given.meta["val"], sizes)
+        operand = node.args[0]
+        assert isinstance(operand, torch.fx.Node)
+        self.device: torch.device = operand.meta["val"].device
+        self._pattern = _pattern(operand.meta["val"], sizes)
         self._probability: Any = node.args[1]
 
     def __call__(self, numbers: Sequence[int], inputs: Sequence[Any]) -> torch.Tensor:
@@ -142,13 +142,13 @@ def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | 
         name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
         if name not in (_SAVING, _SETTING):
             continue
-        given = node.args[0] if name == _SETTING else None
-        target, *args = node.args[given is not None :]
+        saved = node.args[0] if name == _SETTING else None
+        target, *args = node.args[saved is not None :]
         with graph.inserting_before(node):
             inner = graph.call_function(target, tuple(args), dict(node.kwargs))
         inner.meta.update(node.meta, val=_result_of(inner))
-        operators[inner] = given
-        if given is not None:
+        operators[inner] = saved
+        if saved is not None:
             node.replace_all_uses_with(inner)
         else:
             device = pytree.tree_leaves(inner.meta["val"])[0].device
@@ -226,11 +226,11 @@ def generators_of(draws: Sequence[AnyDraw]) -> list[torch.Generator]:
 
 def apply_mask(graph: torch.fx.Graph, dropout: torch.fx.Node, mask: torch.fx.Node) -> None:
     """Replaces a dropout by products with its mask and with what makes up for the elements dropped, as eager computes it."""
-    given, probability = dropout.args[:2]
-    assert isinstance(given, torch.fx.Node) and isinstance(probability, int | float)
+    operand, probability = dropout.args[:2]
+    assert isinstance(operand, torch.fx.Node) and isinstance(probability, int | float)
     scale = 1.0 / (1.0 - probability) if probability < 1 else 0.0
     with graph.inserting_after(dropout):
-        kept = graph.call_function(_ATEN.mul.Tensor, (given, mask))
+        kept = graph.call_function(_ATEN.mul.Tensor, (operand, mask))
     with graph.inserting_after(kept):
         scaled = graph.call_function(_ATEN.mul.Tensor, (kept, scale))
     for node in (kept, scaled):

@@ -47,7 +47,7 @@ def run(
     read = read_manifest(manifest, threads=max(1, processors // max(1, count)))
     executor = executor_for(on, count)
     with _progress(len(read.jobs)) as show:
-        done = run_fleet(read, out, executor, store=store, told=show)
+        done = run_fleet(read, out, executor, store=store, ended=show)
     words = ", ".join(f"{number} {status}" for status, number in done.counts().items())
     console.print(f"run {done.number}: {words}", markup=False)
     err.print(f"page: {out / 'runs' / str(done.number) / 'index.html'}", markup=False)

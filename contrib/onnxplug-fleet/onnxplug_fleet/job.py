@@ -40,7 +40,7 @@ class _Watch(Observer):
         self._job, self._store, self._watched = job, store, watched
         self.parts: dict[str, str] = {}
         self.kept: dict[str, Any] | None = None
-        self.given: Mapping[str, Any] = {}
+        self.call: Mapping[str, Any] = {}
         self.programs: list[Any] = []
 
     def begin(self, span: Span) -> None:
@@ -49,8 +49,8 @@ class _Watch(Observer):
             return
         from onnxplug.cli.options import registry
 
-        self.given = span.subject[0]
-        self.parts = {**_parts_of_job(self._job), **parts_of(self.given, registry()[1], self._watched)}
+        self.call = span.subject[0]
+        self.parts = {**_parts_of_job(self._job), **parts_of(self.call, registry()[1], self._watched)}
         self.kept = self._store.find(self.key)
         if self.kept is not None:
             raise _Unchanged
@@ -229,7 +229,7 @@ def _verified(job: Job, watch: _Watch, files: list[Path], scratch: Path) -> dict
         raise OnnxplugError(f"data are for targets of one file; {job.target} has {len(files)}")
     report = measure_data(
         files[0],
-        watch.given["model"],
+        watch.call["model"],
         job.data,
         list(job.metrics),
         thresholds=job.thresholds,

@@ -14,13 +14,13 @@ from onnxplug_fleet.state import Run, State
 from onnxplug_fleet.store import Store
 
 #: What is called with each job's name and result, the number of jobs that are done, and that of all.
-Told = Callable[[str, dict[str, Any], int, int], None]
+JobEnded = Callable[[str, dict[str, Any], int, int], None]
 #: The states that are no failure.
 FINE = ("exported", "unchanged")
 
 
 def run_fleet(
-    manifest: Manifest, out: Path, executor: Executor, *, store: str | None = None, told: Told = lambda *_: None
+    manifest: Manifest, out: Path, executor: Executor, *, store: str | None = None, ended: JobEnded = lambda *_: None
 ) -> Run:
     """Does what a manifest says: goes on with the last run where that was interrupted, else begins a new one.
 
@@ -40,7 +40,7 @@ def run_fleet(
                 result["reasons"] = changes(before, now) if result["status"] == "exported" or before != now else []
             state.finish(number, job.name, result)
             done += 1
-            told(job.name, result, done, len(manifest.jobs))
+            ended(job.name, result, done, len(manifest.jobs))
         run = state.run(number)
         write_outputs(run, state.before(number), out / "runs" / str(number), opened)
         state.end(number)

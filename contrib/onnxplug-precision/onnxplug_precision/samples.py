@@ -19,19 +19,19 @@ from onnxplug.text import did_you_mean
 Call = Mapping[str, Any] | Sequence[Any] | torch.Tensor
 
 
-def data_of(given: Any) -> list[Call]:
+def data_of(calibration: Any) -> list[Call]:
     """The calls that ``calibrate=`` gives.
 
     Args:
         given: Calls, the path of a ``.npz`` file with one call's inputs by name, or of a folder of such files.
     """
-    if isinstance(given, str | os.PathLike):
-        return [*_read(Path(given))]
-    if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise UsageError(f"calibrate= takes a list of inputs, a .npz file or a folder of such, got {given!r}")
-    if not given:
+    if isinstance(calibration, str | os.PathLike):
+        return [*_read(Path(calibration))]
+    if not isinstance(calibration, Sequence) or isinstance(calibration, bytes):
+        raise UsageError(f"calibrate= takes a list of inputs, a .npz file or a folder of such, got {calibration!r}")
+    if not calibration:
         raise UsageError("calibrate= has no data")
-    return list(given)
+    return list(calibration)
 
 
 def _read(path: Path) -> list[dict[str, torch.Tensor]]:

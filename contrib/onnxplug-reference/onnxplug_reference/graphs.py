@@ -120,9 +120,9 @@ class Preparer:
             )
         return self._arrays.constant(tensor)
 
-    def function(self, proto: onnx.FunctionProto, given: Iterable[onnx.AttributeProto] = ()) -> ReadyGraph:
+    def function(self, proto: onnx.FunctionProto, call_attributes: Iterable[onnx.AttributeProto] = ()) -> ReadyGraph:
         """Makes a function ready for the attributes of one call."""
-        attributes = {a.name: a for a in proto.attribute_proto} | {a.name: a for a in given}
+        attributes = {a.name: a for a in proto.attribute_proto} | {a.name: a for a in call_attributes}
         key = (_domain(proto.domain), proto.name, getattr(proto, "overload", ""))
         memo = (key, b"".join(attributes[name].SerializeToString(deterministic=True) for name in sorted(attributes)))
         library = self._library

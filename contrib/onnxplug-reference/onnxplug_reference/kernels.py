@@ -56,20 +56,20 @@ class KernelTable:
     """
 
     def __init__(self, kernels: Iterable[Kernel]) -> None:
-        self._found: dict[tuple[str, str], list[Kernel]] = {}
+        self._kernels: dict[tuple[str, str], list[Kernel]] = {}
         for kernel in kernels:
-            self._found.setdefault((kernel.domain, kernel.op), []).append(kernel)
-        for versions in self._found.values():
+            self._kernels.setdefault((kernel.domain, kernel.op), []).append(kernel)
+        for versions in self._kernels.values():
             versions.sort(key=lambda kernel: kernel.since, reverse=True)
 
     def find(self, domain: str, op: str, version: int) -> Kernel | None:
         """The kernel of an operator at a version of its domain."""
-        kernel = next((k for k in self._found.get((domain, op), ()) if k.since <= version), None)
+        kernel = next((k for k in self._kernels.get((domain, op), ()) if k.since <= version), None)
         return kernel if kernel is None or kernel.until is None or version <= kernel.until else None
 
     def operators(self) -> list[tuple[str, str]]:
         """Domain and name of every operator."""
-        return sorted(self._found)
+        return sorted(self._kernels)
 
 
 def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:

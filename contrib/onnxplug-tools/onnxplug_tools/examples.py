@@ -48,13 +48,13 @@ def with_examples(
             hint="Give two or more, or name the dynamic dimensions in dynamic_shapes=.",
         )
     first = _as_call(calls[0])
-    further = []
+    others = []
     for number, call in enumerate(calls[1:], 2):
-        given = _as_call(call)
-        if len(given[0]) != len(first[0]) or set(given[1]) != set(first[1]):
-            raise UsageError(f"example {number} has {_call_text(given)}, example 1 {_call_text(first)}")
-        further.append((given[0], {name: given[1][name] for name in first[1]}))
-    return (*first, further)
+        inputs = _as_call(call)
+        if len(inputs[0]) != len(first[0]) or set(inputs[1]) != set(first[1]):
+            raise UsageError(f"example {number} has {_call_text(inputs)}, example 1 {_call_text(first)}")
+        others.append((inputs[0], {name: inputs[1][name] for name in first[1]}))
+    return (*first, others)
 
 
 def _as_call(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -199,10 +199,10 @@ def name_output_axes(program: OnnxProgram, axes: Mapping[str, Axes], input_axes:
 
 def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
     """Gives the sizes of an ``ExportedProgram`` the names that ``dynamic_shapes`` has for them, input by input."""
-    given = program.exported_program
-    assert given is not None
+    exported = program.exported_program
+    assert exported is not None
     users = [slot for slot in program.inputs if slot.position is not None]
-    specs = _in_order(dynamic_shapes, given.graph_signature.user_inputs)
+    specs = _in_order(dynamic_shapes, exported.graph_signature.user_inputs)
     leaves = pytree.tree_flatten(specs, is_leaf=_is_axes)[0]
     if len(leaves) != len(users):
         raise UsageError(

@@ -43,7 +43,7 @@ def _number(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 #: What becomes of an argument of a type.
-_GIVEN: dict[str, Callable[[Any], Any]] = {
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "int": _number(numbers.as_int),
     "bool": _number(numbers.as_bool),
     "float": lambda value: float(value) if type(value) is int else _number(numbers.as_float)(value),
@@ -83,10 +83,11 @@ def from_script(script: Any) -> torch.nn.Module:
     def forward(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = [
-            _GIVEN[kind](value) if kind in _GIVEN else value for kind, value in zip(kinds, bound.args, strict=True)
+        inputs = [
+            _CONVERSIONS[kind](value) if kind in _CONVERSIONS else value
+            for kind, value in zip(kinds, bound.args, strict=True)
         ]
-        return _called(run, module, graph, given)
+        return _called(run, module, graph, inputs)
 
     forward.__signature__ = signature  # type: ignore[attr-defined]
     module.__dict__["forward"] = forward

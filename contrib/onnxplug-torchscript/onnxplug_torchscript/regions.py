@@ -102,13 +102,13 @@ class Region:
             if outer is not None:
                 attributes.update(zip(self.written, outer[:count], strict=True))
             values.update(zip(block.inputs, [mapped(value, inside) for value in inputs], strict=True))
-            given = list(values.values())
-            before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given]
-            alive = [list(leaves(value)) for value in given]  # no other leaf takes the place of one in memory
-            with self.interpreter.scope(attributes, given) as attributes:
+            contents = list(values.values())
+            before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in contents]
+            alive = [list(leaves(value)) for value in contents]  # no other leaf takes the place of one in memory
+            with self.interpreter.scope(attributes, contents) as attributes:
                 results = self.interpreter.run(block, values)
                 results += [attributes[key] for key in self.written]
-            if [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given] != before:
+            if [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in contents] != before:
                 raise ContainerChanged
             del alive
             here = {id(operand): i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)}

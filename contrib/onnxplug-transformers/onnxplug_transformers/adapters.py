@@ -111,15 +111,15 @@ def read_adapter(folder: Path) -> Adapter:
     check_safetensors(path)
     from safetensors.torch import load_file
 
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    by_layer: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in load_file(path).items():
         match = _KEY.fullmatch(key)
         if match is None or tensor.dim() != 2:
             raise UsageError(f"{path} has {key}, which is no factor of a linear layer's weight")
-        found.setdefault(match[1], {})[match[2]] = tensor.float()
-    if not found:
+        by_layer.setdefault(match[1], {})[match[2]] = tensor.float()
+    if not by_layer:
         raise UsageError(f"{path} has no tensors")
-    factors = {layer: _scaled(path, about, layer, parts) for layer, parts in sorted(found.items())}
+    factors = {layer: _scaled(path, about, layer, parts) for layer, parts in sorted(by_layer.items())}
     return Adapter(folder, factors)
 
 
@@ -241,11 +241,11 @@ class Adapters:
         return self._tensors(drawn)
 
     def _tensors(self, factors_of: Any) -> dict[str, torch.Tensor]:
-        given: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for layer, (width, result, dtype) in self._shapes.items():
             factors = factors_of(layer) or (torch.empty(width, 0), torch.empty(0, result))
-            given |= {f"{layer}.lora_{side}": x.to(dtype) for side, x in zip("AB", factors, strict=True)}
-        return given
+            tensors |= {f"{layer}.lora_{side}": x.to(dtype) for side, x in zip("AB", factors, strict=True)}
+        return tensors
 
     def dynamic_shapes(self) -> dict[str, dict[int, str]]:
         """The ranks, of each layer its own."""
@@ -299,11 +299,11 @@ def _ort_value(x: torch.Tensor) -> Any:
 
 def _shapes_of(model: Any, layers: Mapping[str, Adapter]) -> dict[str, tuple[int, int, torch.dtype]]:
     """How many numbers each layer takes and gives, and their type, from a call of the model."""
-    found: dict[str, tuple[int, int, torch.dtype]] = {}
+    shapes: dict[str, tuple[int, int, torch.dtype]] = {}
 
     def note(name: str, _: Any, args: tuple[Any, ...], result: Any) -> None:
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and isinstance(result, torch.Tensor):
-            found[name] = (args[0].shape[-1], result.shape[-1], args[0].dtype)
+            shapes[name] = (args[0].shape[-1], result.shape[-1], args[0].dtype)
 
     with ExitStack() as stack:
         for layer, adapter in sorted(layers.items()):
@@ -312,9 +312,9 @@ def _shapes_of(model: Any, layers: Mapping[str, Adapter]) -> dict[str, tuple[int
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
     for layer, adapter in layers.items():
-        if layer not in found or not found[layer][2].is_floating_point:
+        if layer not in shapes or not shapes[layer][2].is_floating_point:
             raise UsageError(f"{adapter.folder}: {layer} is no linear layer that every token goes through")
-    return {layer: found[layer] for layer in sorted(layers)}
+    return {layer: shapes[layer] for layer in sorted(layers)}
 
 
 @contextmanager

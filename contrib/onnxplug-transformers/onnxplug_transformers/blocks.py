@@ -221,8 +221,8 @@ class BlockLinear(nn.Module):
         for name in self.names:
             self.register_buffer(name, torch.cat([tensors[name] for tensors in stored]))
         self.widths = [len(part.tensors["numbers"]) for part in parts]
-        given = [torch.zeros(n) if b is None else b.detach() for b, n in zip(biases, self.widths, strict=True)]
-        self.register_buffer("bias", torch.cat(given) if any(bias is not None for bias in biases) else None)
+        values = [torch.zeros(n) if b is None else b.detach() for b, n in zip(biases, self.widths, strict=True)]
+        self.register_buffer("bias", torch.cat(values) if any(bias is not None for bias in biases) else None)
         self.step = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

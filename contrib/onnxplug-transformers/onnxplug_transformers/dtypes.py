@@ -99,8 +99,8 @@ def in_format(
         distance = furthest(model, samples, results, chosen.quantize, chosen.half)
     except VerificationError as error:
         raise VerificationError(f"{name}: {error}", hint="Leave the format out of --dtypes.") from error
-    said = [str(report).splitlines()[0] for report in reports]
-    return new, "; ".join(said if distance is None else [*said, str(distance)])
+    remarks = [str(report).splitlines()[0] for report in reports]
+    return new, "; ".join(remarks if distance is None else [*remarks, str(distance)])
 
 
 def _summary(report: Any) -> str:

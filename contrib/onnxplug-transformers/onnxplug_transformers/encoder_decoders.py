@@ -220,7 +220,7 @@ class Merged:
             past = EncoderDecoderCache(DynamicCache(), states)
         cross = past.cross_attention_cache
         kwargs["past_key_values"] = past
-        found = results_of(Decoder(self._model), kwargs, self._decoder.output_names)
+        tensors = results_of(Decoder(self._model), kwargs, self._decoder.output_names)
         for number, layer in enumerate(cross.layers):
-            found |= {f"present.{number}.encoder.key": layer.keys, f"present.{number}.encoder.value": layer.values}
-        return found
+            tensors |= {f"present.{number}.encoder.key": layer.keys, f"present.{number}.encoder.value": layer.values}
+        return tensors

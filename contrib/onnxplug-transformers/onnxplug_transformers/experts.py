@@ -28,9 +28,9 @@ def exportable_experts() -> Iterator[None]:
     choose = interface.get_interface
 
     def exportable(implementation: Any, default: Any) -> Any:
-        found = choose(implementation, default)
-        plain = found is not default and implementation not in _KERNELS_OF_GPUS
-        return found if plain else moe.grouped_mm_experts_forward
+        chosen = choose(implementation, default)
+        plain = chosen is not default and implementation not in _KERNELS_OF_GPUS
+        return chosen if plain else moe.grouped_mm_experts_forward
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(interface, "get_interface", exportable))

@@ -115,32 +115,32 @@ def check_folder(folder: Path, *, random: bool) -> None:
 def gguf_of(source: Path) -> Path | None:
     """The file of GGUF that a source is, or the one in a folder without weights of another kind."""
     if source.suffix == ".gguf" and source.is_file():
-        found = [source]
+        files = [source]
     elif source.is_dir() and not any((source / name).is_file() for name in _WEIGHTS):
-        found = sorted(source.glob("*.gguf"))
+        files = sorted(source.glob("*.gguf"))
     else:
         return None
-    if len(found) > 1:
+    if len(files) > 1:
         raise UsageError(
-            f"{source} has {len(found)} files of GGUF: {', '.join(path.name for path in found[:3])}…",
-            hint=f"Name one: transformers:{found[0]}; parts of one model are put together by llama.cpp's gguf-split --merge.",
+            f"{source} has {len(files)} files of GGUF: {', '.join(path.name for path in files[:3])}…",
+            hint=f"Name one: transformers:{files[0]}; parts of one model are put together by llama.cpp's gguf-split --merge.",
         )
-    for path in found:
+    for path in files:
         with path.open("rb") as opened:
             if opened.read(4) != b"GGUF":
                 raise OnnxplugError(f"{path} is no file of GGUF: it does not begin with these letters")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """What a file of JSON says."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OnnxplugError(f"{path} can't be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise OnnxplugError(f"{path} is not a JSON object")
-    return found
+    return content
 
 
 def _check_weights(folder: Path) -> None:

@@ -168,12 +168,12 @@ def gate_of(module: Any, size: int) -> list[float] | None:
     both = _in_turns(raw.T, module).T
     alpha, limit = (getattr(module, name, None) for name in ("alpha", "limit"))
     for beta in (0.0, 1.0):
-        found = [float(alpha or 1.0), beta, float(limit or _ANY)]
-        gates, ups = both[:, 0::2].clamp(max=found[2]), both[:, 1::2].clamp(-found[2], found[2])
-        mine = gates * torch.sigmoid(found[0] * gates) * (ups + beta)
+        constants = [float(alpha or 1.0), beta, float(limit or _ANY)]
+        gates, ups = both[:, 0::2].clamp(max=constants[2]), both[:, 1::2].clamp(-constants[2], constants[2])
+        mine = gates * torch.sigmoid(constants[0] * gates) * (ups + beta)
         with torch.no_grad():
             if torch.allclose(mine, module._apply_gate(raw), 1e-4, 1e-4):
-                return found
+                return constants
     return None
 
 

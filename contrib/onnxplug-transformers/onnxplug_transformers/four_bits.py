@@ -446,14 +446,14 @@ def _sensitive(model: Any, names: Sequence[str]) -> set[str]:
     places = {name: int(place[1]) for name in names if (place := re.search(r"\.(\d+)\.", name))}
     count = max(places.values(), default=-1) + 1
     head = model.get_output_embeddings()
-    found = {name for name in names if model.get_submodule(name) is head} | {
+    sensitive = {name for name in names if model.get_submodule(name) is head} | {
         name
         for name, i in places.items()
         if _SENSITIVE.search(name) and (i < count / 8 or i >= 7 * count / 8 or (i - round(count / 8)) % 3 == 2)
     }
-    if not found:
+    if not sensitive:
         raise UsageError(f"--int8-layers {MIXED}: {type(model).__name__} has no layers of the names known here")
-    return found
+    return sensitive
 
 
 @contextmanager

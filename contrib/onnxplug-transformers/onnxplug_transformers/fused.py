@@ -329,8 +329,8 @@ def _attention(
     """What transformers' models call, with queries [batch, heads, sequence, width]."""
     unknown = sorted(
         name
-        for name, given in others.items()
-        if given is not None and name not in _WITHOUT_EFFECT and not name.startswith("output_")
+        for name, argument in others.items()
+        if argument is not None and name not in _WITHOUT_EFFECT and not name.startswith("output_")
     )
     if unknown or not _current or not hasattr(module, "layer_idx") or not getattr(module, "is_causal", True):
         what = f"attention with {', '.join(unknown)}" if unknown else "attention that is not that of a decoder's layer"

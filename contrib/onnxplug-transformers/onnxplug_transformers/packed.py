@@ -159,10 +159,10 @@ def take_torchao(model: Any) -> None:
 def _of_integers(name: str, weight: Any, bias: torch.Tensor | None) -> FourBitLinear:
     """A linear layer of torchao's integers, [N, K] bytes with scales and zero points [N, groups]."""
     numbers = weight.qdata.to(torch.int16)
-    given = weight.zero_point if weight.zero_point is not None else torch.zeros_like(weight.scale, dtype=torch.int8)
-    zeros = given.to(torch.int16)
+    points = weight.zero_point if weight.zero_point is not None else torch.zeros_like(weight.scale, dtype=torch.int8)
+    zeros = points.to(torch.int16)
     bits = 4 if all(x.min() >= -8 and x.max() < 8 for x in (numbers, zeros)) else 8
-    if not torch.equal(zeros.to(given.dtype), given) or (bits == 8 and bool(zeros.any())):
+    if not torch.equal(zeros.to(points.dtype), points) or (bits == 8 and bool(zeros.any())):
         raise OnnxplugError(f"{name} has zero points that are no integers of 4 bits")
     numbers, zeros = ((x + (1 << (bits - 1))).to(torch.uint8) for x in (numbers, zeros))
     return _in_blocks(name, numbers, weight.scale.float(), zeros, weight.block_size[1], bias, bits=bits)

@@ -447,9 +447,9 @@ def lightning_attention(
 # -- what is exchanged for what ----------------------------------------------------------------------------------------
 
 
-def _is_packed(*_: Any, **given: Any) -> bool:
+def _is_packed(*_: Any, **arguments: Any) -> bool:
     """Whether packed sequences are to be kept apart; transformers' own functions say what becomes of them."""
-    return given.get("cu_seqlens") is not None or given.get("seq_idx") is not None
+    return arguments.get("cu_seqlens") is not None or arguments.get("seq_idx") is not None
 
 
 def _never(*_: Any, **__: Any) -> bool:

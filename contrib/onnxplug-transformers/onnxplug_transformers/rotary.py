@@ -206,8 +206,8 @@ def _is_slice(value: Any, x: Any, start: int, end: int) -> bool:
     node = _made_by(value, _ops.slice.Tensor)
     if node is None or _plain(node.args[0]) is not x or node.kwargs:
         return False
-    given: list[Any] = list(node.args[1:])
-    axis, first, last, step = given + [0, None, None, 1][len(given) :]
+    arguments: list[Any] = list(node.args[1:])
+    axis, first, last, step = arguments + [0, None, None, 1][len(arguments) :]
     width = x.meta["val"].shape[3]
     return (
         axis in (-1, 3)

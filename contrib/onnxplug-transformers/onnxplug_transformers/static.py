@@ -75,22 +75,22 @@ class StaticDecoder(Part):
         Returns:
             ``logits`` [1, sequence, vocabulary], and ``past_key_values``, the buffers with the new tokens.
         """
-        given: Any = DynamicCache()
+        cache: Any = DynamicCache()
         for layer in past_key_values.layers:
             buffers: Any = _Buffers()
             buffers.lazy_initialization(layer.keys, layer.values)
             buffers.keys, buffers.values, buffers.start = layer.keys, layer.values, past_length
-            given.layers.append(buffers)
+            cache.layers.append(buffers)
         positions = past_length[:, None] + torch.arange(input_ids.shape[1])
         result = self._model(
             input_ids=input_ids,
             position_ids=positions,
             attention_mask=self._masks(positions, past_key_values.layers[0].keys.shape[2]),
-            past_key_values=given,
+            past_key_values=cache,
             use_cache=True,
         )
         after: Any = DynamicCache()
-        for layer in given.layers:
+        for layer in cache.layers:
             kept: Any = DynamicLayer()
             kept.lazy_initialization(layer.keys, layer.values)
             kept.keys, kept.values = layer.keys, layer.values
@@ -129,8 +129,8 @@ class _Buffers(DynamicLayer):
 
 def parse_sizes(text: str) -> tuple[int, int]:
     """``LENGTH,PROMPT``."""
-    length, found, prompt = text.partition(",")
-    if not found or not (length.strip().isdigit() and prompt.strip().isdigit()) or not 0 < int(prompt) <= int(length):
+    length, comma, prompt = text.partition(",")
+    if not comma or not (length.strip().isdigit() and prompt.strip().isdigit()) or not 0 < int(prompt) <= int(length):
         raise UsageError(
             f"--static {text!r} is not LENGTH,PROMPT",
             hint="--static 2048,128: buffers for 2048 tokens, and a model that takes 128 of the prompt at once.",
@@ -176,9 +176,9 @@ def check_step(decoder: StaticDecoder, example: Mapping[str, Any]) -> None:
     tokens = example["input_ids"]
     with torch.no_grad():
         exact = decoder._model(input_ids=tokens, use_cache=False).logits.float()
-        found = decoder(**example)["logits"].float()
+        actual = decoder(**example)["logits"].float()
     allowed = (0.001 if decoder._model.dtype == torch.float32 else 0.1) * float(exact.std())
-    if not float((found - exact).abs().max()) <= allowed:
+    if not float((actual - exact).abs().max()) <= allowed:
         raise UsageError(f"--static: {type(decoder._model).__name__} gives other logits over buffers of a fixed length")
 
 
@@ -197,13 +197,13 @@ def share_data(first: Path, second: Path) -> None:
         old.add(info.location)
         named = [stored[0][name][1]] if name in stored[0] else []
         others = [*named, *(other for _, other in stored[0].values() if other.length == info.length)]
-        found = next((other for other in others if _bytes(data, other) == _bytes(data, info)), None)
-        if found is None:
+        same = next((other for other in others if _bytes(data, other) == _bytes(data, info)), None)
+        if same is None:
             left.add(info.location)
             continue
         for entry in tensor.external_data:
             if entry.key in ("location", "offset", "length"):
-                entry.value = str(getattr(found, entry.key))
+                entry.value = str(getattr(same, entry.key))
     second.write_bytes(models[1].SerializeToString())
     for name in old - left:
         (first.parent / name).unlink()

@@ -30,9 +30,9 @@ def load_around(
     without = list(names)
     config.quantization_config = {"quant_method": _METHOD, "layers": without}
     # what initialises models reads each weight
-    given = {**tensors, **{f"{name}.weight": torch.empty(0) for name in without}}
+    state = {**tensors, **{f"{name}.weight": torch.empty(0) for name in without}}
     loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
-        None, config=config, state_dict=given, dtype=dtype, output_loading_info=True
+        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
     )
     return loaded
 

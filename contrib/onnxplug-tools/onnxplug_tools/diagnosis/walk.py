@@ -81,8 +81,8 @@ class Walk:
     unstable: int = 0
 
     def __str__(self) -> str:
-        found = len(self.differences)
-        text = f"{self.compared} compared, {found if found else 'none'} differ{'s' if found == 1 else ''}"
+        differing = len(self.differences)
+        text = f"{self.compared} compared, {differing if differing else 'none'} differ{'s' if differing == 1 else ''}"
         if self.unstable:
             text += f", {self.unstable} within rounding of their inputs"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())

@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxplug.build.scope import graphs_of
-from onnxplug_tools.inspection.attributes import said
+from onnxplug_tools.inspection.attributes import effective_attributes
 from onnxplug_tools.inspection.numbers import Difference, difference_of, digests_of
 from onnxplug_tools.inspection.view import ModelView, NodeView, ValueView, WeightView, view_with_model
 from onnxplug_tools.inspection.words import text_of
@@ -24,7 +24,7 @@ from onnxplug_tools.inspection.words import text_of
 #: Sequences whose lengths have a larger product are aligned by a rule that takes linear time.
 _LARGEST_PRODUCT = 1_000_000
 #: Weights of fewer elements may be equal by chance.
-_FEWEST_TOLD = 16
+_FEWEST_ELEMENTS = 16
 #: Operators of two inputs that may change places.
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean"})
 
@@ -313,12 +313,12 @@ class _Differ:
         """What is left and has equal numbers: a product's weights, transposed where the other exporter writes another operator."""
         known: dict[bytes, ir.Value] = {}
         for value, (weight, tensor) in self._after.weights.items():
-            if value not in self._paired and weight.elements >= _FEWEST_TOLD:
+            if value not in self._paired and weight.elements >= _FEWEST_ELEMENTS:
                 known.setdefault(digests_of(tensor)[0], value)
         if not known:
             return
         for value, (weight, tensor) in self._before.weights.items():
-            if value not in self.pairs and weight.elements >= _FEWEST_TOLD:
+            if value not in self.pairs and weight.elements >= _FEWEST_ELEMENTS:
                 match = next((known[digest] for digest in digests_of(tensor) if digest in known), None)
                 self._pair(value, match)
 
@@ -380,8 +380,8 @@ class _Differ:
                     sorted_nodes.same += 1
 
     def _attributes(self, ours: ir.Node, theirs: ir.Node) -> Iterator[str]:
-        before = said(ours, self._models[0].opset_imports)
-        after = said(theirs, self._models[1].opset_imports)
+        before = effective_attributes(ours, self._models[0].opset_imports)
+        after = effective_attributes(theirs, self._models[1].opset_imports)
         for name in dict.fromkeys((*before, *after)):
             if before.get(name) != after.get(name):
                 texts = [

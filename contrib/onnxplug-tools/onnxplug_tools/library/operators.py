@@ -187,11 +187,11 @@ def read_library(*libraries: str) -> list[LibraryOperator]:
         if not answer.exists():
             last = (done.stderr.strip() or "it says nothing").splitlines()[-1]
             raise UsageError(f"importing {names} ended Python with status {done.returncode}: {last}")
-        found = json.loads(answer.read_text(encoding="utf-8"))
-    if isinstance(found, dict):
-        raise UsageError(found["message"], hint=found["hint"])
+        described = json.loads(answer.read_text(encoding="utf-8"))
+    if isinstance(described, dict):
+        raise UsageError(described["message"], hint=described["hint"])
     rows = (
-        {"mutates": tuple(f.pop("mutates")), "arguments": tuple(map(tuple, f.pop("arguments"))), **f} for f in found
+        {"mutates": tuple(f.pop("mutates")), "arguments": tuple(map(tuple, f.pop("arguments"))), **f} for f in described
     )
     return [LibraryOperator(**row) for row in rows]
 

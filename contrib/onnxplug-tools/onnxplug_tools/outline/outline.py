@@ -251,16 +251,16 @@ def _undescribed(value: ir.Value, copy: ir.Value) -> None:
     """Leaves a copy without type and shape."""
 
 
-def _input_name(given: Sequence[tuple[ir.Value, str]]) -> str:
+def _input_name(values: Sequence[tuple[ir.Value, str]]) -> str:
     """The name of a function's input: what is given to it, where that is called the same by all that call it.
 
     Args:
         given: What each call gives, and the path of the module called.
     """
-    (first, _), *_ = given
+    (first, _), *_ = values
     if first.is_initializer():
-        inner = {within(str(value.name), path) for value, path in given}
-        names = inner if len(inner) == 1 else {str(value.name).rpartition(".")[2] for value, _ in given}
+        inner = {within(str(value.name), path) for value, path in values}
+        names = inner if len(inner) == 1 else {str(value.name).rpartition(".")[2] for value, _ in values}
     else:
-        names = {unnumbered(str(value.name)) for value, _ in given}
+        names = {unnumbered(str(value.name)) for value, _ in values}
     return names.pop() if len(names) == 1 else "weight" if first.is_initializer() else "x"

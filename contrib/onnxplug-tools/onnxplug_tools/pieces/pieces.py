@@ -117,9 +117,9 @@ class OnnxPieces:
             return leaves[int(source.place)] if source.kind == "input" else results[source.call][int(source.place)]
 
         for call in self.calls:
-            given = pytree.tree_leaves((call.args, call.kwargs))
+            call_leaves = pytree.tree_leaves((call.args, call.kwargs))
             structure = pytree.tree_structure((call.args, call.kwargs))
-            taken = [value(source, leaf) for source, leaf in zip(call.sources, given, strict=True)]
+            taken = [value(source, leaf) for source, leaf in zip(call.sources, call_leaves, strict=True)]
             args, kwargs = pytree.tree_unflatten(taken, structure)
             results.append(_with_tensors(call.results, self.programs[call.path](*args, **kwargs)))
         example = self._example
@@ -143,7 +143,10 @@ class OnnxPieces:
         Raises:
             VerificationError: An output differs.
         """
-        runs = [self._example, *_further_runs(self.model, self.programs, self._example, self._spec, self._axes, seeds)]
+        runs = [
+            self._example,
+            *_generated_runs(self.model, self.programs, self._example, self._spec, self._axes, seeds),
+        ]
         worst = 0.0
         for run in runs:
             got = self._run(run.leaves)
@@ -298,7 +301,7 @@ def export_pieces(
         for path in submodules:
             if all(call.path != path for call in example.calls):
                 raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
-        runs = [example, *_further_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
+        runs = [example, *_generated_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
     user_names = {name for _, _, wanted in shapes.requested_axes() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
     programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
@@ -374,7 +377,7 @@ def _example(
         ) from error
 
 
-def _further_runs(
+def _generated_runs(
     model: torch.nn.Module,
     pieces: Mapping[str, Any],
     example: Run,

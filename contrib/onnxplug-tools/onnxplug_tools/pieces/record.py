@@ -116,9 +116,9 @@ def record(
 
     def before(path: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            given = tuple(args), dict(kwargs)
-            sources = [known.source(leaf) for leaf in pytree.tree_leaves(given)]
-            positional, named = copied(given)
+            call_inputs = tuple(args), dict(kwargs)
+            sources = [known.source(leaf) for leaf in pytree.tree_leaves(call_inputs)]
+            positional, named = copied(call_inputs)
             calls.append(RecordedCall(path, positional, named, sources))
 
         return hook

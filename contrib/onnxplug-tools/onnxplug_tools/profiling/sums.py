@@ -150,6 +150,16 @@ class Sums:
         _set_own_seconds(top)
         return top
 
+    def stage_rows(self) -> list[tuple[int, StageTime]]:
+        """The stages and their parts in the order of a table, each with how deep it is."""
+        rows: list[tuple[int, StageTime]] = []
+        pending = [(0, stage) for stage in reversed(self.stages())]
+        while pending:
+            depth, stage = pending.pop()
+            rows.append((depth, stage))
+            pending += [(depth + 1, part) for part in reversed(stage.parts)]
+        return rows
+
     def rules(self) -> list[RuleTime]:
         """The rules that were called, and torch's decompositions; that with the most own time first."""
         times: dict[tuple[str, str, str], RuleTime] = {}

@@ -46,6 +46,13 @@ class Histogram:
         """Number of all elements."""
         return self.equal + sum(self.counts) + self.not_finite
 
+    def bars(self) -> list[tuple[str, int]]:
+        """Its bins in words, each with the number of its elements."""
+        between = [f"1e{low} to 1e{low + 1}" for low in DECADES[:-1]]
+        labels = [f"less than 1e{DECADES[0]}", *between, f"1e{DECADES[-1]} and more"]
+        counted = zip(labels, self.counts, strict=True)
+        return [("the same", self.equal), *counted, ("NaN or infinite in one alone", self.not_finite)]
+
     def add(self, other: Histogram) -> None:
         """Adds another one's numbers."""
         self.equal += other.equal

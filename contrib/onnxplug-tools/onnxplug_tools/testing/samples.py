@@ -66,8 +66,8 @@ class SampleCase:
                 others = self.sample.others
                 program.verify(seeds=(0, 1, 2) if others is None else ())
                 for other in others or ():
-                    given = sample_args(self.sample, other)
-                    program.verify(args=(given, dict(self.sample.kwargs)), kwargs={}, seeds=())
+                    other_inputs = sample_args(self.sample, other)
+                    program.verify(args=(other_inputs, dict(self.sample.kwargs)), kwargs={}, seeds=())
         except OnnxplugError as error:
             error.add_place(f"the sample of {self.sample.op} of {self.plugin} at opset {self.opset}")
             raise
