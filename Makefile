@@ -105,7 +105,7 @@ $(LIBRARIES:%=test-%): test-%: .venv-%/installed
 
 index: $(VENV)/installed $(LIBRARIES:%=.venv-%/installed)
 	@echo "==> The index of packages, in an environment with each library"
-	@for python in $(BIN)/python $(LIBRARIES:%=.venv-%/bin/python); do $$python -m onnxplug_tools.library.index; done
+	@for python in $(BIN)/python $(LIBRARIES:%=.venv-%/bin/python); do $$python docs/packages.py; done
 
 zoo: $(VENV)/installed
 	@echo "==> Whole models and other long tests, two workers"

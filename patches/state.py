@@ -1,7 +1,11 @@
 """State of a model and its code between calls: recorded before a capture and restored after each attempt.
 
-While torch.export traces, the model's own code runs on tensors of the trace. If it keeps any, such as a table made at the first
-call, the next call of the model and the next attempt to capture it would find them.
+While torch.export traces, the model's own code runs on tensors of the trace. If it keeps any, the next call of the model and the
+next attempt to capture it would find them. For a model that makes ``self.table`` and appends to ``self.calls`` in its first call::
+
+    state = State(model, Mentions(model))    keeps the contents of vars(model) and of the list, among others
+    model(x)                                 table is a tensor, calls is [2]
+    state.restore()                          table is None, calls is []: both had changed, nothing else is written
 """
 
 from __future__ import annotations
@@ -48,7 +52,6 @@ class Kept(NamedTuple):
 
     Attributes:
         owner: The group that it belongs to; ``None`` is the model itself.
-        item: The object.
         before: Its content before the capture.
         kind: Reads and restores its content.
     """
@@ -60,13 +63,7 @@ class Kept(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A kind of object that holds other objects.
-
-    Attributes:
-        read: Returns its content.
-        write: Restores a content, given the object and the content.
-        values: The objects in a content.
-    """
+    """A kind of object that holds others: reads its content, restores a content, and returns the objects in a content."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]

@@ -1,4 +1,13 @@
-"""torch.export's tracing without work whose result nobody reads, and with results that are read computed once."""
+"""torch.export's tracing without work whose result nobody reads, and with results that are read computed once.
+
+An example, the node of ``torch.add(x, y)`` in a model::
+
+    torch alone                                                        here
+    reads and formats the whole stack for node.stack_trace             the running lines, whose text is written once
+    looks for sizes in the arguments by pytree                         a loop over tuples, lists and dicts
+    asks whether the kernel of add needs exact strides                 once for each operator
+    collects the types of the tensors for its own tracer               nothing
+"""
 
 from __future__ import annotations
 
@@ -276,12 +285,7 @@ class _StackTraces:
         return bool(getattr(tracer, "_record_forward_stack_traces_only", False))
 
     def text(self, tracer: Any, frame: FrameType | None) -> str:
-        """The trace of a frame and its callers; empty where the filter keeps none.
-
-        Args:
-            tracer: torch's tracer.
-            frame: The innermost frame.
-        """
+        """The trace of a frame and its callers; empty where the filter keeps none."""
         base, outer = self._bases.get(tracer, (None, []))
         lines = self._lines(tracer, frame, base)
         key = (*lines, *outer)

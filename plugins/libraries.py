@@ -1,6 +1,6 @@
 """Which of onnxplug's packages is for a library; errors name it where it isn't installed.
 
-Written by ``python -m onnxplug_tools.library.index`` (`make index`) from what the packages say. Packages that others
+Written by ``docs/packages.py`` (`make index`) from what the packages say. Packages that others
 publish are not known.
 """
 

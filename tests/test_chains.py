@@ -41,7 +41,7 @@ def test_a_fault_of_onnx_runtime_is_seen() -> None:
     assert result.detail.startswith("optimisations on, (1, 2, 6, 6): output 0: ")
 
 
-def test_only_what_rounding_explains_is_let_pass() -> None:
+def test_only_differences_by_rounding_pass() -> None:
     """Halfway between two levels either is right, also inside of a line; elsewhere and further off none but PyTorch's is."""
     x = torch.tensor([0.015, 0.3])
     halves = chain("u8(u8(x0) * 0.5) * 4", x)

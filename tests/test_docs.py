@@ -54,7 +54,7 @@ def test_code_blocks_run(
             exec(compile(code, str(source), "exec", dont_inherit=True), namespace)
 
 
-def test_readme_begins_with_what_a_user_does_first() -> None:
+def test_readme_begins_with_a_users_first_steps() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = text.splitlines()
     assert lines[2].startswith("onnxplug exports PyTorch models to ONNX.")

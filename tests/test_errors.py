@@ -204,7 +204,7 @@ def test_converter_uses_a_dynamic_size_as_an_attribute() -> None:
         )
 
 
-def test_converter_asks_for_what_onnx_does_not_have() -> None:
+def test_a_converter_that_emits_an_unknown_operator() -> None:
     converter_error(lambda g, node: g.op.Gelo(node.args[0]), OpsetError, "no operator Gelo")
     converter_error(lambda g, node: g.op.Relu(node.args[0], slope=1.0), ConversionError, "no attribute 'slope'")
     converter_error(lambda g, node: g.op.Add(node.args[0]), ConversionError, "takes 2 to 2 inputs, got 1")
@@ -309,7 +309,7 @@ def test_training_mode_warns() -> None:
         onnxplug.to_onnx(nn.Dropout(0.5).eval(), (X,))
 
 
-def test_a_weight_that_is_a_tensor_subclass_is_not_taken_for_a_plain_one() -> None:
+def test_a_weight_of_a_tensor_subclass_is_not_taken_for_a_plain_tensor() -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
     model = nn.Linear(3, 2)
@@ -326,6 +326,6 @@ def test_a_weight_that_is_a_tensor_subclass_is_not_taken_for_a_plain_one() -> No
     ("name", "instead"),
     [("dynamo_export", "to_onnx"), ("ExportOptions", "to_onnx"), ("enable_fake_mode", "fake_weights")],
 )
-def test_names_of_2023_say_what_there_is_today(name: str, instead: str) -> None:
+def test_errors_for_names_of_2023(name: str, instead: str) -> None:
     with pytest.raises(AttributeError, match=rf"{name}.*there is .*{instead}"):
         getattr(onnxplug, name)

@@ -163,14 +163,14 @@ def test_debug_says_why_an_attempt_failed(setting: Any, caplog: pytest.LogCaptur
     assert text.startswith("attempt 1, non-strict, failed: GuardOnDataDependentSymNode")
 
 
-def test_debug_says_what_was_rewritten(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_debug_lists_rewrites(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
     setting("rewrite=debug")
     onnxplug.to_onnx(lambda x: torch.where(~(x > 0), x, -x), (X,))
     (line,) = [text for _, level, text in said(caplog) if level == "DEBUG"]
     assert line.startswith("where_of_not replaced Where")
 
 
-def test_debug_says_what_was_verified_run_and_saved(
+def test_debug_lists_verification_runs_and_saves(
     setting: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     setting("verify=debug,run=debug,save=debug")

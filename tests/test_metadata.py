@@ -223,7 +223,7 @@ def test_a_decomposition_names_the_operator() -> None:
     assert all("test_metadata.py:" in node.metadata_props["pkg.onnxplug.source"] for node in nodes)
 
 
-def test_a_rewritten_node_says_what_it_was() -> None:
+def test_a_rewritten_node_names_the_nodes_that_it_replaces() -> None:
     for level in ("short", "full"):
         graph = exported("rewritten", level).model.graph
         (gemm,) = [node for node in graph if node.op_type == "Gemm"]
@@ -263,7 +263,7 @@ def _by_operator(graph: ir.Graph) -> dict[tuple[str, str], list[Mapping[str, str
     return results
 
 
-def test_nodes_have_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
+def test_nodes_have_the_keys_that_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
     theirs, ours = both[0].graph, both[1].model.graph
     keys = {key for node in nodes_of(theirs) for key in node.metadata_props}
     assert keys == NODE_KEYS  # torch writes these, and this test knows all of them
@@ -290,7 +290,7 @@ def test_nodes_have_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> Non
             assert re.sub(r"(<eval_with_key>)\.\d+", r"\1", re.sub(r'"[^"]*/site-packages/', '"', trace)) in traces
 
 
-def test_the_graph_has_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
+def test_the_graph_has_the_keys_that_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
     theirs, program = both
     metadata = program.model.graph.metadata_props
     assert theirs.graph.metadata_props.keys() == {SIGNATURE, RANGES}
@@ -310,7 +310,7 @@ def test_the_graph_has_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> 
     assert ranges[0] == ranges[1]
 
 
-def test_values_have_what_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
+def test_values_have_the_keys_that_torch_writes(both: tuple[ir.Model, OnnxProgram]) -> None:
     theirs, ours = both[0].graph, both[1].model.graph
     for mine, torchs in zip(ours.inputs, theirs.inputs, strict=True):
         assert torchs.metadata_props.items() <= mine.metadata_props.items()
@@ -338,7 +338,7 @@ def test_the_program_is_there(both: tuple[ir.Model, OnnxProgram]) -> None:
         assert line.strip() == re.sub(r" : \w+(\[\S*\])?(?= : \[num_users)", "", str(node.format_node()))
 
 
-def test_kinds_and_persistence_of_what_is_derived_and_constant() -> None:
+def test_kinds_and_persistence_of_derived_weights_and_constants() -> None:
     values = exported("modules", "full").model.graph.initializers
     kinds = {name: (v.metadata_props.get(KIND), v.metadata_props.get(PERSISTENT)) for name, v in values.items()}
     assert kinds["blocks.0.lin.weight"] == ("PARAMETER", "None")
@@ -399,7 +399,7 @@ def test_none_writes_nothing(name: str) -> None:
     assert "tests" not in re.sub(r"blocks", "", str([n.name for n in proto.graph.node]))
 
 
-def test_a_portable_model_without_metadata_is_run_as_one() -> None:
+def test_a_portable_model_without_metadata_is_run_as_a_portable_model() -> None:
     program = onnxplug.to_onnx(torch.nn.Linear(4, 2), (X,), target=None, metadata="none", verify=True)
     assert not program.model.graph.metadata_props
     assert program(X)[0].shape == (3, 2)
@@ -477,9 +477,7 @@ def test_wrong_settings_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("message", "level"), [("none", "none"), ("full", "full"), ("", "short")])
-def test_the_environment_says_what_is_written_by_default(
-    message: str, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_level_from_the_environment(message: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXPLUG_METADATA", message)
     assert Metadata.of_option(None).level == level
     assert Metadata.of_option("short").level == "short"

@@ -66,7 +66,7 @@ class Details(Stages):
         self.rewrites.append((rewrite, node.partition(" ")[0]))
 
 
-def test_stages_and_what_they_made(tmp_path: Path) -> None:
+def test_stages_and_their_results(tmp_path: Path) -> None:
     stages = Stages()
     program = onnxplug.to_onnx(torch.nn.ReLU(), (X,), tmp_path / "m.onnx", verify=True, observers=[stages])
     own = [
@@ -82,7 +82,7 @@ def test_stages_and_what_they_made(tmp_path: Path) -> None:
     assert stages.finished == [None]
 
 
-def test_an_error_ends_what_is_open() -> None:
+def test_an_error_ends_open_stages() -> None:
     stages = Stages()
 
     def fails(g: Any, node: Any) -> Any:

@@ -10,7 +10,7 @@ from onnxplug.opsets import MIN_OPSET, TESTED_OPSET, resolve_opsets
 from tests.opdb.report import OPSETS
 
 
-def test_the_tested_opset_is_one_that_the_tests_cover() -> None:
+def test_the_tests_cover_the_tested_opset() -> None:
     assert max(OPSETS) == TESTED_OPSET
 
 

@@ -27,7 +27,7 @@ def test_the_signature_and_the_docstring_name_every_option() -> None:
         assert f"\n        {item.name}: " in text
 
 
-def test_as_torch_onnx_takes_what_several_exports_may_share() -> None:
+def test_as_torch_onnx_takes_the_common_options() -> None:
     parameters = inspect.signature(onnxplug.as_torch_onnx).parameters
     assert list(parameters) == [item.name for item in dataclasses.fields(CommonOptions)]
     with pytest.raises(onnxplug.UsageError, match="as_torch_onnx has no option 'opset_version'"):
@@ -63,5 +63,5 @@ def test_values_of_another_kind_are_refused(options: dict[str, Any], message: st
         onnxplug.to_onnx(torch.nn.Identity(), (X,), **options)
 
 
-def test_a_bool_of_numpy_is_one() -> None:
+def test_a_bool_of_numpy_is_accepted() -> None:
     assert ExportOptions.of({"verify": np.bool_(True)}).verify

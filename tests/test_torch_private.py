@@ -42,7 +42,7 @@ def test_a_name_that_is_gone(fresh: pytest.MonkeyPatch, name: str, place: str) -
         assert getattr(torch_private, name) is not None
 
 
-def test_what_serves_instead(fresh: pytest.MonkeyPatch) -> None:
+def test_replacements_of_missing_names(fresh: pytest.MonkeyPatch) -> None:
     real = torch_private.DimHint
     for name, private in torch_private._NAMES.items():
         fresh.setitem(torch_private._NAMES, name, private._replace(place="torch:nowhere"))

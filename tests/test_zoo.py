@@ -53,7 +53,7 @@ def test_model_exports_at_opset(name: str, opset: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_plain_translation_agrees_with_the_optimized_one(name: str) -> None:
+def test_plain_and_optimized_translations_agree(name: str) -> None:
     case = ZOO[name]()
     options = {"kwargs": case.kwargs, "dynamic_shapes": case.dynamic_shapes}
     plain = onnxplug.to_onnx(case.module, case.args, optimize=False, **options)

@@ -51,8 +51,8 @@ def _environment(folder: Path, version: str) -> str:
 
 def _run(python: str) -> tuple[int, str]:
     """The exit status of pytest, and what it printed."""
-    tests, further = (shlex.split(os.environ[f"ONNXPLUG_{name}"]) for name in ("TESTS", "ARGUMENTS"))
-    command = [python, "-m", "pytest", "--as-torch-onnx", *further, *tests]
+    tests, arguments = (shlex.split(os.environ[f"ONNXPLUG_{name}"]) for name in ("TESTS", "ARGUMENTS"))
+    command = [python, "-m", "pytest", "--as-torch-onnx", *arguments, *tests]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     sys.stdout.write(done.stdout)
     sys.stdout.flush()

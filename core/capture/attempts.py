@@ -1,4 +1,12 @@
-"""The attempts of a capture: torch.export in the few modes and readings of the dynamic shapes that are worth a try."""
+"""The attempts of a capture: torch.export in the few modes and readings of the dynamic shapes that are worth a try.
+
+Two examples, exported with 4 rows and ``{0: "n"}``. The first error decides which attempt comes next::
+
+    x[: int(x.shape[0] * 1.5)]    non-strict   math.trunc(1.5*n) == 6 is a constant: FixedExpressionError
+                                  strict       the graph has sym_float, mul and trunc of n: captured
+    x * float(x.sum())            non-strict   a guard on a number that depends on data, which the model computes with
+                                  strict       the number is a value of the graph: captured
+"""
 
 from __future__ import annotations
 
@@ -71,7 +79,6 @@ class Attempt(NamedTuple):
     """A successful capture.
 
     Attributes:
-        program: The program.
         strategy: The mode and the reading of the dynamic shapes that it was captured in.
         conditions: The conditions of the model's code on the sizes.
         assumptions: Its conditions that only the size 1 does not fulfil.
@@ -93,7 +100,6 @@ class _Way(NamedTuple):
     """The mode of an attempt.
 
     Attributes:
-        strict: torch.export's mode.
         tied: Whether equal names mean equal sizes.
         oblivious: Whether the sizes 0 and 1 are kept symbolic.
         below: Whether the model's operators are recorded below autograd and functorch.
@@ -133,9 +139,6 @@ def export_program(
     """Captures a module.
 
     Args:
-        module: The model.
-        args, kwargs: Its example inputs.
-        shapes: Its dynamic dimensions.
         strict: torch.export's mode; ``None`` for either.
         mentions: The names in the model's code; read off the module when ``None``.
         patches: Plugins' patches of attempts.

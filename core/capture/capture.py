@@ -53,7 +53,6 @@ def capture(
     Args:
         model: A Module, a function, an ``ExportedProgram`` (used as it is), a ``GraphModule``, or an argument of ``make_module``.
         args: Positional example inputs: a tuple or list, or a single tensor.
-        kwargs: Keyword example inputs.
         dynamic_shapes: See :func:`onnxplug.to_onnx`.
         strict: ``torch.export``'s mode; ``None`` tries the non-strict mode, then the strict mode.
         input_names: The user's names of graph inputs; ``dynamic_shapes`` may use them.

@@ -32,7 +32,6 @@ def is_expression(text: str, known: Mapping[str, Any]) -> bool:
     """Whether a dimension's name is an expression of others.
 
     Args:
-        text: The name.
         known: The names of the other dimensions.
 
     Raises:

@@ -27,7 +27,6 @@ class DynamicShapes:
     """The user's dynamic shapes, ready for torch.export.
 
     Attributes:
-        spec: The user's argument.
         leaves: For each leaf of the flattened inputs its part of the argument, ``None`` where it has none.
         paths: For each leaf its name in messages.
         shared: Names used in several places; each becomes one ``Dim``.
@@ -396,7 +395,6 @@ def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize],
     Args:
         names: See :func:`size_names`.
         sizes: The sizes that should be dynamic.
-        expr: The guard.
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
     same = {

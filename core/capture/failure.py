@@ -23,7 +23,6 @@ class Try(NamedTuple):
 
     Attributes:
         way: The mode and the reading of the dynamic shapes, in words.
-        error: Its error.
     """
 
     way: str
@@ -43,8 +42,6 @@ def explained(
 
     Args:
         tries: The attempts; the first error tells most.
-        model: The model.
-        shapes: Its dynamic dimensions.
         doubt: What the model raised on one side of a check of values.
     """
     error = tries[0].error
@@ -91,7 +88,6 @@ def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> Captur
     """torch.export's error as a CaptureError.
 
     Args:
-        error: The error.
         shapes: The model's dynamic dimensions.
         where: Submodule and line, in words that follow "the model".
     """

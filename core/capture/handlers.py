@@ -3,6 +3,12 @@
 The answer is read off the table of handlers and their instructions: a handler lets an error pass only where each way through it
 raises again, or where it names other classes of errors, and a ``with`` only where its manager is known to let errors pass. Every
 other handler may take the error.
+
+An example, where ``x + y`` would raise a RuntimeError, under ``try:`` in line 3 of ``m.py``::
+
+    except RuntimeError: return x                       Handler("m.py:4", "m.py:5"): the model may go on
+    except KeyError: return x                           None: it names another class
+    except RuntimeError as error: raise ValueError()    None: each way through it raises
 """
 
 from __future__ import annotations
@@ -52,8 +58,6 @@ class Spot(NamedTuple):
     """An instruction of code that is running.
 
     Attributes:
-        code: The code.
-        offset: The instruction's offset.
         globals, locals: The values of names.
         is_subscript: Whether it was called by ``x[…]``, which treats no error as an answer.
     """
@@ -115,7 +119,6 @@ def handler_over(frame: FrameType | None, errors: Errors, ends: Callable[[str], 
     """The handler of an error that is raised in a frame; ``None`` where the error leaves the model.
 
     Args:
-        frame: The frame.
         errors: The possible classes of the error.
         ends: Whether the frames of a file belong neither to the model nor to code that it calls.
     """
@@ -163,7 +166,6 @@ class _Base:
     """A running frame within which operators are called.
 
     Attributes:
-        frame: The frame.
         passed: Classes of errors that leave the frame and all its callers, to the callers under a handler, with the names of
             classes that this depends on.
     """

@@ -37,7 +37,6 @@ def implied(expr: Any, ranges: Ranges) -> bool:
     """Whether a condition holds for all numbers in some ranges; False where that is unknown.
 
     Args:
-        expr: sympy's condition.
         ranges: The range of each of its symbols; a missing symbol is 0 or more if sympy knows it to be, else any number.
     """
     if expr.is_Boolean and not expr.free_symbols:

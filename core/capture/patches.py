@@ -22,7 +22,6 @@ class Trace:
     """The facts that decide which patches an attempt of a capture needs.
 
     Attributes:
-        strict: torch.export's mode.
         general: Whether operators that ask whether a size is 1 get the answer for other sizes.
         has_empty: Whether an example has a dynamic size of 0, which stays symbolic.
         answers: Answers for code that reads values of tensors.
@@ -41,7 +40,6 @@ class TorchPatch:
     """A patch of torch with its purpose.
 
     Attributes:
-        name: Its name.
         target: The name in torch that is replaced.
         why: torch's behaviour without it.
         test: A test that fails without it.

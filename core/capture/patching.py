@@ -55,7 +55,6 @@ def patched_kernel(op: OpOverload, key: DispatchKey, kernel: Callable[..., Any])
     """Gives an operator another Python kernel for a dispatch key while the context holds.
 
     Args:
-        op: The overload.
         key: ``CompositeImplicitAutograd`` for a composite operator; ``Meta`` for the kernel that computes shapes.
         kernel: Called with the operator's arguments.
     """

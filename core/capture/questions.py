@@ -82,7 +82,6 @@ class Fixing(NamedTuple):
 
     Attributes:
         source: torch's name for the size: ``L['x'].size()[0]``.
-        number: The size.
         place: The user's ``file:line``.
         operator: The operator's name, ``None`` where it isn't known.
         shape: The shape of the other argument that has the size; ``None`` where there is none.

@@ -53,7 +53,6 @@ class Refusal(NamedTuple):
     Attributes:
         answer: The other answer, for which it goes on.
         place: ``file:line`` of the ``raise``.
-        text: The error.
         question: The question and its place.
     """
 
@@ -68,7 +67,6 @@ class Doubt(NamedTuple):
 
     Attributes:
         place: ``file:line`` of the ``raise``.
-        text: The error.
     """
 
     place: str
@@ -107,7 +105,6 @@ class Answers:
 
         Args:
             env: torch's environment of sizes.
-            expr: The question.
             error: torch's error for it.
             frame: The innermost frame of the code that asks.
             recorded: Counts the questions so far.

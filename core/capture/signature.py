@@ -41,8 +41,6 @@ class InputSlot:
     """One placeholder of the graph, in graph order.
 
     Attributes:
-        node: The placeholder.
-        kind: Its kind.
         name: ONNX name: the fully qualified name of a parameter or buffer (``"encoder.weight"``), for a user input the name in
             ``input_names`` or else the placeholder's.
         tensor: The tensor of a parameter, buffer or constant.
@@ -68,7 +66,6 @@ class OutputSlot:
 
     Attributes:
         value: An fx Node, or a constant (number, ``None``).
-        kind: Its kind.
         name: ONNX name; for a mutation the buffer's or input's name with ``"_out"`` after it.
         target: Name of the mutated buffer or input.
     """
@@ -101,7 +98,6 @@ class Captured:
     """A captured program with everything needed to name and verify it.
 
     Attributes:
-        program: torch.export's program, unchanged.
         dim_names: Symbol of a dynamic dimension (``"s77"``) to the user's name for it (``"batch"``).
         reference: The eager callable with which verification compares.
         args, kwargs: The inputs that the program was captured with.

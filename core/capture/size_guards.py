@@ -119,7 +119,6 @@ def size_guards(
     """The conditions of a captured model on its dynamic sizes, beyond their ranges.
 
     Args:
-        program: The captured program.
         declared: Symbol to the smallest and largest size that the user declared for it; sizes without a range may be anything.
         questions: The recorded questions; torch's guards lack conditions that follow from earlier guards.
         places: Condition of an operator to the user's line, where it was recorded.
@@ -271,7 +270,6 @@ def small_sizes(
     """Conditions of operators that hold for the example's sizes of 0 and 1, and for no larger sizes.
 
     Args:
-        program: The captured program.
         sizes: The sizes of its inputs that should be dynamic.
         places: Condition of an operator to the user's line, where it was recorded.
     """
@@ -320,7 +318,6 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
         name: The dimension's name in messages.
         condition: The condition that makes it constant.
         names: Symbol of torch to the user's name for it.
-        example: The example's size.
     """
     line, fixes = line_of(condition.place), f"but the model's code{_at(condition.place)} fixes it"
     if example in (0, 1):
@@ -460,7 +457,6 @@ def conditions_of_decompositions(
     operator itself, but they do for a graph with its decomposition.
 
     Args:
-        program: The program.
         allowed: Symbol to the smallest and largest size that it may have.
         since: The first of torch's guards that can't come from the model's code.
     """

@@ -33,7 +33,6 @@ def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Itera
     """The axes that squeezes of a program keep though the example's size is 1.
 
     Args:
-        program: The captured program.
         dynamic: torch's symbols of the sizes that should be dynamic.
     """
     for node, axis, size in _dynamic_axes(program):
@@ -46,7 +45,6 @@ def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges, *, of_
     """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program.
 
     Args:
-        program: The captured program.
         ranges: Symbol to its smallest and largest size.
         of_ones: Those of axes whose example size is 1, too, which :func:`kept_axes` has otherwise.
     """

@@ -126,7 +126,6 @@ def writes(graph: torch.fx.Graph, targets: Iterable[Any] | None = None) -> bool:
     """Whether a node of a graph writes an argument.
 
     Args:
-        graph: The graph.
         targets: The targets of its nodes, where they are known.
     """
     called = targets_of(graph) if targets is None else targets

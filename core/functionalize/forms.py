@@ -150,7 +150,6 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     """torch's fake result of a call.
 
     Args:
-        target: The operator.
         args, kwargs: Its arguments, nodes among them.
 
     Raises:

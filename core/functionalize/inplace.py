@@ -50,7 +50,6 @@ def _keep_elements(value: torch.fx.Node, node: torch.fx.Node, is_again: bool) ->
 
     Args:
         value: The functional call, changed in place.
-        node: The original call.
         is_again: Whether the memory was resized before.
 
     Raises:
@@ -81,7 +80,6 @@ class Functionalized(NamedTuple):
     """A graph made functional.
 
     Attributes:
-        graph: The functional copy.
         nodes: Nodes of the old graph to nodes of the copy.
         mutated: Placeholders of the old graph that were written, to the nodes of the copy with their final values.
         conditions: The conditions on sizes under which the copy is right, each with the node of the old graph that is a view
@@ -98,7 +96,6 @@ def make_functional(graph: torch.fx.Graph, ranges: Ranges | None = None) -> Func
     """Copies a graph with its in-place operators made functional.
 
     Args:
-        graph: The graph.
         ranges: The sizes that the model may have; a size without a range may be any.
 
     Returns:

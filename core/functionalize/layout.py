@@ -52,8 +52,6 @@ def sharing(node: torch.fx.Node, base: torch.fx.Node, ranges: Ranges) -> Sharing
     """How a node's result lies in the memory of one of its arguments.
 
     Args:
-        node: The node.
-        base: The argument.
         ranges: The sizes that the model may have.
 
     Returns:
@@ -151,11 +149,7 @@ def _expr(number: Any) -> Any:
 
 
 class _Assumed(Sizes):
-    """Facts about sizes from their ranges, and assumptions beyond them.
-
-    Attributes:
-        conditions: The assumptions.
-    """
+    """Facts about sizes from their ranges, and assumptions beyond them."""
 
     def __init__(self, ranges: Ranges) -> None:
         super().__init__(ranges)

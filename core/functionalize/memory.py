@@ -57,9 +57,7 @@ class View(NamedTuple):
     """A view operator's call, to be repeated on another value of its base.
 
     Attributes:
-        target: The operator.
         args: The arguments after the first.
-        kwargs: The keywords.
         inverse: Carries a write to the base; ``None`` where none can.
     """
 
@@ -73,7 +71,6 @@ class Alias:
     """A storage as one tensor sees it: whole, or through a view of another alias (``base``).
 
     Attributes:
-        storage: The storage.
         base: The alias that it is a view of; ``None`` for the whole storage.
         view: The call that makes it of its base.
         meta: Metadata of the node that made it first.

@@ -45,7 +45,6 @@ def prepare(
     The user's ``ExportedProgram`` stays as it is.
 
     Args:
-        captured: The capture.
         input_names, output_names: The user's names, in order.
         mutations: Whether the new values of inputs and buffers that the model writes are outputs.
         present_names: Whether an output that is the new value of an input is named after it
@@ -221,7 +220,6 @@ def _slots(
     """Reads the signature off a program whose graph may be a copy.
 
     Args:
-        program: The program.
         graph: Its graph, or the functional copy.
         copies: Nodes of its graph to nodes of ``graph``.
         strategy: The method that made ``graph``.

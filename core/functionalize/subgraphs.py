@@ -51,7 +51,6 @@ def functional_subgraph(graph: torch.fx.Graph, call: str) -> torch.fx.Graph:
     """A subgraph, made functional by itself.
 
     Args:
-        graph: The subgraph.
         call: The call that runs it, for the message.
 
     Raises:

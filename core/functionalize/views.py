@@ -1,4 +1,13 @@
-"""View operators as data: which results alias the first argument, and how a write to the view reaches its base."""
+"""View operators as data: which results alias the first argument, and how a write to the view reaches its base.
+
+An example, ``x.t()[1].mul_(2)``: the value of each view after the write, from the inverses of the views, innermost first::
+
+    t = aten.t(x)
+    select = aten.select(t, 0, 1)
+    mul = aten.mul(select, 2)                             the new value of select
+    select_scatter = aten.select_scatter(t, mul, 0, 1)    of t: VIEWS[aten.select.int](graph, t, mul, (0, 1), t's fake tensor)
+    t_1 = aten.t(select_scatter)                          of x: VIEWS[aten.t.default]
+"""
 
 from __future__ import annotations
 
@@ -65,9 +74,7 @@ def invert_item(
 
     Args:
         graph, base, new: As for an inverse.
-        split: The operator.
         args: Its arguments after the first.
-        index: The item's index.
         items: The list, as it was at some time.
     """
     vals = items.meta["val"]

@@ -37,9 +37,6 @@ def checked(call: FxNode, rule: Rule, results: Any, symbols: SymbolNames) -> Any
     """The results of a rule for a call in torch's structure: a value, or a list. Missing dtypes and dimensions are filled in.
 
     Args:
-        call: The call.
-        rule: The rule.
-        results: The rule's results.
         symbols: The names of dynamic sizes.
 
     Raises:

@@ -1,4 +1,14 @@
-"""Decomposition on demand: one operator, traced alone on the node's fake tensors."""
+"""Decomposition on demand: one operator, traced alone on the node's fake tensors.
+
+An example, ``addcdiv(x, x, y, value=3)`` with ``{0: "n"}``: torch's decomposition on the fake tensors of x and y::
+
+    mul = aten.mul(x, 3)
+    div = aten.div(mul, y)
+    add = aten.add(x, div)
+
+A decomposition that asks ``x.shape[0] > 1`` traces the general case; one that asks ``x.shape[0] > 3`` is refused: it holds only
+where n > 3.
+"""
 
 from __future__ import annotations
 

@@ -43,9 +43,6 @@ def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames
     """The error for a call that PyTorch refuses.
 
     Args:
-        fx: The call.
-        location: The user's line.
-        message: PyTorch's error.
         symbols: Names of dynamic sizes.
     """
     vals = [v for node in fx.all_input_nodes if isinstance(v := node.meta.get("val"), torch.Tensor)]

@@ -27,7 +27,6 @@ def survey(graph: torch.fx.Graph, assertions: bool = False) -> Survey:
     """Looks at every node of a graph once.
 
     Args:
-        graph: The graph.
         assertions: Whether the model's assertions about its data are needed too.
     """
     live: set[torch.fx.Node] = set()

@@ -96,7 +96,6 @@ class LastResort:
     """The programs to convert, one after the other: as captured, then decomposed more and more while operators have no rule.
 
     Args:
-        captured: The capture.
         registry: The rules. An operator with a rule from outside onnxplug is not decomposed.
         table: The caller's decompositions, applied first.
 
@@ -156,7 +155,6 @@ def tables(program: torch.export.ExportedProgram, missing: Collection[str], kept
     """The tables to decompose a program by; the table that decomposes least comes first.
 
     Args:
-        program: The program.
         missing: Names of its operators that have neither rule nor decomposition. No table is returned that lacks some of them.
         kept: Names of the operators, or of their packets, that are not to be decomposed.
     """

@@ -244,7 +244,7 @@ def compare_folded(build: Any, arrays: list[np.ndarray]) -> None:
 
 @RELAXED
 @given(data=st.data(), op=st.sampled_from(sorted(ELEMENTWISE)))
-def test_folded_elementwise_operators_are_what_onnx_runtime_computes(data: st.DataObject, op: str) -> None:
+def test_folded_elementwise_operators_agree_with_onnx_runtime(data: st.DataObject, op: str) -> None:
     kinds, count = ELEMENTWISE[op]
     kind = data.draw(st.sampled_from(kinds))
     dtype = data.draw(st.sampled_from(DTYPES[kind]))
@@ -261,7 +261,7 @@ def test_folded_elementwise_operators_are_what_onnx_runtime_computes(data: st.Da
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float32])
 @pytest.mark.parametrize("op", SHAPING)
-def test_folded_shape_operators_are_what_onnx_runtime_computes(op: str, dtype: type) -> None:
+def test_folded_shape_operators_agree_with_onnx_runtime(op: str, dtype: type) -> None:
     if dtype is not np.int64 and op in ("Range", "ConstantOfShape"):
         pytest.skip("takes int64")
     compare_folded(lambda g, x: SHAPING[op](g, x), [np.array([5, -1, 0, 2, 3, 7], dtype=dtype)])
@@ -289,7 +289,7 @@ def test_equal_pure_nodes_are_shared_and_random_ones_are_not() -> None:
     assert g.const(1) is not g.const(True)
 
 
-def test_rollback_forgets_nodes_and_what_was_shared() -> None:
+def test_rollback_forgets_nodes_and_shared_values() -> None:
     g = GraphBuilder({"": 21})
     x = _input()
     kept = g.op.Exp(x)
@@ -301,7 +301,7 @@ def test_rollback_forgets_nodes_and_what_was_shared() -> None:
     assert [n.op_type for n in assemble(g, [x], [("y", again)], {})[0]] == ["Exp", "Sin"]
 
 
-def test_what_a_subgraph_computes_is_not_shared_outside_it() -> None:
+def test_nodes_of_a_subgraph_are_not_shared_outside_it() -> None:
     g = GraphBuilder({"": 21})
     x = _input()
     inner: list[ir.Value] = []
@@ -318,7 +318,7 @@ def test_what_a_subgraph_computes_is_not_shared_outside_it() -> None:
     assert [n.op_type for n in g.subgraph(lambda: g.op.Neg(g.op.Exp(x)))] == ["Neg"]
 
 
-def test_values_of_equal_shapes_share_one_that_cannot_be_changed() -> None:
+def test_values_of_equal_shapes_share_a_frozen_shape() -> None:
     g = GraphBuilder({"": 20})
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 4]))
     first, second = g.op.Sin(x), g.op.Cos(x)

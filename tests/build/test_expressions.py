@@ -72,7 +72,7 @@ NUMBERS = st.one_of(st.integers(-7, 7), st.integers(-(2**20), 2**20))
 
 @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(pair=expressions(), values=st.lists(st.tuples(NUMBERS, NUMBERS, st.integers(1, 2**20)), min_size=4, max_size=4))
-def test_an_expression_of_sizes_is_what_python_computes(pair: Pair, values: list[tuple[int, int, int]]) -> None:
+def test_an_expression_of_sizes_agrees_with_python(pair: Pair, values: list[tuple[int, int, int]]) -> None:
     expr, function = pair
     assume(not expr.has(sympy.zoo, sympy.nan))
     session = None

@@ -7,7 +7,7 @@ import ast
 from onnxplug.build.provenance import NAMESPACE, REPLACED, REWRITE, Named, Provenance, Rewritten, WithProperties
 
 
-def test_what_was_rewritten_is_what_was_there_before_any_rewrite() -> None:
+def test_replaced_nodes_are_those_before_any_rewrite() -> None:
     add, mul = Provenance("add", "aten.add.Tensor", "layer"), Provenance("mul", "aten.mul.Tensor", "layer")
     first = Rewritten(add, "one")
     first.replaced = [("Add", add), ("Mul", mul)]
@@ -26,7 +26,7 @@ def test_short_metadata_name_the_rewrite_alone() -> None:
     assert container.metadata(full=False) == {NAMESPACE: "add: aten.add.Tensor", REWRITE: "one"}
 
 
-def test_thousands_of_rewrites_one_after_the_other() -> None:
+def test_thousands_of_rewrites_in_a_chain() -> None:
     start = Provenance("start", "kind")
     current: Provenance = start
     for _ in range(20_000):

@@ -85,7 +85,7 @@ JUMPS = {
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", JUMPS)
-def test_what_jumps_reads_the_rounded_value(case: str, dtype: torch.dtype) -> None:
+def test_functions_with_jumps_read_the_rounded_value(case: str, dtype: torch.dtype) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return JUMPS[case](x, y)

@@ -155,7 +155,7 @@ def test_a_model_is_tried_three_times_at_most(
     assert 1 <= len(exports) <= 3
 
 
-def test_what_only_the_strict_mode_captures_still_is(exports: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_for_the_strict_mode_alone_are_captured(exports: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     original = torch.export.export
 
     def strict_alone(*args: Any, **kwargs: Any) -> Any:

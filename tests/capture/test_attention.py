@@ -169,7 +169,7 @@ def test_masks_in_the_strict_mode(name: str, seeded: None) -> None:
     check(_Calls(make(), call).eval(), *args, others=[other], strict=True)
 
 
-def test_a_transformer_is_what_it_was_where_the_export_fails() -> None:
+def test_a_transformer_is_restored_where_the_export_fails() -> None:
     def call(module: nn.Module, x: torch.Tensor, mask: torch.Tensor) -> Any:
         module(x, mask=mask)
         return x if mask.sum() > 0 else -x

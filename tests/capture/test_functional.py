@@ -277,7 +277,7 @@ class Region(nn.Module):
 
 @pytest.mark.parametrize("mode", ["no_grad", "autocast"])
 @pytest.mark.parametrize("is_input", [True, False])
-def test_regions_that_write_what_is_outside(mode: str, is_input: bool) -> None:
+def test_regions_that_write_outer_tensors(mode: str, is_input: bool) -> None:
     model = Region(mode)
     program = torch.export.export(model, (X,)) if is_input else model
     exported = onnxplug.to_onnx(program, (X,))

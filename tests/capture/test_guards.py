@@ -240,7 +240,7 @@ def test_inputs_of_an_exported_program_tell_which_sizes_are_1() -> None:
     torch.testing.assert_close(program(2 * inputs[1], inputs[0])[0], Model()(2 * inputs[1], inputs[0]))
 
 
-def test_what_operators_ask_is_no_limit() -> None:
+def test_guards_of_operators_are_no_limit() -> None:
     """PyTorch itself refuses the other sizes."""
     weights = torch.randn(4, 3)
     for model in (

@@ -500,7 +500,7 @@ def test_handlers_that_let_errors_pass_give_no_warning(model: Step) -> None:
     torch.testing.assert_close(program(FINE)[0], model(FINE.clone()))
 
 
-def test_an_error_that_was_replaced_is_another_one() -> None:
+def test_an_error_that_was_replaced_is_another_error() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         try:
             return raised_as_another(x)

@@ -476,7 +476,7 @@ def test_traces_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert line == other
 
 
-def test_a_torch_without_what_is_needed_traces_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_torch_traces_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxplug.patches.operator_calls as operator_calls
 
     monkeypatch.setattr(operator_calls, "_is_supported", lambda: False)
@@ -484,7 +484,7 @@ def test_a_torch_without_what_is_needed_traces_each_call(monkeypatch: pytest.Mon
     assert traced.repeated == 0
 
 
-def test_a_model_that_cannot_be_captured_says_what_it_says_whole() -> None:
+def test_the_error_of_a_model_is_as_without_repeated_calls() -> None:
     class Refused(nn.Module):
         def __init__(self) -> None:
             super().__init__()

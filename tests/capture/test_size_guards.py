@@ -133,7 +133,7 @@ def test_a_check_of_shapes_is_reported_unless_a_name_implies_it(model: Any, stri
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_branch_on_shapes_is_one(strict: bool) -> None:
+def test_a_branch_on_shapes_is_a_guard(strict: bool) -> None:
     def unequal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.shape != y.shape:
             return x
@@ -468,7 +468,7 @@ def test_a_size_that_is_one_in_the_example_is_no_bound() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_torch_check_states_is_a_range_and_no_warning(strict: bool) -> None:
+def test_a_torch_check_becomes_a_range_without_a_warning(strict: bool) -> None:
     def stated(x: torch.Tensor) -> torch.Tensor:
         torch._check(x.shape[0] < 9)
         return x + 1

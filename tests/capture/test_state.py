@@ -313,7 +313,7 @@ def test_eager_after_a_draft(kind: type[_Base]) -> None:
     _eager(model, x)
 
 
-def test_the_next_attempt_finds_nothing_of_the_one_before() -> None:
+def test_the_next_attempt_finds_nothing_of_the_last_attempt() -> None:
     """The first attempt fails after the table was made; the strict mode captures what it asks."""
 
     class Model(_Object):
@@ -492,7 +492,7 @@ def test_large_arrays_are_put_back_or_refused() -> None:
     assert model.calls.flags.writeable
 
 
-def test_what_arrays_of_objects_hold_is_put_back() -> None:
+def test_objects_in_arrays_are_put_back() -> None:
     class Logs(_Base):
         def __init__(self) -> None:
             super().__init__()

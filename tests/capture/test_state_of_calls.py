@@ -49,7 +49,9 @@ class _Environment(_Base):
 
 @pytest.mark.parametrize("kind", [_WrittenTensors, _Array, _Environment])
 @pytest.mark.filterwarnings("ignore")
-def test_the_first_call_after_an_export_is_as_without_one(kind: type[_Base], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_call_after_an_export_is_as_without_the_export(
+    kind: type[_Base], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ONNXPLUG_TEST", raising=False)
     torch.manual_seed(0)
     expected, x = _eager(kind(), torch.ones(3, 4)), torch.ones(3, 4)

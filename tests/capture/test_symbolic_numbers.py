@@ -152,7 +152,7 @@ def test_a_check_of_a_number_read_from_a_tensor_says_nothing() -> None:
         torch.testing.assert_close(program(x)[0], model(x))
 
 
-def test_a_condition_stays_one_where_no_code_asks_what_it_is() -> None:
+def test_a_condition_stays_symbolic_where_no_code_asks_for_its_value() -> None:
     """torch.cond takes a condition of sizes, and both branches are in the graph."""
 
     class Branches(nn.Module):

@@ -183,7 +183,7 @@ def test_why_for_a_dtype(shop: Path) -> None:
         assert "shop_bad:wrong" in next(line for line in text.splitlines() if "│ taken" in line)
 
 
-def test_why_for_what_a_plugin_computes_by_other_operators(shop: Path) -> None:
+def test_why_for_an_operator_that_a_plugin_decomposes(shop: Path) -> None:
     text = onnxplug(shop, "why", "shop::fourfold")
     assert text.split() == (
         "shop::fourfold.default: no rule; shop-good decomposes it into other operators (onnxplug_decompositions)".split()

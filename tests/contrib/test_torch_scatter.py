@@ -100,7 +100,7 @@ def test_segment_functions(name: str, dtype: torch.dtype) -> None:
                 same(got, expected)
 
 
-def test_a_group_of_what_never_counts() -> None:
+def test_a_group_of_nan_and_minus_infinity() -> None:
     """torch_scatter starts at the least finite number: NaN and -inf are no better, and their group is as if empty."""
     x, index = torch.tensor([float("nan"), float("-inf"), 1.0]), torch.tensor([0, 0, 2])
     for function in (operator("scatter_max"), ours("scatter_max")):
@@ -236,6 +236,6 @@ def test_everything_is_put_back() -> None:
     assert [dict(operator(name).default.py_kernels) for name in SCATTERS] == kernels
 
 
-def test_what_is_compared_with_is_the_package_where_it_is_installed() -> None:
+def test_the_installed_package_is_the_reference() -> None:
     pytest.importorskip("torch_scatter")
     assert not scatter_kernels().define()

@@ -47,7 +47,7 @@ def test_portable_onnx_has_a_dropout(name: str) -> None:
     torch.testing.assert_close(result[left], X[left] / 0.75)
 
 
-def test_mask_is_what_was_dropped() -> None:
+def test_mask_marks_dropped_elements() -> None:
     program = onnxplug.to_onnx(Call(lambda x: torch.native_dropout(x, 0.25, True)), (X,))
     result, mask = program(X)
     assert mask.dtype == torch.bool

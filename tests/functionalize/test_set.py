@@ -183,7 +183,7 @@ X, Y = torch.randn(3, 4), torch.randn(3, 4)
 
 
 @pytest.mark.parametrize("function", WRITTEN, ids=lambda f: f.__name__)
-def test_results_and_what_is_written(function: Callable[..., Any]) -> None:
+def test_results_and_written_tensors(function: Callable[..., Any]) -> None:
     program = check(Model(function), X, Y, others=[(Y.abs() + 1, -X), (-Y.abs(), X)], verify=True)
     names = [value.name for value in program.model.graph.outputs]
     assert sorted(name for name in names if name.endswith("_out")) == WRITTEN[function]

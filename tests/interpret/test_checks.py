@@ -66,7 +66,7 @@ def test_one_of_several_results() -> None:
         lambda x: (x[: x.shape[0] // 2 * 2].reshape(x.shape[0] // 2, -1) + torch.arange(12.0))[:, 5:] * 2,
     ],
 )
-def test_what_is_right_is_taken(function: Callable[..., Any]) -> None:
+def test_right_results_are_accepted(function: Callable[..., Any]) -> None:
     """Sizes that the data decide and constants fix, and one size under several names, are no mismatch."""
     x = torch.arange(18.0).reshape(3, 6)
     check(function, x, others=[(torch.randn(5, 6),)], dynamic=({0: "batch"},))

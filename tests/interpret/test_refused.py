@@ -229,7 +229,7 @@ def no_matrix(fx: torch.fx.Node, *, is_doubtful: bool = False, is_unused: bool =
     return "root takes a matrix" if is_root and fx.meta["val"].dim() != 2 else None
 
 
-def test_a_plugin_tells_what_its_operators_refuse() -> None:
+def test_refusals_that_a_plugin_declares() -> None:
     model = Model(lambda x: torch.ops.refused_test.root(x) + 1).eval()
     with pytest.raises(RuntimeError, match="root takes a matrix"):
         model(r(3))

@@ -91,7 +91,7 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "| causal | 3 | 1 | 0 | 2 | 1 | 0 | 1 | 0 |" in table
 
 
-def test_a_table_of_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of_known_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [Architecture("detection", name, name.upper()) for name in ("a", "b")]
     monkeypatch.setattr(report, "architectures", lambda: chosen)
     (tmp_path / "detection-b-B.json").write_text(json.dumps(vars(Outcome("pass", seconds=1.0))))

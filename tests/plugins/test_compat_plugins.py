@@ -111,7 +111,7 @@ print("kept after", shop.Clamp.apply(torch.tensor([5.0]), 1.5).item(), shop.clam
 """
 
 
-def test_a_plugin_of_what_was_written_for_torch_onnx(tmp_path: Path) -> None:
+def test_a_plugin_of_functions_written_for_torch_onnx(tmp_path: Path) -> None:
     place(tmp_path, Dist("onnxplug-shop", PLUGIN, module="onnxplug_shop"))
     (tmp_path / "shop.py").write_text(LIBRARY, encoding="utf-8")
     printed = run_python(tmp_path, "-c", USE)

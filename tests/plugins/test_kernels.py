@@ -19,7 +19,7 @@ SAMPLE = {"Add": 2, "Relu": 1, "MatMul": 2, "Softmax": 1, "Transpose": 1, "Neg":
 TYPES = {"float": 1, "double": 11, "bfloat16": 16, "int8": 3, "int16": 5, "uint8": 2, "int32": 6, "int64": 7}
 
 
-def test_the_table_is_what_the_installed_version_says() -> None:
+def test_the_table_agrees_with_the_installed_version() -> None:
     if onnxruntime.__version__ != VERSION:
         pytest.skip(f"the table is of ONNX Runtime {VERSION}: python -m onnxplug.plugins.kernels writes it anew")
     assert installed_kernels() == KERNELS

@@ -165,7 +165,7 @@ def test_overriding_a_builtin_rule(tmp_path: Path) -> None:
     assert printed.splitlines() == ["18 ['Relu']", "20 ['Max']", "21 ['Relu']"]
 
 
-def test_a_rule_that_shadows_a_builtin_one_silently_is_refused(tmp_path: Path) -> None:
+def test_a_rule_that_shadows_a_builtin_rule_silently_is_refused(tmp_path: Path) -> None:
     install(tmp_path, "shop-a", rule("g.op.Max(node.args[0], 0.0)", "aten::relu"), entry="a")
     code = """
 with warnings.catch_warnings(record=True) as seen:
@@ -300,7 +300,7 @@ def test_the_time_for_a_plugin_must_be_a_number(monkeypatch: pytest.MonkeyPatch)
             timeout()
 
 
-def test_waiting_returns_and_raises_what_the_function_does() -> None:
+def test_waiting_passes_results_and_errors_on() -> None:
     import threading
 
     from onnxplug.errors import PluginError

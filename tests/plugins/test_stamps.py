@@ -60,7 +60,7 @@ def test_versions_of_required_distributions_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files", [{"RECORD": "", "direct_url_json": EDITABLE}, {}, {"RECORD": "", "direct_url_json": "{"}]
 )
-def test_an_editable_one_is_known_by_its_files(package: Path, files: dict[str, str]) -> None:
+def test_an_editable_plugin_is_known_by_its_files(package: Path, files: dict[str, str]) -> None:
     now = time.time()
     stamp = stamp_of(point(package, **files), now)
     assert stamp is not None

@@ -295,7 +295,7 @@ def _checked(build: Any) -> Any:
     return build(g.domain("com.checked"), x, g)
 
 
-def test_a_registered_schema_types_what_is_emitted() -> None:
+def test_a_registered_schema_types_emitted_nodes() -> None:
     value = _checked(lambda d, x, g: d.Foo(x, None, 3, k=1, ks=[], f=2))
     node = value.producer()
     assert value.dtype == ir.DataType.FLOAT

@@ -177,7 +177,7 @@ def test_a_plugin_does_not_shadow_rules_that_never_hold_with_its_own() -> None:
         assert OnnxRegistry(builtin, shadowing).refused == shadowing
 
 
-def test_the_same_conditions_twice_are_refused_whatever_they_are() -> None:
+def test_equal_conditions_of_any_kind_are_refused() -> None:
     twice = {"target": "onnxruntime", "exact": True}
     with pytest.raises(PluginError, match="same conditions"):
         OnnxRegistry([rule("a::f", "one", **twice), rule("a::f", "two", **twice)])

@@ -44,7 +44,7 @@ def _check(g: GraphBuilder, x: ir.Value, outputs: list[ir.Value], rewrites: list
             torch.testing.assert_close(got, function(data))
 
 
-def test_a_size_computed_at_a_later_node_serves_an_earlier_one() -> None:
+def test_a_size_computed_at_a_later_node_serves_an_earlier_node() -> None:
     """Exp fires last, when its input is a Neg, and finds the size that was computed at Sin, which stands after it."""
 
     def after_neg(g: GraphBuilder, node: ir.Node) -> ir.Value | None:

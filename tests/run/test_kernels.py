@@ -312,13 +312,13 @@ def test_a_library_without_the_operator(shop: Shop, library: Any) -> None:
     assert f"Libraries that were loaded: {other}" in str(caught.value)
 
 
-def test_a_reference_kernel_for_what_the_library_lacks(shop: Shop, library: Any) -> None:
+def test_a_reference_kernel_for_an_operator_that_the_library_lacks(shop: Shop, library: Any) -> None:
     other = f"[OrtLibrary({str(library('other', op='Other'))!r}), ReferenceOp(Leaky)]"
     shop.install("shop-a", RULES, DOMAINS, REFERENCE, runtime=other)
     assert onnxplug.to_onnx(model, (X,)).verify().cases[0].runtime == "onnxplug.reference"
 
 
-def test_one_operator_in_a_library_and_one_in_python(shop: Shop, library: Any) -> None:
+def test_an_operator_in_a_library_and_another_in_python(shop: Shop, library: Any) -> None:
     domains = DOMAINS.replace("[", "[Domain('kernels.second'), ")
     runtime = f"[OrtLibrary({str(library())!r}, domains=['kernels.test']), ReferenceOp(Second)]"
     shop.install("shop-a", RULES, domains, REFERENCE, runtime=runtime)
@@ -430,7 +430,7 @@ def test_two_libraries_for_one_domain(shop: Shop, library: Any) -> None:
     assert isinstance(onnxplug.runtime.inference_session(program, plugins=["a"]), InferenceSession)
 
 
-def test_the_same_library_twice_and_one_for_another_domain(shop: Shop, library: Any, tmp_path: Path) -> None:
+def test_a_library_named_twice_and_a_library_for_another_domain(shop: Shop, library: Any, tmp_path: Path) -> None:
     link = tmp_path / "link.so"
     link.symlink_to(library())
     shop.install("shop-a", RULES, DOMAINS, runtime=f"[OrtLibrary({str(library())!r}), OrtLibrary({str(link)!r})]")
@@ -468,7 +468,7 @@ def test_two_reference_kernels_for_one_operator(shop: Shop) -> None:
         ("[OrtLibrary('lib.so', providers='CPUExecutionProvider')]", "lists of names"),
     ],
 )
-def test_what_the_hook_returns_is_checked(shop: Shop, runtime: str, message: str) -> None:
+def test_results_of_the_hook_are_checked(shop: Shop, runtime: str, message: str) -> None:
     shop.install("shop-a", RULES, runtime=runtime)
     with pytest.warns(UserWarning, match=message), pytest.raises(onnxplug.MissingRuleError):
         onnxplug.to_onnx(model, (X,))
@@ -500,7 +500,7 @@ def test_libraries_and_kernels_of_a_call(shop: Shop, library: Any, tmp_path: Pat
         onnxplug.to_onnx(model, (X,), rules=own_rules(), runtime=[onnxplug.OrtLibrary("/nowhere/lib.so")], verify=True)
 
 
-def test_what_a_call_gives_goes_before_a_plugins(shop: Shop, library: Any) -> None:
+def test_libraries_of_the_call_go_before_a_plugins(shop: Shop, library: Any) -> None:
     wrong = REFERENCE.replace("y[..., t - 1]", "y[..., t]")
     shop.install("shop-a", RULES, DOMAINS, wrong, runtime="[OrtLibrary('/nowhere/lib.so'), ReferenceOp(Leaky)]")
     item = onnxplug.OrtLibrary(library(), domains=["kernels.test"])

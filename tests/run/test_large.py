@@ -275,7 +275,7 @@ def test_tensors_that_are_no_weight_of_the_model(tmp_path: Path, program: onnxpl
     check(path, real)
 
 
-def test_more_than_one_place(tmp_path: Path, program: onnxplug.OnnxProgram, real: Model) -> None:
+def test_several_places_of_data(tmp_path: Path, program: onnxplug.OnnxProgram, real: Model) -> None:
     file = checkpoint(tmp_path, real)
     with pytest.raises(SaveError, match="its weights are read from this file"):
         program.save(file, weights=file)

@@ -21,7 +21,7 @@ from onnxplug.run.session import Runner
 from onnxplug.testing import IsolatedRegistry
 
 
-def test_onnx_verifies_what_onnxruntime_lacks() -> None:
+def test_onnx_verifies_operators_that_onnxruntime_lacks() -> None:
     """Core alone, with the builtin plugin only: ONNX Runtime has no AveragePool of doubles."""
     model = torch.nn.AvgPool2d(2)
     x = torch.randn(2, 3, 4, 6, dtype=torch.float64)

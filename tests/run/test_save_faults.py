@@ -123,7 +123,7 @@ def test_a_fault_at_any_line_leaves_a_whole_model(
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("call", ["os.fsync", "os.replace", "os.fchown", "os.chmod", "builtins.open", "os.unlink"])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_failing_call_leaves_the_old_model_or_puts_the_new_one(
+def test_a_failing_call_leaves_the_old_model_or_the_new_model(
     tmp_path: Path, programs: Any, monkeypatch: pytest.MonkeyPatch, external: bool, call: str, number: int
 ) -> None:
     path = tmp_path / "model.onnx"

@@ -482,7 +482,7 @@ def otherwise(g: Any, node: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TIED)
-def test_a_choice_among_what_is_tied_within_rounding_is_right(name: str) -> None:
+def test_a_choice_among_elements_tied_within_rounding_is_right(name: str) -> None:
     x = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
     program = onnxplug.to_onnx(Chosen(TIED[name]), (x,), rules=[Rule("aten::cos", otherwise)])
     assert any(case.ties for case in program.verify(seeds=()).cases)

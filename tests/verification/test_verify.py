@@ -203,7 +203,7 @@ class Counting(nn.Module):
         return x + 1
 
 
-def test_verify_file_compares_what_the_model_writes(tmp_path: Any) -> None:
+def test_verify_file_compares_written_buffers(tmp_path: Any) -> None:
     path, x = str(tmp_path / "model.onnx"), torch.randn(3, 2)
     onnxplug.to_onnx(Counting(1.0), (x,), path, dynamic_shapes=({0: "n"},))
     assert len(verify_file(path, Counting(1.0), (x,), {}, {"x": {0: "n"}}).cases) == 4

@@ -165,7 +165,7 @@ def linear_4bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Callabl
         dtype = layer.compute_dtype
         if not layer.compute_type_is_set and x.dtype in (torch.float32, torch.bfloat16):
             dtype = x.dtype
-        given, x = x.dtype, x if dtype is None else x.to(dtype)
+        input_dtype, x = x.dtype, x if dtype is None else x.to(dtype)
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
         rest: tuple[Any, ...] = (size, kind, bias)
         if nested:
@@ -173,7 +173,7 @@ def linear_4bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Callabl
             result = _OPS.gemm_4bit(x, layer.weight, shape, layer.weight_nested_absmax, *rest, *parts)
         else:
             result = _OPS.gemm_4bit(x, layer.weight, shape, layer.weight_absmax, *rest)
-        return result.to(given)
+        return result.to(input_dtype)
 
     return tensors, forward
 

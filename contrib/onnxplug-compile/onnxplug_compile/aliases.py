@@ -20,9 +20,6 @@ class SameMemory:
     guards check little of that again (torch 2.13: whether inputs of symbolic sizes overlap), and numbers would be wrong.
 
     Args:
-        compiled: What AOTAutograd gave.
-        module: What Dynamo captured.
-        example_inputs: What it was captured with.
         warn: Takes what is run by eager PyTorch, in words, the first time; ``None`` raises instead.
     """
 
@@ -36,17 +33,13 @@ class SameMemory:
         self._compiled = compiled
         self._module = module
         self._is_static = [_is_static(value) for value in example_inputs]
-        self._sharing = self._found(example_inputs)
+        self._sharing = self._sharing_of(example_inputs)
         self._warn = warn
         self._has_warned = False
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the graph.
-
-        Raises:
-            RunError: Inputs share memory in another way, and there is no eager PyTorch to fall back to.
-        """
-        if self._found(args) == self._sharing:
+        """Runs the graph."""
+        if self._sharing_of(args) == self._sharing:
             return self._compiled(*args)
         what = "inputs that are written to share memory in another way than when their graph was compiled"
         if self._warn is None:
@@ -56,7 +49,7 @@ class SameMemory:
             self._warn(f"a call is run by eager PyTorch: {what}")
         return self._module(*args)
 
-    def _found(self, args: Sequence[Any]) -> Sharing:
+    def _sharing_of(self, args: Sequence[Any]) -> Sharing:
         by_storage: dict[int, list[int]] = {}
         for i, value in enumerate(args):
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:

@@ -100,13 +100,7 @@ def compile_graphs(
     """Compiles what Dynamo captured, forward and backward.
 
     Args:
-        module: The graph.
-        example_inputs: Its inputs, fake or not.
-        options: The options.
         make: ``(lowered, options, stored)``: gives what runs a graph of AOTAutograd.
-
-    Raises:
-        UsageError: An option names what there is not. No graph is at fault, and eager PyTorch no answer.
     """
     compilers = {
         name: partial(_compile, options=options, kind=kind, make=make)
@@ -343,11 +337,7 @@ def _recurrent_layers_decomposed(module: torch.fx.GraphModule) -> Iterator[None]
 
 
 def _check_options(options: BackendOptions) -> None:
-    """Checks what the options' class can't: names of plugins, rewrites, targets and attributes of sessions.
-
-    Raises:
-        UsageError: There is no such plugin, rewrite, target or attribute.
-    """
+    """Checks what the options' class can't: names of plugins, rewrites, targets and attributes of sessions."""
     table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
     check_runtime(runtime_of(options), table.targets() | host.targets())
     _switched_off(options, host.rewrites())
@@ -366,12 +356,7 @@ def _switched_off(options: BackendOptions, rewrites: Sequence[Any]) -> set[str]:
 
 
 def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
-    """A session.
-
-    Raises:
-        RunError: ONNX Runtime does not load the model.
-        PluginError: Nothing of the plugins' runs a custom operator.
-    """
+    """A session."""
     custom = custom_operators(model)
     kernels, host = Kernels(), None
     providers = list(options.providers)

@@ -32,9 +32,6 @@ class _Input:
     """An input of the session.
 
     Attributes:
-        position: Its place among the call's arguments and draws.
-        name, element: Its ONNX name and element type.
-        is_number: Whether the argument is a Python number.
         is_fixed: Whether every call gives it one shape, so that the same address means the same input.
     """
 
@@ -62,11 +59,7 @@ class Executable:
 
     Args:
         session: An ``onnxruntime.InferenceSession``; ``None`` where there is nothing to compute.
-        lowered: The graph.
         device: ``("cpu", 0)``, or where else the session's inputs and outputs are.
-
-    Raises:
-        RunError: In a call: ONNX Runtime failed.
     """
 
     def __init__(self, session: Any, lowered: Lowered, device: tuple[str, int] = ("cpu", 0)) -> None:
@@ -200,11 +193,7 @@ def _input(position: int, name: str, val: Any) -> _Input:
 
 
 def _adopt(value: Any, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
-    """The memory that ONNX Runtime allocated, as a tensor.
-
-    Raises:
-        RunError: It is not what the graph states.
-    """
+    """The memory that ONNX Runtime allocated, as a tensor."""
     if not value.has_value():
         raise RunError(f"ONNX Runtime left the output {output.index} unset")
     real = _real(output.dtype)

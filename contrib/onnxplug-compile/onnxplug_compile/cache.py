@@ -22,7 +22,6 @@ def session_for(key: str, make: Callable[[], tuple[Any, bool]]) -> Any:
     """The session of a graph's digest.
 
     Args:
-        key: The digest.
         make: Makes the session when no compiled graph holds one; says too whether equal graphs may share it.
     """
     with _lock:

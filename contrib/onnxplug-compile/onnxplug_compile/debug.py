@@ -74,16 +74,8 @@ class DebugExecutable(Executable):
     """A graph run by the evaluator.
 
     Args:
-        lowered: The graph.
-        stored: Its kind and its model.
         options: What is compared, and written where.
         alignment: Which values of the model are results of which FX nodes.
-        recipe: How it was converted.
-        host: The plugins that run its custom operators.
-
-    Raises:
-        RunError: In a call: the evaluator failed.
-        DifferenceError: In a call: ``compare``, and an operator differs.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ class Dump:
 
     Args:
         folder: Where graphs are kept; it may hold those of earlier runs.
-        model: The model of the graph.
         functional: The graph, by which the expected outputs are computed.
         kind: ``"inference"``, ``"forward"`` or ``"backward"``.
     """
@@ -51,14 +50,7 @@ class Dump:
         self._lock = threading.Lock()
 
     def add(self, values: Sequence[Any]) -> None:
-        """Keeps a call: its inputs, and what eager PyTorch computes from them.
-
-        Args:
-            values: The graph's arguments, and its draws.
-
-        Raises:
-            RunError: The files can't be written.
-        """
+        """Keeps a call: its inputs, and what eager PyTorch computes from them."""
         sizes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in values)
         with self._lock:
             if sizes in self._seen or len(self._seen) == MOST_CALLS:
@@ -132,13 +124,7 @@ def _write_tensor(path: Path, name: str, value: torch.Tensor) -> None:
 
 
 class DumpingExecutable(Executable):
-    """A graph run by ONNX Runtime whose calls are kept.
-
-    Args:
-        session: The session.
-        lowered: The graph.
-        dump: What keeps them.
-    """
+    """A graph run by ONNX Runtime whose calls are kept."""
 
     def __init__(self, session: Any, lowered: Lowered, dump: Dump) -> None:
         super().__init__(session, lowered)

@@ -62,10 +62,7 @@ class Computed:
     """An output that ONNX Runtime computes.
 
     Attributes:
-        index: Its place among the model's outputs.
-        dtype, device: As in eager.
         shape, strides: Places of its sizes and strides in what :class:`Sizes` gives; ``None`` where data decides.
-        contiguous: Whether eager's output is contiguous at every size.
         order: Where data decides, the axes from the one with the largest stride.
     """
 
@@ -121,9 +118,6 @@ class Lowered:
 
     Attributes:
         functional: What is converted. Its inputs are the graph's, then what ``draws`` gives.
-        results: What every output of the graph is.
-        draws: The random operators, in order.
-        sizes: The sizes that draws and results need.
     """
 
     functional: FunctionalGraph
@@ -133,11 +127,7 @@ class Lowered:
 
 
 def lower(module: torch.fx.GraphModule) -> Lowered:
-    """Divides a graph of AOTAutograd. The module stays as it is.
-
-    Raises:
-        Unsupported: An input is of a kind that ONNX Runtime doesn't take.
-    """
+    """Divides a graph of AOTAutograd. The module stays as it is."""
     graph = torch.fx.Graph(owning_module=module)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     graph.output(graph.graph_copy(module.graph, copies))
@@ -243,11 +233,7 @@ def _view(
 
 
 def _in_call(argument: Any, sizes: Sizes) -> Any:
-    """An argument of a view, its sizes as places in what ``sizes`` gives.
-
-    Raises:
-        UnknownSizeError: It depends on data.
-    """
+    """An argument of a view, its sizes as places in what ``sizes`` gives."""
     if isinstance(argument, torch.fx.Node):
         val = argument.meta.get("val")
         if not isinstance(val, torch.SymInt):
@@ -301,11 +287,7 @@ def _expr(size: Any) -> Any:
 
 
 def _take_draws(graph: torch.fx.Graph, sizes: Sizes) -> tuple[list[AnyDraw], list[torch.fx.Node]]:
-    """Makes an input of every random operator that PyTorch can run before the graph.
-
-    Raises:
-        Unsupported: One of a checkpointed module, whose numbers are to be drawn twice, is not among these.
-    """
+    """Makes an input of every random operator that PyTorch can run before the graph."""
     draws: list[AnyDraw] = []
     inputs: list[torch.fx.Node] = []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]

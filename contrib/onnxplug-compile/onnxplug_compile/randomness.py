@@ -50,11 +50,7 @@ class Draw:
     """One random operator, called anew for every call of the graph.
 
     Args:
-        node: Its FX node.
         sizes: Where the sizes that it needs are asked for.
-
-    Raises:
-        UnknownSizeError: A size depends on data.
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
@@ -68,7 +64,6 @@ class Draw:
 
         Args:
             numbers: What the function of ``sizes`` returned for this call.
-            inputs: The arguments of the call.
         """
         args = [argument(numbers) for argument in self._args]
         drawn: torch.Tensor = self._target(*args, **{name: a(numbers) for name, a in self._kwargs.items()})
@@ -79,18 +74,14 @@ class Mask:
     """The mask of one dropout: the elements that stay.
 
     Args:
-        node: Its FX node.
         sizes: Where the sizes that it needs are asked for.
-
-    Raises:
-        UnknownSizeError: A size depends on data.
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
-        given = node.args[0]
-        assert isinstance(given, torch.fx.Node)
-        self.device: torch.device = given.meta["val"].device
-        self._pattern = _pattern(given.meta["val"], sizes)
+        operand = node.args[0]
+        assert isinstance(operand, torch.fx.Node)
+        self.device: torch.device = operand.meta["val"].device
+        self._pattern = _pattern(operand.meta["val"], sizes)
         self._probability: Any = node.args[1]
 
     def __call__(self, numbers: Sequence[int], inputs: Sequence[Any]) -> torch.Tensor:
@@ -118,12 +109,7 @@ class State:
 
 
 class Replay:
-    """A draw from a generator in a state that is an input; the generator is left as it was.
-
-    Args:
-        draw: What to draw.
-        position: The place of the state among the inputs.
-    """
+    """A draw from a generator in a state that is an input; the generator is left as it was."""
 
     def __init__(self, draw: AnyDraw, position: int) -> None:
         self.device: torch.device = draw.device
@@ -150,22 +136,19 @@ def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | 
 
     Returns:
         The random operators. Those that are to draw from a state that is given have its node beside them.
-
-    Raises:
-        Unsupported: PyTorch can't draw for the operator before the graph: what is drawn could not be repeated.
     """
     operators: dict[torch.fx.Node, torch.fx.Node | None] = {}
     for node in list(graph.nodes):
         name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
         if name not in (_SAVING, _SETTING):
             continue
-        given = node.args[0] if name == _SETTING else None
-        target, *args = node.args[given is not None :]
+        saved = node.args[0] if name == _SETTING else None
+        target, *args = node.args[saved is not None :]
         with graph.inserting_before(node):
             inner = graph.call_function(target, tuple(args), dict(node.kwargs))
         inner.meta.update(node.meta, val=_result_of(inner))
-        operators[inner] = given
-        if given is not None:
+        operators[inner] = saved
+        if saved is not None:
             node.replace_all_uses_with(inner)
         else:
             device = pytree.tree_leaves(inner.meta["val"])[0].device
@@ -243,11 +226,11 @@ def generators_of(draws: Sequence[AnyDraw]) -> list[torch.Generator]:
 
 def apply_mask(graph: torch.fx.Graph, dropout: torch.fx.Node, mask: torch.fx.Node) -> None:
     """Replaces a dropout by products with its mask and with what makes up for the elements dropped, as eager computes it."""
-    given, probability = dropout.args[:2]
-    assert isinstance(given, torch.fx.Node) and isinstance(probability, int | float)
+    operand, probability = dropout.args[:2]
+    assert isinstance(operand, torch.fx.Node) and isinstance(probability, int | float)
     scale = 1.0 / (1.0 - probability) if probability < 1 else 0.0
     with graph.inserting_after(dropout):
-        kept = graph.call_function(_ATEN.mul.Tensor, (given, mask))
+        kept = graph.call_function(_ATEN.mul.Tensor, (operand, mask))
     with graph.inserting_after(kept):
         scaled = graph.call_function(_ATEN.mul.Tensor, (kept, scale))
     for node in (kept, scaled):

@@ -26,9 +26,6 @@ class SecondOrder:
     """Calls what AOTAutograd compiled, and makes its gradients differentiable.
 
     Args:
-        compiled: What AOTAutograd gave.
-        module: What Dynamo captured.
-        joint: AOTAutograd's graph of forward and backward.
         warn: Takes what is run by eager PyTorch, in words, the first time; ``None`` raises instead.
     """
 
@@ -66,13 +63,13 @@ class SecondOrder:
             return forward(ctx, *inputs)
 
         @_untraced
-        def differentiable(ctx: Any, *given: Any) -> Any:
+        def differentiable(ctx: Any, *arguments: Any) -> Any:
             if not torch.is_grad_enabled():
                 if not keeps_graph():
                     ctx.onnxplug_inputs = None  # whoever keeps the loss does not keep these
-                return backward(ctx, *given)
-            boxed = len(given) == 1 and isinstance(given[0], list)
-            tangents = list(given[0] if boxed else given)
+                return backward(ctx, *arguments)
+            boxed = len(arguments) == 1 and isinstance(arguments[0], list)
+            tangents = list(arguments[0] if boxed else arguments)
             kept = getattr(ctx, "onnxplug_inputs", None)
 
             def first() -> Any:
@@ -89,11 +86,7 @@ class SecondOrder:
         return True
 
     def refuse(self, kept: _Inputs | None, gradients: Sequence[Any]) -> None:
-        """Checks that eager PyTorch computes the gradients of the call.
-
-        Raises:
-            SecondDerivativeError: It doesn't; the error says why.
-        """
+        """Checks that eager PyTorch computes the gradients of the call."""
         reason = self._reason
         if reason is None and (kept is None or len(kept.values) != len(gradients)):
             reason = "its inputs are not known any more"
@@ -115,37 +108,34 @@ class SecondOrder:
 
         Args:
             inputs: The graph's; those that require a gradient are no part of any graph that leads to another of them.
-            tangents: The gradients of its outputs.
         """
         return _gradients(self._module(*inputs), tangents, inputs, create_graph=True)
 
 
 def _gradients(
-    results: Sequence[Any], tangents: Sequence[Any], given: Sequence[Any], *, create_graph: bool
+    results: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[Any], *, create_graph: bool
 ) -> list[Any]:
     """The gradients of what was computed from ``given``, ``None`` for what needs none.
 
     Args:
         results: Values computed from them; those that are no tensors or need no gradient are left out.
         tangents: The gradients of the results, ``None`` for one that is not read.
-        given: Tensors and other values.
-        create_graph: Whether the gradients can be differentiated again.
     """
     pairs = [
         (result, tangent)
         for result, tangent in zip(results, tangents, strict=True)
         if tangent is not None and isinstance(result, torch.Tensor) and result.requires_grad
     ]
-    differentiated = [i for i, value in enumerate(given) if _is_wanted(value)]
+    differentiated = [i for i, value in enumerate(inputs) if _is_wanted(value)]
     gradients = torch.autograd.grad(
         [result for result, _ in pairs],
-        [given[i] for i in differentiated],
+        [inputs[i] for i in differentiated],
         [tangent for _, tangent in pairs],
         create_graph=create_graph,
         allow_unused=True,
     )
     by_place = dict(zip(differentiated, gradients, strict=True))
-    return [by_place.get(i) for i in range(len(given))]
+    return [by_place.get(i) for i in range(len(inputs))]
 
 
 class _Inputs:
@@ -161,12 +151,12 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     @_untraced
-    def forward(ctx: Any, owner: SecondOrder, kept: _Inputs | None, first: Callable[[], Any], *given: Any) -> Any:
+    def forward(ctx: Any, owner: SecondOrder, kept: _Inputs | None, first: Callable[[], Any], *values: Any) -> Any:
         ctx.set_materialize_grads(False)
         results = tuple(first())
         ctx.owner, ctx.kept, ctx.count = owner, kept, len(results)
-        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in given]
-        ctx.save_for_backward(*[value if isinstance(value, torch.Tensor) else None for value in given])
+        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
+        ctx.save_for_backward(*[value if isinstance(value, torch.Tensor) else None for value in values])
         return results
 
     @staticmethod
@@ -176,12 +166,12 @@ class _Gradient(torch.autograd.Function):
         goes_on = torch.is_grad_enabled()
         with torch.enable_grad():
             # Each stands for itself: one may be computed from another, and these are partial derivatives.
-            given = [
+            inputs = [
                 other if saved is None else saved.view_as(saved) if _is_wanted(saved) else saved
                 for saved, other in zip(ctx.saved_tensors, ctx.others, strict=True)
             ]
-            gradients = ctx.owner.gradients(given[: ctx.count], given[ctx.count :])
-            results = _gradients(gradients, seconds, given, create_graph=goes_on)
+            gradients = ctx.owner.gradients(inputs[: ctx.count], inputs[ctx.count :])
+            results = _gradients(gradients, seconds, inputs, create_graph=goes_on)
         return (None, None, None, *results)
 
 

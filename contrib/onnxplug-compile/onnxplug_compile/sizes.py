@@ -46,11 +46,7 @@ class Sizes:
             self._sources.setdefault(str(size.node.expr), text)
 
     def index(self, size: int | torch.SymInt) -> int:
-        """The place of a size in the tuple that the function returns.
-
-        Raises:
-            UnknownSizeError: It depends on data.
-        """
+        """The place of a size in the tuple that the function returns."""
         code = self._text(size)
         known = self._index.get(code)
         if known is None:

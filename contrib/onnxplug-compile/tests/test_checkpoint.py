@@ -79,7 +79,7 @@ def test_losses_and_gradients_are_those_of_eager(name: str, dynamic: bool) -> No
     torch.testing.assert_close(trained(model, compiled, batches), trained(model, model, batches), **looser("gradients"))
 
 
-def test_what_pytorch_cannot_draw_before_the_graph_is_left_to_eager() -> None:
+def test_random_numbers_drawn_within_the_graph_are_left_to_eager() -> None:
     model = Model(lambda x: F.rrelu(x, training=True))
     batches = [torch.randn(4, 8)] * 2
     compiled = torch.compile(model, backend="onnxplug")

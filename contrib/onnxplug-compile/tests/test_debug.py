@@ -106,7 +106,7 @@ def test_forward_and_backward(name: str) -> None:
     equals_eager(make(), (x,), train=True)
 
 
-def test_results_that_are_views_of_one_transposed() -> None:
+def test_results_that_are_views_of_a_transposed_tensor() -> None:
     model = Call(lambda x: ((y := (x + 1).t() * 2), y.t().view(-1), y.view(4, 3)))
     equals_eager(model, (torch.randn(3, 4),))
 

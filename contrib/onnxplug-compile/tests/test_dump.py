@@ -104,7 +104,7 @@ def test_each_size_is_kept_once_and_not_all(tmp_path: Path) -> None:
     assert run_again(graph) == MOST_CALLS
 
 
-def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_dump_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 

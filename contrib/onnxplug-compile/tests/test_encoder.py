@@ -173,7 +173,7 @@ def test_sessions_take_as_many_threads_as_pytorch() -> None:
     assert threads_of(session_options=options) == 5
 
 
-def test_a_session_of_other_threads_is_another_one() -> None:
+def test_other_threads_get_another_session() -> None:
     torch.set_num_threads(1)
     first = _threads(BackendOptions())
     torch.set_num_threads(2)

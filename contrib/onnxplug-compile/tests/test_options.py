@@ -80,7 +80,7 @@ def test_session_options() -> None:
         compiled_with(lambda x: x * 3, torch.ones(2), session_options={"enable_everything": True})
 
 
-def test_store_keeps_what_went_in_and_came_out() -> None:
+def test_store_keeps_inputs_and_results() -> None:
     torch._dynamo.reset()
     store: dict[str, Any] = {}
     compiled = torch.compile(lambda x: x * 2, backend="onnxplug", options={"store": store})

@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any], str]]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_second_derivative_says_so(name: str) -> None:
+def test_second_derivatives_that_are_refused(name: str) -> None:
     """Eager, run again, would draw other numbers, write twice, or not know which output is which."""
     make, options, reason = REFUSED[name]
     compiled = torch.compile(make(), backend="onnxplug", options=options)

@@ -85,17 +85,17 @@ def _components(source: Path, index: dict[str, Any]) -> list[str]:
     """
     from onnxplug_diffusers.parts import KINDS
 
-    found = [name for name in (*_TEXTS, *_MODELS) if _is_component(index.get(name))]
-    if not {"unet", "transformer"}.intersection(found):
+    names = [name for name in (*_TEXTS, *_MODELS) if _is_component(index.get(name))]
+    if not {"unet", "transformer"}.intersection(names):
         raise UsageError(f"{source / INDEX} names neither unet nor transformer")
-    for name in found:
+    for name in names:
         if index[name][1] not in KINDS:
             raise UsageError(
                 f"{name} of {source} is a {index[name][1]}, which is not taken", hint=f"{', '.join(KINDS)} are."
             )
         if not (source / name / "config.json").is_file():
             raise UsageError(f"{source} has no {name}/config.json, which {INDEX} names")
-    return found
+    return names
 
 
 def load(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -104,7 +104,7 @@ def load(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
     source = Path(name)
     index = read_index(source)
-    denoiser = next(found for found in _components(source, index) if found in ("unet", "transformer"))
+    denoiser = next(component for component in _components(source, index) if component in ("unet", "transformer"))
     (part,) = KINDS[index[denoiser][1]](denoiser, _loaded(source / denoiser, index[denoiser])).values()
     return part.model.eval(), (), {key: tensor for key, (tensor, _) in part.inputs.items()}
 
@@ -122,9 +122,9 @@ def _loaded(folder: Path, entry: tuple[str, str]) -> Any:
     library, name = entry
     try:
         kind = getattr(import_module(library), name)
-        given = {"local_files_only": True, "output_loading_info": True}
+        settings = {"local_files_only": True, "output_loading_info": True}
         dtype = {"dtype" if library == "transformers" else "torch_dtype": _float()}
-        model, about = kind.from_pretrained(folder, **dtype, **given)
+        model, about = kind.from_pretrained(folder, **dtype, **settings)
     except Exception as error:
         raise OnnxplugError(f"{folder}: the weights can't be loaded: {type(error).__name__}: {error}") from error
     missing = sorted(about["missing_keys"])

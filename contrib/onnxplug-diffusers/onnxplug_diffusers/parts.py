@@ -40,10 +40,10 @@ class TextEncoder(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """[batch, sequence] tokens. A pipeline takes the first result where it asks for one: of a projection, the vectors."""
         of_clip = self.model.config.model_type.startswith("clip")
-        found = self.model(input_ids=input_ids, output_hidden_states=of_clip)
+        encoded = self.model(input_ids=input_ids, output_hidden_states=of_clip)
         names = ("text_embeds", "last_hidden_state", "pooler_output")
-        results = {name: found[name] for name in names if name in found}
-        states = found.hidden_states[:-1] if of_clip else ()
+        results = {name: encoded[name] for name in names if name in encoded}
+        states = encoded.hidden_states[:-1] if of_clip else ()
         return results | {f"hidden_states.{layer}": state for layer, state in enumerate(states)}
 
 

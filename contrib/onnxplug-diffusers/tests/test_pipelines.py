@@ -181,7 +181,7 @@ def test_bad_folders(case: str, pipeline: Callable[[str], Path], tmp_path: Path,
     assert left(tmp_path) == before
 
 
-def test_what_is_left_out(pipeline: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+def test_models_without_a_graph_are_reported(pipeline: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     """A model that no graph is made of is said, and the index does not name it; what is there stays without --overwrite."""
     source = changed("safety_checker", ["stable_diffusion", "StableDiffusionSafetyChecker"])(
         pipeline("stable-diffusion")

@@ -69,29 +69,29 @@ def _lookup(op: Any) -> Callable[..., Tensor]:
     names = [argument.name for argument in op._schema.arguments]
 
     def lookup(*args: Any, **kwargs: Any) -> Tensor:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if given.get("max_B", -1) != -1:
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if arguments.get("max_B", -1) != -1:
             raise Unsupported("features with numbers of samples of their own")
-        weights = given.get("weights") or [given.get("host_weights", given.get("dev_weights"))]
+        weights = arguments.get("weights") or [arguments.get("host_weights", arguments.get("dev_weights"))]
         if len(weights) not in (1, 3):
             raise Unsupported("tables in a device's memory")
-        where = weights[2] if len(weights) == 3 else given["weights_offsets"]
-        inputs = [given["hash_size_cumsum"], given["indices"], given["offsets"]]
-        if given["pooling_mode"] == _WITHOUT_POOLING:
+        where = weights[2] if len(weights) == 3 else arguments["weights_offsets"]
+        inputs = [arguments["hash_size_cumsum"], arguments["indices"], arguments["offsets"]]
+        if arguments["pooling_mode"] == _WITHOUT_POOLING:
             return torch.ops.fbgemm.split_embedding_nobag_codegen_forward_cpu(
-                weights[0], where, given["max_D"], *inputs, given["output_dtype"]
+                weights[0], where, arguments["max_D"], *inputs, arguments["output_dtype"]
             )
-        factors = given.get("indice_weights")
+        factors = arguments.get("indice_weights")
         factors = weights[0].new_empty(0, dtype=torch.float32) if factors is None else factors
         return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
             weights[0],
             where,
-            given["D_offsets"],
-            given["total_D"],
+            arguments["D_offsets"],
+            arguments["total_D"],
             *inputs,
-            given["pooling_mode"],
+            arguments["pooling_mode"],
             factors,
-            given["output_dtype"],
+            arguments["output_dtype"],
         )
 
     lookup.default = op  # type: ignore[attr-defined]

@@ -207,7 +207,7 @@ def test_trained_in_float16(onnx_check: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD], ids=str)
-def test_what_training_counts(onnx_check: Callable[..., Any], optimizer: EmbOptimType) -> None:
+def test_counters_of_training(onnx_check: Callable[..., Any], optimizer: EmbOptimType) -> None:
     """It is no result of the model, and the export leaves it as it is."""
     layer = trained(PoolingMode.SUM, optimizer)
     program = onnxplug.to_onnx(layer, drawn(3, most_rows=5), dynamic_shapes=(ROWS, OFFSETS))

@@ -107,7 +107,7 @@ def test_one_operator_of_onnx_runtime(one: str, options: dict[str, Any], turned_
                 torch.testing.assert_close(result, wanted, **LOOSER["attention"][0])
 
 
-def test_what_the_operator_cannot() -> None:
+def test_calls_beyond_the_operator() -> None:
     """Several queries of several elements, which ONNX Runtime refuses; half precision."""
 
     def model(q: Tensor, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, used: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def run(
     read = read_manifest(manifest, threads=max(1, processors // max(1, count)))
     executor = executor_for(on, count)
     with _progress(len(read.jobs)) as show:
-        done = run_fleet(read, out, executor, store=store, told=show)
+        done = run_fleet(read, out, executor, store=store, ended=show)
     words = ", ".join(f"{number} {status}" for status, number in done.counts().items())
     console.print(f"run {done.number}: {words}", markup=False)
     err.print(f"page: {out / 'runs' / str(done.number) / 'index.html'}", markup=False)
@@ -86,11 +86,7 @@ class _progress:
 
 
 def _state(out: Path) -> Any:
-    """The state of a fleet that has one.
-
-    Raises:
-        UsageError: It has none.
-    """
+    """The state of a fleet that has one."""
     from onnxplug.errors import UsageError
     from onnxplug_fleet.state import State
 

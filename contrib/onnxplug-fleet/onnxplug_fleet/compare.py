@@ -18,7 +18,6 @@ class Row:
     """A job in two runs.
 
     Attributes:
-        name: The job.
         before, now: Its results; ``None`` where it is not in a run, or not done.
         changes: What differs, a few words each.
     """
@@ -34,7 +33,6 @@ def compared(before: Run | None, now: Run) -> Iterator[Row]:
 
     Args:
         before: The first; ``None`` for none.
-        now: The second.
     """
     earlier: Mapping[str, Any] = before.results if before is not None else {}
     for name in [*now.results, *(n for n in earlier if n not in now.results)]:

@@ -19,7 +19,6 @@ class Sample:
 
     Attributes:
         name: How messages call it: its file, or ``sample 17``; the first is 0.
-        args, kwargs: Positional and keyword inputs.
     """
 
     name: str
@@ -36,10 +35,6 @@ def open_data(data: Any, samples: int | None = None, *, batches: bool = False) -
             of keyword inputs, or a :class:`Sample`.
         samples: How many are read at most; ``None`` for all.
         batches: Items are ``(inputs, label)``, as data sets give them: the label is left out.
-
-    Raises:
-        UsageError: There are no files, or an item is of another kind.
-        OnnxplugError: The function raised.
     """
     import torch
 
@@ -87,12 +82,7 @@ def _sample(item: Any, name: str) -> Sample:
 
 
 def load_function(text: str) -> Callable[..., Any]:
-    """The function that ``file.py:function`` or ``module:function`` names.
-
-    Raises:
-        UsageError: There is none.
-        OnnxplugError: Its file raised.
-    """
+    """The function that ``file.py:function`` or ``module:function`` names."""
     import importlib
     import importlib.util
     import sys

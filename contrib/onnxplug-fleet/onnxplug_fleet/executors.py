@@ -23,11 +23,7 @@ class Executor(Protocol):
 
 
 class Processes:
-    """Jobs in processes of this machine.
-
-    Args:
-        workers: How many at the same time.
-    """
+    """Jobs in processes of this machine."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -65,10 +61,6 @@ class Ray:
     Args:
         address: ``"ray"`` for the cluster that ``RAY_ADDRESS`` names, else a local one; or ``"ray://HOST:PORT"``, or the
             ``"HOST:PORT"`` of a node.
-
-    Raises:
-        UsageError: Ray is not installed.
-        OnnxplugError: There is no cluster.
     """
 
     def __init__(self, address: str) -> None:
@@ -118,9 +110,6 @@ def executor_for(on: str | None, workers: int) -> Executor:
     Args:
         on: ``None`` for this machine, else as :class:`Ray` takes it.
         workers: Processes at the same time; 0 for none of their own.
-
-    Raises:
-        UsageError: It is none.
     """
     if on is None:
         return Processes(workers) if workers else Here()

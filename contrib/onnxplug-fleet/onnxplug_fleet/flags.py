@@ -42,11 +42,7 @@ def arguments(target: str, options: Mapping[str, Any]) -> list[str]:
     """The command line's arguments for options.
 
     Args:
-        target: What is exported.
         options: By their names on the command line, without hyphens before them.
-
-    Raises:
-        OptionError: One is unknown, or its value is of another kind.
     """
     known = {p.opts[0].removeprefix("--"): p for p in command_of(target).params if p.param_type_name == "option"}
     names = [name for name in known if name not in _OWN]

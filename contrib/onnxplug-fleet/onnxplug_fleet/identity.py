@@ -45,17 +45,18 @@ def _hashed(*content: Any) -> str:
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
-def parts_of(given: Mapping[str, Any], host: Any, watched: Watched) -> dict[str, str]:
+def parts_of(arguments: Mapping[str, Any], host: Any, watched: Watched) -> dict[str, str]:
     """The parts that an export's arguments and code have.
 
     Args:
         given: The arguments of ``to_onnx``: ``model``, ``args``, ``kwargs``.
-        host: The plugins of the export.
-        watched: What loading the target has imported and opened.
     """
-    model = given["model"]
+    model = arguments["model"]
     parts = {
-        **{f"input {name}": value_text(leaf) for name, leaf in _leaves((given.get("args"), given.get("kwargs")))},
+        **{
+            f"input {name}": value_text(leaf)
+            for name, leaf in _leaves((arguments.get("args"), arguments.get("kwargs")))
+        },
         **_state(model),
         **plugins_text(host),
         "version python": sys.version.split()[0],

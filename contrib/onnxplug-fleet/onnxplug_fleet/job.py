@@ -32,23 +32,15 @@ class _Unchanged(BaseException):
 class _Watch(Observer):
     """Finds the key of an export when that begins, and ends it where the store has a result.
 
-    Args:
-        job: The job.
-        store: The store.
-        watched: What loading the target has imported and opened.
-
     Attributes:
-        parts: The parts of the key.
-        kept: The result that the store has.
         given: The arguments of the first export.
-        programs: What was exported.
     """
 
     def __init__(self, job: Job, store: Store, watched: Watched) -> None:
         self._job, self._store, self._watched = job, store, watched
         self.parts: dict[str, str] = {}
         self.kept: dict[str, Any] | None = None
-        self.given: Mapping[str, Any] = {}
+        self.call: Mapping[str, Any] = {}
         self.programs: list[Any] = []
 
     def begin(self, span: Span) -> None:
@@ -57,8 +49,8 @@ class _Watch(Observer):
             return
         from onnxplug.cli.options import registry
 
-        self.given = span.subject[0]
-        self.parts = {**_parts_of_job(self._job), **parts_of(self.given, registry()[1], self._watched)}
+        self.call = span.subject[0]
+        self.parts = {**_parts_of_job(self._job), **parts_of(self.call, registry()[1], self._watched)}
         self.kept = self._store.find(self.key)
         if self.kept is not None:
             raise _Unchanged
@@ -98,8 +90,6 @@ def execute(job: Job, store_url: str, scratch: Path, *, fresh: bool) -> dict[str
     """Does a job; what fails is a result too.
 
     Args:
-        job: The job.
-        store_url: The store.
         scratch: An empty folder for its files.
         fresh: Whether this process does nothing else.
 
@@ -239,7 +229,7 @@ def _verified(job: Job, watch: _Watch, files: list[Path], scratch: Path) -> dict
         raise OnnxplugError(f"data are for targets of one file; {job.target} has {len(files)}")
     report = measure_data(
         files[0],
-        watch.given["model"],
+        watch.call["model"],
         job.data,
         list(job.metrics),
         thresholds=job.thresholds,

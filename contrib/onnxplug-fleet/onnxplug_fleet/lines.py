@@ -13,11 +13,7 @@ Path = tuple[str | int, ...]
 
 
 class Lines:
-    """The lines of a text's keys.
-
-    Args:
-        text: The text, which is TOML.
-    """
+    """The lines of a text's keys."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Path, int] = {}

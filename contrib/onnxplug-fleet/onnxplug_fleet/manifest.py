@@ -36,7 +36,6 @@ class Job:
         target: What ``onnxplug export`` takes.
         folder: The manifest's folder, in which the target is found.
         arguments: The command line's arguments beside the target and the output.
-        options: The same options as the manifest has them.
         data: Files of samples, or a function that gives them: what :func:`onnxplug_fleet.data.open_data` takes.
         samples: How many samples are read at most; ``None`` for all.
         metrics: Names of metrics, or ``file.py:function``.
@@ -44,7 +43,6 @@ class Job:
         timeout: Seconds that it may take.
         memory: Bytes that its process may have; ``None`` for no limit.
         retries: How often it is tried again when its process was killed.
-        threads: Threads within an operator.
     """
 
     name: str
@@ -67,8 +65,6 @@ class Manifest:
     """A manifest that was read.
 
     Attributes:
-        path: The file.
-        jobs: What is to be done.
         workers: Jobs at the same time; ``None`` for one a processor.
         store: The store of artefacts; ``None`` for the fleet's own folder.
     """
@@ -113,15 +109,7 @@ _TOP: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def read_manifest(path: str | os.PathLike[str], *, threads: int = 1) -> Manifest:
-    """Reads a manifest and checks all of it, before anything is exported.
-
-    Args:
-        path: The file.
-        threads: Threads within an operator, of every job.
-
-    Raises:
-        UsageError: It can't be read, or a key is unknown or of the wrong kind; the message has file, line and key.
-    """
+    """Reads a manifest and checks all of it, before anything is exported."""
     file = Path(path)
     try:
         text = file.read_bytes().decode("utf-8")
@@ -143,8 +131,6 @@ class _Reader:
     """Reads the tables of one manifest.
 
     Args:
-        path: The file.
-        lines: Where its keys stand.
         threads: As in :func:`read_manifest`.
     """
 

@@ -23,7 +23,6 @@ class Metric:
     """A metric.
 
     Attributes:
-        name: What it is called.
         score: A function of PyTorch's results and the ONNX model's, of one sample each, that returns a number.
         higher_is_better: Whether a threshold is the least that is accepted, or the most.
         largest: Whether the value over all samples is the largest, not the mean.
@@ -213,9 +212,6 @@ def metric_of(metric: str | Metric | Callable[[Results, Results], float]) -> Met
 
     A function gets PyTorch's results and the ONNX model's on a sample, two lists of tensors, and returns a number. More is better,
     unless it has the attribute ``higher_is_better = False``.
-
-    Raises:
-        UsageError: There is no such metric.
     """
     if isinstance(metric, Metric):
         return metric
@@ -239,11 +235,7 @@ def _listed() -> str:
 
 
 def _number(name: str, function: Callable[[Results, Results], float], expected: Results, actual: Results) -> float:
-    """What a user's function returns.
-
-    Raises:
-        UsageError: It is no number.
-    """
+    """What a user's function returns."""
     value = function(expected, actual)
     try:
         return float(value)

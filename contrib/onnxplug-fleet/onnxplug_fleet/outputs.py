@@ -26,10 +26,7 @@ def write_outputs(run: Run, before: Run | None, folder: Path, store: Store) -> N
     """Writes ``index.html``, ``junit.xml`` and ``fleet.sarif``, each complete or not at all.
 
     Args:
-        run: The run.
         before: The one that it is compared with.
-        folder: The run's folder.
-        store: The store, which has the reports.
     """
     folder.mkdir(parents=True, exist_ok=True)
     link = "../../" if store.is_local and Path(store.path("")).resolve() == folder.parents[1].resolve() else "/store/"

@@ -27,8 +27,6 @@ def attempt(job: Job, store: str, stopped: Callable[[], bool] = lambda: False) -
     """Does a job in a process, as often as its manifest says where the process was killed.
 
     Args:
-        job: The job.
-        store: The store's URL.
         stopped: Whether all is to end; asked all the time.
 
     Returns:

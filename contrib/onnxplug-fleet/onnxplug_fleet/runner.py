@@ -14,26 +14,19 @@ from onnxplug_fleet.state import Run, State
 from onnxplug_fleet.store import Store
 
 #: What is called with each job's name and result, the number of jobs that are done, and that of all.
-Told = Callable[[str, dict[str, Any], int, int], None]
+JobEnded = Callable[[str, dict[str, Any], int, int], None]
 #: The states that are no failure.
 FINE = ("exported", "unchanged")
 
 
 def run_fleet(
-    manifest: Manifest, out: Path, executor: Executor, *, store: str | None = None, told: Told = lambda *_: None
+    manifest: Manifest, out: Path, executor: Executor, *, store: str | None = None, ended: JobEnded = lambda *_: None
 ) -> Run:
     """Does what a manifest says: goes on with the last run where that was interrupted, else begins a new one.
 
     Args:
-        manifest: The manifest.
         out: The fleet's folder: its state, and each run's page, ``junit.xml`` and ``fleet.sarif``.
-        executor: Where jobs are done.
         store: The store's URL; the manifest's, else the folder itself, when ``None``.
-        told: Called as each job ends.
-
-    Raises:
-        UsageError: Another run of this folder goes on.
-        OnnxplugError: The state or the store can't be written.
     """
     url = store or manifest.store or str(out.absolute())
     state, opened = State(out), Store(url)
@@ -47,7 +40,7 @@ def run_fleet(
                 result["reasons"] = changes(before, now) if result["status"] == "exported" or before != now else []
             state.finish(number, job.name, result)
             done += 1
-            told(job.name, result, done, len(manifest.jobs))
+            ended(job.name, result, done, len(manifest.jobs))
         run = state.run(number)
         write_outputs(run, state.before(number), out / "runs" / str(number), opened)
         state.end(number)

@@ -16,12 +16,7 @@ def make_server(out: Path, store: Store, host: str, port: int) -> ThreadingHTTPS
     """A server: ``/`` is the last run's page, ``/runs/NUMBER/…`` that of another, ``/store/…`` the store.
 
     Args:
-        out: The fleet's folder.
-        store: The store.
         host, port: Where it listens; port 0 for any that is free.
-
-    Raises:
-        OSError: The port is in use.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -38,8 +38,6 @@ class Run:
     """A run.
 
     Attributes:
-        number: Its number.
-        manifest: The manifest's path.
         began, ended: Seconds since the epoch; ``ended`` is ``None`` for a run that was interrupted, or goes on.
         results: Name of a job to what came of it; ``None`` where nothing has yet.
     """
@@ -56,14 +54,7 @@ class Run:
 
 
 class State:
-    """The runs of a fleet.
-
-    Args:
-        folder: The fleet's folder.
-
-    Raises:
-        OnnxplugError: The folder can't be written, or what is there is no such state.
-    """
+    """The runs of a fleet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,11 +69,7 @@ class State:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While it lasts, no other process runs this fleet.
-
-        Raises:
-            UsageError: Another one does.
-        """
+        """While it lasts, no other process runs this fleet."""
         with open(self.folder / "lock", "w") as file:
             if fcntl is not None:
                 try:
@@ -144,11 +131,7 @@ class State:
         return [number for (number,) in self._db.execute("SELECT id FROM runs ORDER BY id")]
 
     def run(self, number: int) -> Run:
-        """A run.
-
-        Raises:
-            UsageError: There is none of this number.
-        """
+        """A run."""
         row = self._db.execute("SELECT manifest, began, ended FROM runs WHERE id = ?", (number,)).fetchone()
         if row is None:
             listed = ", ".join(map(str, self.runs()[-10:])) or "none"
@@ -164,11 +147,7 @@ class State:
         return self.run(earlier[-1]) if earlier else None
 
     def chosen(self, text: str) -> Run:
-        """The run that a number names, ``last``, or ``last-1`` for that before it.
-
-        Raises:
-            UsageError: It names none.
-        """
+        """The run that a number names, ``last``, or ``last-1`` for that before it."""
         numbers: Sequence[int] = self.runs()
         word, _, back = text.partition("-")
         if word == "last" and (not back or back.isdecimal()):

@@ -64,7 +64,7 @@ def result_of(run: Run, name: str = "net") -> dict[str, Any]:
     return result
 
 
-def test_what_changed_is_exported_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_models_are_exported_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     first = run(folder)

@@ -31,12 +31,12 @@ def samples() -> list[OpSample]:
         )
     for ring, chosen in ((False, False), (True, False), (False, True)):
         state = {0: "states"} if chosen else _BATCH
-        given = (_BATCH if ring else None, _BATCH if chosen else None)
+        optional = (_BATCH if ring else None, _BATCH if chosen else None)
         update.append(
             OpSample(
                 _UPDATE,
                 _update(2, 1, ring, chosen),
-                dynamic_shapes=(_ROWS, state, None, None, _ROWS, None, *given),
+                dynamic_shapes=(_ROWS, state, None, None, _ROWS, None, *optional),
                 others=[_update(*size, ring, chosen) for size in ((1, 2), (3, 4))],
             )
         )

@@ -287,7 +287,7 @@ def test_state_update_without_heads() -> None:
 
 
 @pytest.mark.parametrize("ring", [False, True])
-def test_tokens_of_a_convolution_one_by_one(ring: bool) -> None:
+def test_single_tokens_of_a_convolution(ring: bool) -> None:
     """Tokens by updates, some at a time, give the convolution of them all; the state of a ring may be longer."""
     weight, bias, sizes = torch.randn(8, 4), torch.randn(8), (3, 1, 5, 2)
 

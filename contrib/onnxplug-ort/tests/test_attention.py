@@ -120,7 +120,7 @@ NEARLY: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", NEARLY)
-def test_what_is_nearly_attention_stays_plain(name: str, fused: Any) -> None:
+def test_graphs_that_resemble_attention_stay_plain(name: str, fused: Any) -> None:
     function, args = NEARLY[name]
     assert not {"MultiHeadAttention", "Attention"} & fused(function, *args).keys()
 

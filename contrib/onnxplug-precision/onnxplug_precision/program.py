@@ -28,9 +28,6 @@ def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], list[
 
     Args:
         options: With ``dtype`` or ``quantize``.
-
-    Raises:
-        UsageError: A value is none of those that there are, or data are lacking.
     """
     settings = checked_settings(options.dtype, options.quantize, options.calibrate is not None)
     data = data_of(options.calibrate) if options.calibrate is not None else []
@@ -61,11 +58,7 @@ def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], list[
 
 
 def checked_settings(dtype: str | None, quantized: str | None, has_data: bool) -> Settings | None:
-    """The settings of quantisation, checked.
-
-    Raises:
-        UsageError: A value is none of those that there are, both can't be had together, or data are lacking.
-    """
+    """The settings of quantisation, checked."""
     if dtype is not None:
         half_dtype(dtype)
     settings = settings_of(quantized) if quantized is not None else None
@@ -93,11 +86,7 @@ def _noted(program: OnnxProgram, done: list[Precision]) -> list[Precision]:
 
 
 def samples_of(program: OnnxProgram) -> list[dict[str, torch.Tensor]]:
-    """The example inputs of a program, by the names of the graph's inputs.
-
-    Raises:
-        UsageError: It has none.
-    """
+    """The example inputs of a program, by the names of the graph's inputs."""
     captured = program.captured
     if captured is None or not any((captured.args, captured.kwargs, not program.model.graph.inputs)):
         raise UsageError(

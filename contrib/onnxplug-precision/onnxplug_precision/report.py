@@ -136,12 +136,7 @@ def results_of(model: Any, samples: Sequence[Mapping[str, Any]], host: Any = Non
     """The outputs of a model on samples, by name.
 
     Args:
-        model: The model, or its file.
         samples: Tensors by the names of inputs; cast to the types that the model takes.
-        host: The plugins that run custom operators.
-
-    Raises:
-        VerificationError: The model does not run.
     """
     runner = Runner(model, host)
     kinds = input_dtypes(model) if isinstance(model, ir.Model) else {}
@@ -164,11 +159,7 @@ def as_input(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def differences(before: Results, after: Results) -> list[Accuracy]:
-    """How far outputs in floating point moved.
-
-    Raises:
-        VerificationError: One has NaN or infinities where it had none.
-    """
+    """How far outputs in floating point moved."""
     measured = []
     for name, value in before[0].items() if before else ():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():

@@ -19,22 +19,19 @@ from onnxplug.text import did_you_mean
 Call = Mapping[str, Any] | Sequence[Any] | torch.Tensor
 
 
-def data_of(given: Any) -> list[Call]:
+def data_of(calibration: Any) -> list[Call]:
     """The calls that ``calibrate=`` gives.
 
     Args:
         given: Calls, the path of a ``.npz`` file with one call's inputs by name, or of a folder of such files.
-
-    Raises:
-        UsageError: There is no such file, it can't be read, or there are no data.
     """
-    if isinstance(given, str | os.PathLike):
-        return [*_read(Path(given))]
-    if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise UsageError(f"calibrate= takes a list of inputs, a .npz file or a folder of such, got {given!r}")
-    if not given:
+    if isinstance(calibration, str | os.PathLike):
+        return [*_read(Path(calibration))]
+    if not isinstance(calibration, Sequence) or isinstance(calibration, bytes):
+        raise UsageError(f"calibrate= takes a list of inputs, a .npz file or a folder of such, got {calibration!r}")
+    if not calibration:
         raise UsageError("calibrate= has no data")
-    return list(given)
+    return list(calibration)
 
 
 def _read(path: Path) -> list[dict[str, torch.Tensor]]:
@@ -58,11 +55,7 @@ def _read(path: Path) -> list[dict[str, torch.Tensor]]:
 
 
 def calls_of(program: OnnxProgram, calls: Sequence[Call]) -> list[dict[str, torch.Tensor]]:
-    """The calls by the names of a program's inputs.
-
-    Raises:
-        UsageError: One does not fit the program.
-    """
+    """The calls by the names of a program's inputs."""
     from onnxplug_precision.program import tensors
 
     names = {str(value.name) for value in program.model.graph.inputs}
@@ -83,11 +76,7 @@ def calls_of(program: OnnxProgram, calls: Sequence[Call]) -> list[dict[str, torc
 
 
 def checked(model: ir.Model, call: Mapping[str, Any], what: str) -> dict[str, torch.Tensor]:
-    """A call's inputs by name, held against what a model takes.
-
-    Raises:
-        UsageError: An input is missing, unknown, or of another type or shape.
-    """
+    """A call's inputs by name, held against what a model takes."""
     inputs = {str(v.name): v for v in model.graph.inputs if v.name not in model.graph.initializers}
     for name in call:
         if name not in inputs:

@@ -88,7 +88,7 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("fill", [float(torch.finfo(torch.float32).min), -1e9, -1e4])
-def test_the_fill_of_a_mask_is_one_of_float16(fill: float) -> None:
+def test_the_fill_of_a_mask_is_a_number_of_float16(fill: float) -> None:
     x, mask = torch.randn(2, 4, 6), torch.tensor([[1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]])
     program = onnxplug.to_onnx(Masked(fill), (x, mask), dtype="float16", dynamic_shapes=({0: "batch"}, {0: "batch"}))
     program.verify(seeds=())
@@ -97,7 +97,7 @@ def test_the_fill_of_a_mask_is_one_of_float16(fill: float) -> None:
     assert len(program.precision.masks) == (fill < -65504)
 
 
-def test_a_row_that_is_masked_as_a_whole_is_one_of_equal_shares() -> None:
+def test_a_row_masked_as_a_whole_has_equal_shares() -> None:
     x, mask = torch.randn(2, 4, 6), torch.tensor([[1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]])
     program = export(Masked(-1e9), x, mask)
     assert {"Add", "Softmax"} <= reasons(program).keys()

@@ -23,8 +23,8 @@ def call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     Raises:
         CaptureError: It is not in the tables, or writes a tensor that others may share memory with.
     """
-    name, given = name_of(func), dict(kwargs)
-    inplace = given.pop("inplace", False)
+    name, keywords = name_of(func), dict(kwargs)
+    inplace = keywords.pop("inplace", False)
     if name.endswith("_") and not name.endswith("__"):
         inplace, name = True, name[:-1]
         func = getattr(torch.nn.functional, name, None) or getattr(torch, name, None)
@@ -34,8 +34,8 @@ def call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             f"{name} is called with a quantised tensor, which onnxplug does not translate",
             hint="Call dequantize() before it, and quantise the result again.",
         )
-    args, given = pytree.tree_map_only(Weight, _plain, (args, given))
-    result = convert(func, *args, **given)
+    args, keywords = pytree.tree_map_only(Weight, _plain, (args, keywords))
+    result = convert(func, *args, **keywords)
     return _written(name, args[0], result) if inplace else result
 
 

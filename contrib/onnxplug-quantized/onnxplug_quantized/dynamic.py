@@ -108,7 +108,7 @@ def _recurrent(step: Step, states: int) -> Function:
             raise CaptureError(
                 "a quantised recurrent layer of packed sequences, or with dropout in training, can't be exported"
             )
-        x, given, directions = (
+        x, initial, directions = (
             x.transpose(0, 1) if batch_first else x,
             list(hx) if states > 1 else [hx],
             1 + bidirectional,
@@ -117,7 +117,7 @@ def _recurrent(step: Step, states: int) -> Function:
         for layer in range(layers):
             outputs = []
             for place in range(layer * directions, (layer + 1) * directions):
-                state = [h[place] for h in given]
+                state = [h[place] for h in initial]
                 output, state = _direction(x, params[place], step, state, place % directions == 1)
                 outputs.append(output)
                 last.append(state)

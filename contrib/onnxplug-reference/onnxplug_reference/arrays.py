@@ -1,51 +1,37 @@
-"""What control flow needs of a kind of tensor, for NumPy's arrays."""
+"""What control flow needs of a kind of tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
 
 
-class Arrays(Protocol):
-    """The few operations on tensors that the engine itself uses."""
+class Arrays:
+    """The few operations on tensors that the engine itself uses, for NumPy."""
 
     def constant(self, tensor: onnx.TensorProto | onnx.SparseTensorProto) -> Any:
         """The tensor of an initializer."""
-
-    def number(self, value: int | bool) -> Any:
-        """A 0-dimensional tensor: int64 or bool."""
-
-    def stack(self, values: Sequence[Any], axis: int) -> Any:
-        """Tensors of one shape, one after the other along a new axis."""
-
-    def at(self, value: Any, axis: int, index: int) -> Any:
-        """The slice of a tensor at an index of an axis."""
-
-    def empty(self, element_type: int, shape: Sequence[int]) -> Any:
-        """A tensor without elements."""
-
-
-class NumpyArrays:
-    """:class:`Arrays` for NumPy."""
-
-    def constant(self, tensor: onnx.TensorProto | onnx.SparseTensorProto) -> Any:
         if isinstance(tensor, onnx.SparseTensorProto):
             return dense_array(tensor)
         return onnx.numpy_helper.to_array(tensor)
 
     def number(self, value: int | bool) -> Any:
+        """A 0-dimensional tensor: int64 or bool."""
         return np.array(value, dtype=bool if isinstance(value, bool) else np.int64)
 
     def stack(self, values: Sequence[Any], axis: int) -> Any:
+        """Tensors of one shape, one after the other along a new axis."""
         return np.stack(values, axis)
 
     def at(self, value: Any, axis: int, index: int) -> Any:
+        """The slice of a tensor at an index of an axis."""
         return np.take(value, index, axis)
 
     def empty(self, element_type: int, shape: Sequence[int]) -> Any:
+        """A tensor without elements."""
         return np.empty(tuple(shape), onnx.helper.tensor_dtype_to_np_dtype(element_type))
 
 

@@ -68,10 +68,8 @@ class Frame:
     """The values of a graph while it runs, and the frame of the graph around it.
 
     Args:
-        graph: The graph.
         values: What it starts with: inputs, by name.
         parent: The frame that a subgraph reads captured values of.
-        path: Where the graph is.
         keep: Names that are never freed; ``None`` keeps all.
     """
 
@@ -115,11 +113,7 @@ class Engine:
     """Runs graphs.
 
     Args:
-        arrays: Operations on tensors that control flow needs.
         control: What runs the operators with subgraphs.
-        before: Called before each node.
-        after: Called after each node.
-        trace: Writes what happens.
     """
 
     def __init__(
@@ -137,14 +131,7 @@ class Engine:
         self.trace = trace if trace is not None else Trace(0)
 
     def run(self, frame: Frame) -> Steps:
-        """Runs the nodes of a frame's graph; yields each after it ran.
-
-        Returns:
-            The graph's outputs.
-
-        Raises:
-            EvaluationError: A node fails.
-        """
+        """Runs the nodes of a frame's graph; yields each after it ran."""
         graph = frame.graph
         for index, node in enumerate(graph.nodes):
             step = Step(node.proto, index, frame.path, self._inputs(node, frame, index))
@@ -225,10 +212,6 @@ class Engine:
         """Runs a subgraph of a node.
 
         Args:
-            node: The node.
-            attribute: The attribute that holds the subgraph.
-            inputs: The subgraph's inputs, in order.
-            frame: The frame that the node stands in.
             place: Which run of the subgraph this is, for messages.
         """
         graph = node.graphs[attribute]

@@ -14,7 +14,7 @@ from onnxplug.errors import UsageError
 from onnxplug.host import plugin_host
 from onnxplug.kinds import check_kind, check_lists
 from onnxplug.plugins.runtime import reference_kernels
-from onnxplug_reference.arrays import Arrays, NumpyArrays
+from onnxplug_reference.arrays import Arrays
 from onnxplug_reference.control import CONTROL
 from onnxplug_reference.engine import Engine, Frame, Hook, Step, Steps, drain
 from onnxplug_reference.feeds import checked_feeds
@@ -76,9 +76,9 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         self.proto_ = load_proto(proto)
         self.opsets_ = dict(opsets) if opsets is not None else opset_versions(self.proto_)
         self.verbose = verbose
-        given = [*_checked_classes(new_ops or ()), *_plugin_classes(proto, self.proto_, plugins)]
+        classes = [*_checked_classes(new_ops or ()), *_plugin_classes(proto, self.proto_, plugins)]
         self.new_ops_ = {}
-        for kernel in given:
+        for kernel in classes:
             self.new_ops_.setdefault((kernel.op_domain, kernel.__name__), kernel)
         for function in functions or ():
             if not isinstance(getattr(function, "proto_", function), onnx.FunctionProto):
@@ -96,7 +96,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
 
     def _arrays(self) -> Arrays:
         """Operations on the kind of tensor that values are."""
-        return NumpyArrays()
+        return Arrays()
 
     def _resolver(
         self, numpy: NumpyResolver, kernels: Sequence[Kernel], classes: Mapping[tuple[str, str], type[OpRun]]
@@ -113,7 +113,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         """A value as ``OpRun`` classes take it."""
         return value
 
-    def _given_back(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
+    def _result_as_fed(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
         """How results are returned for these inputs."""
         device = has_torch(feeds.values())
         return (lambda value: to_torch(value, device)) if device is not None else (lambda value: value)
@@ -221,7 +221,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         values = checked_feeds(graph, {name: self._taken(value) for name, value in feeds.items()})
         self._engine.trace.start(graph.initializers, values)
         frame = Frame(graph, values, keep=None if intermediate else frozenset(output_names or ()))
-        return frame, self._given_back(feeds)
+        return frame, self._result_as_fed(feeds)
 
 
 def evaluator_of(source: str | bytes, kernels: Iterable[type[OpRun]]) -> ExtendedReferenceEvaluator:
@@ -297,11 +297,7 @@ def _graph_of(proto: Any) -> onnx.GraphProto | None:
 
 
 def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
-    """``OpRun`` classes.
-
-    Raises:
-        UsageError: One is none.
-    """
+    """``OpRun`` classes."""
     classes_ = list(classes)
     for kernel in classes_:
         if not isinstance(kernel, type) or not issubclass(kernel, OpRun):

@@ -16,11 +16,7 @@ from onnxplug_reference.trace import short
 
 
 def checked_feeds(graph: ReadyGraph, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by input name; an initializer may be replaced too.
-
-    Raises:
-        UsageError: An input is missing or unknown, or is of another type than the graph declares.
-    """
+    """Values by input name; an initializer may be replaced too."""
     known = {*graph.inputs, *graph.initializers}
     unknown = [name for name in feeds if name not in known]
     if unknown:

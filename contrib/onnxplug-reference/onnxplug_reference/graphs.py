@@ -25,8 +25,6 @@ class Resolver(Protocol):
 
         Args:
             node: The node, without references to attributes of a function.
-            opsets: Versions of the domains.
-            library: The functions of the model.
         """
 
     def comes_first(self, domain: str, op_type: str) -> bool:
@@ -38,11 +36,7 @@ class ReadyNode:
     """A node made ready.
 
     Attributes:
-        proto: The node.
-        version: The version of its domain.
         compute: Its kernel; ``None`` for control flow and functions.
-        graphs: Its subgraphs by attribute.
-        body: The graph of the function that it calls.
         last_uses: Names of values that nothing after it reads.
     """
 
@@ -66,11 +60,6 @@ class ReadyGraph:
     """A graph made ready.
 
     Attributes:
-        inputs: Names of the inputs.
-        outputs: Names of the outputs.
-        types: Types that the graph declares, by name.
-        initializers: Tensors by name.
-        nodes: The nodes, in order.
         captured: Names that it reads of the graphs around it.
     """
 
@@ -106,9 +95,6 @@ class Preparer:
     """Makes graphs ready.
 
     Args:
-        resolver: Finds kernels.
-        arrays: Makes tensors of initializers.
-        library: The model's functions.
         control: Operators of ai.onnx that run their subgraphs by the engine.
     """
 
@@ -119,11 +105,7 @@ class Preparer:
         self._control = frozenset(control)
 
     def graph(self, proto: onnx.GraphProto, opsets: Mapping[str, int]) -> ReadyGraph:
-        """Makes a graph ready.
-
-        Raises:
-            EvaluationError: Nothing computes an operator, or a domain has no version.
-        """
+        """Makes a graph ready."""
         initializers = {t.name: self._tensor(t) for t in proto.initializer}
         initializers |= {t.values.name: self._arrays.constant(t) for t in proto.sparse_initializer}
         types = {v.name: v.type for v in (*proto.value_info, *proto.input, *proto.output)}
@@ -138,13 +120,9 @@ class Preparer:
             )
         return self._arrays.constant(tensor)
 
-    def function(self, proto: onnx.FunctionProto, given: Iterable[onnx.AttributeProto] = ()) -> ReadyGraph:
-        """Makes a function ready for the attributes of one call.
-
-        Raises:
-            EvaluationError: Nothing computes an operator, a domain has no version, or it calls itself.
-        """
-        attributes = {a.name: a for a in proto.attribute_proto} | {a.name: a for a in given}
+    def function(self, proto: onnx.FunctionProto, call_attributes: Iterable[onnx.AttributeProto] = ()) -> ReadyGraph:
+        """Makes a function ready for the attributes of one call."""
+        attributes = {a.name: a for a in proto.attribute_proto} | {a.name: a for a in call_attributes}
         key = (_domain(proto.domain), proto.name, getattr(proto, "overload", ""))
         memo = (key, b"".join(attributes[name].SerializeToString(deterministic=True) for name in sorted(attributes)))
         library = self._library

@@ -1,7 +1,8 @@
 """Kernels: functions of arrays in tables, ``OpRun`` classes, and the choice among them.
 
 A kernel of ours is a plain function, named after its operator: inputs are its positional parameters (``None`` where one is
-absent), attributes its keyword parameters with ONNX's defaults; it returns the outputs.
+absent), attributes its keyword parameters with ONNX's defaults, ``**others`` all other attributes of the operator's schema; it
+returns the outputs.
 """
 
 from __future__ import annotations
@@ -55,20 +56,20 @@ class KernelTable:
     """
 
     def __init__(self, kernels: Iterable[Kernel]) -> None:
-        self._found: dict[tuple[str, str], list[Kernel]] = {}
+        self._kernels: dict[tuple[str, str], list[Kernel]] = {}
         for kernel in kernels:
-            self._found.setdefault((kernel.domain, kernel.op), []).append(kernel)
-        for versions in self._found.values():
+            self._kernels.setdefault((kernel.domain, kernel.op), []).append(kernel)
+        for versions in self._kernels.values():
             versions.sort(key=lambda kernel: kernel.since, reverse=True)
 
     def find(self, domain: str, op: str, version: int) -> Kernel | None:
         """The kernel of an operator at a version of its domain."""
-        kernel = next((k for k in self._found.get((domain, op), ()) if k.since <= version), None)
+        kernel = next((k for k in self._kernels.get((domain, op), ()) if k.since <= version), None)
         return kernel if kernel is None or kernel.until is None or version <= kernel.until else None
 
     def operators(self) -> list[tuple[str, str]]:
         """Domain and name of every operator."""
-        return sorted(self._found)
+        return sorted(self._kernels)
 
 
 def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
@@ -89,15 +90,16 @@ def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 @cache
-def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], int | None]:
-    """Keyword parameters of a kernel, and how many inputs it takes at most."""
+def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool, int | None]:
+    """Keyword parameters of a kernel, whether it takes all others, and how many inputs it takes at most."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a function in C, which says nothing of itself
-        return frozenset(), None
+        return frozenset(), False, None
     keywords = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(parameters) - len(keywords)
-    return keywords, most
+    inputs = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    most = None if any(p.kind is p.VAR_POSITIONAL for p in inputs) else len(inputs)
+    return keywords, any(p.kind is p.VAR_KEYWORD for p in parameters), most
 
 
 def bound(
@@ -106,14 +108,11 @@ def bound(
     """A kernel with a node's attributes, and those defaults of its schema that it knows.
 
     Args:
-        kernel: The kernel.
-        node: The node.
         schema: ONNX's schema of the operator, if it has one.
-
-    Raises:
-        EvaluationError: The node has an attribute or an input that the kernel does not know.
     """
-    known, most = _parameters(kernel.function)
+    known, takes_all, most = _parameters(kernel.function)
+    if takes_all and schema is not None:
+        known |= set(schema.attributes)
     offered = {"outputs": len(node.output)}
     attributes = attribute_values(node)
     unknown = sorted(set(attributes) - known | set(attributes) & set(offered))
@@ -166,7 +165,6 @@ def widened(
     """A kernel that computes narrow inputs in a wider type, and rounds once the results that have a narrow input's type.
 
     Args:
-        compute: The kernel.
         schema: Says which outputs share the type of which inputs; without one every result of the wider type takes the
             type of the first narrow input.
     """

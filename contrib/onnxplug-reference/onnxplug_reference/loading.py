@@ -20,9 +20,6 @@ def load_proto(model: Any) -> Proto:
     Args:
         model: A path, the serialised model, a protocol buffer (of a model, graph, function or node), an
             ``onnx_ir.Model``, or an ``OnnxProgram``.
-
-    Raises:
-        UsageError: It is none of these, or can't be read.
     """
     if isinstance(model, Proto):
         return model

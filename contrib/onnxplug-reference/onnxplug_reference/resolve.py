@@ -47,7 +47,6 @@ class NumpyResolver:
     Args:
         classes: ``OpRun`` classes by domain and operator; they go first.
         nested: Makes the evaluators that an ``OpRun`` class with subgraphs asks for.
-        trace: Knows the frame that such a class sees.
     """
 
     def __init__(
@@ -57,21 +56,21 @@ class NumpyResolver:
         trace: Trace,
     ) -> None:
         self._classes = classes
-        self._given = KernelTable(())
+        self._user_kernels = KernelTable(())
         self._nested = nested
         self._trace = trace
 
     def give(self, kernels: Iterable[Kernel]) -> None:
         """Functions that go before ours."""
-        self._given = KernelTable(kernels)
+        self._user_kernels = KernelTable(kernels)
 
     def comes_first(self, domain: str, op_type: str) -> bool:
         """Whether a kernel of the call or of a plugin replaces the model's function."""
-        return (domain, op_type) in self._classes or (domain, op_type) in self._given.operators()
+        return (domain, op_type) in self._classes or (domain, op_type) in self._user_kernels.operators()
 
     def compute(self, node: onnx.NodeProto, opsets: Mapping[str, int], library: Library) -> Compute | None:
         """The kernel of a node; ``None`` if there is none."""
-        kernel = self._found(node, opsets)
+        kernel = self._implementation(node, opsets)
         if kernel is None:
             return None
 
@@ -81,22 +80,24 @@ class NumpyResolver:
 
         return quiet
 
-    def _found(self, node: onnx.NodeProto, opsets: Mapping[str, int]) -> Compute | None:
+    def _implementation(self, node: onnx.NodeProto, opsets: Mapping[str, int]) -> Compute | None:
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = opsets.get(domain, 1)
-        given = self._classes.get((domain, node.op_type))
-        if given is not None:
-            return self._of_class(given, node, opsets)
-        kernel = self._given.find(domain, node.op_type, version) or our_kernels().find(domain, node.op_type, version)
+        own_class = self._classes.get((domain, node.op_type))
+        if own_class is not None:
+            return self._of_class(own_class, node, opsets)
+        kernel = self._user_kernels.find(domain, node.op_type, version) or our_kernels().find(
+            domain, node.op_type, version
+        )
         schema = schema_of(node.op_type, version, domain)
         if kernel is not None:
             compute = bound(kernel, node, schema)
             return widened(compute, schema) if kernel.widen else compute
         if domain not in _ONNX_KERNELS:
             return None
-        found = _onnx_class(domain, node.op_type, version)
-        if found is not None:
-            compute = self._of_class(found, _with_known_defaults(node, schema, found), opsets)
+        onnx_class = _onnx_class(domain, node.op_type, version)
+        if onnx_class is not None:
+            compute = self._of_class(onnx_class, _with_known_defaults(node, schema, onnx_class), opsets)
             return compute if node.op_type in EXACT_TYPES else widened(compute, schema)
         return self._of_schema(node, schema, version)
 

@@ -66,7 +66,7 @@ class TorchReferenceEvaluator(ExtendedReferenceEvaluator):
     def _as_arrays(self, value: Any) -> Any:
         return to_array(value)
 
-    def _given_back(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
+    def _result_as_fed(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
         return lambda value: value
 
     def run(self, *args: Any, **options: Any) -> Any:
@@ -87,21 +87,21 @@ class _TorchResolver:
         in_numpy: set[tuple[str, str]],
     ) -> None:
         self._numpy = numpy
-        self._given = KernelTable(kernels)
+        self._user_kernels = KernelTable(kernels)
         self._classes = classes
         self._device = device
         self._in_numpy = in_numpy
 
     def comes_first(self, domain: str, op_type: str) -> bool:
         """Whether a kernel of the call or of a plugin replaces the model's function."""
-        return (domain, op_type) in self._classes or (domain, op_type) in self._given.operators()
+        return (domain, op_type) in self._classes or (domain, op_type) in self._user_kernels.operators()
 
     def _bound(self, node: onnx.NodeProto, domain: str, version: int) -> Compute | None:
         """A kernel of PyTorch's with the node's attributes; ``None`` if there is none that knows them all."""
         schema = schema_of(node.op_type, version, domain)
-        given = self._given.find(domain, node.op_type, version)
-        if given is not None:
-            return bound(given, node, schema)
+        user_kernel = self._user_kernels.find(domain, node.op_type, version)
+        if user_kernel is not None:
+            return bound(user_kernel, node, schema)
         kernel = torch_kernels().find(domain, node.op_type, version)
         if kernel is None or (domain, node.op_type) in self._classes:
             return None

@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
+
+if TYPE_CHECKING:
+    from onnxplug_reference.engine import Step
 
 #: Levels of ``verbose``; each writes what those below it write.
 NODES, RANGES, FIRST, ALL = 1, 2, 3, 10
 _SHOWN = 5
-
-
-class Traced(Protocol):
-    """What a trace reads of a step."""
-
-    node: onnx.NodeProto
-    path: tuple[str, ...]
 
 
 def _line(text: str) -> None:
@@ -57,13 +52,13 @@ class Trace:
                 for name, value in values.items():
                     self._write(f" +{sign} {name}: {describe(value, self.verbose)}")
 
-    def node(self, step: Traced) -> None:
+    def node(self, step: Step) -> None:
         """A node that is about to run."""
         if self.verbose >= NODES:
             node = step.node
             self._write(f"{'  ' * len(step.path)}{node.op_type}({', '.join(node.input)}) -> {', '.join(node.output)}")
 
-    def result(self, step: Traced, name: str, value: Any) -> None:
+    def result(self, step: Step, name: str, value: Any) -> None:
         """A value that a node made."""
         if self.verbose >= RANGES:
             self._write(f"{'  ' * len(step.path)} + {name}: {describe(value, self.verbose)}")

@@ -113,7 +113,7 @@ class Fusible(nn.Module):
 
 
 @pytest.mark.usefixtures("seeded")
-def test_what_onnxruntime_made_of_a_model(tmp_path: Path) -> None:
+def test_a_model_optimised_by_onnxruntime(tmp_path: Path) -> None:
     """The model that ONNX Runtime's own optimiser writes, with its fused operators."""
     model = Fusible().eval()
     x = torch.randn(2, 5, 16)
@@ -153,7 +153,7 @@ def test_on_a_gpu() -> None:
     assert y.is_cuda
 
 
-def test_what_numpy_computed_is_known() -> None:
+def test_operators_computed_in_numpy_are_listed() -> None:
     model = parsed(
         "g (float[N] x) => (float[N] z) { y = Exp(x)\n k = Constant <value_int = 4> ()\n w = HannWindow(k)\n z = Mul(y, w) }"
     )

@@ -371,8 +371,8 @@ def forms() -> tuple[Form, ...]:
 
 def _parsed(line: str) -> Iterator[Form]:
     operators, operands, attributes, rest = ([*map(str.strip, line.split("|")), "", ""])[:4]
-    given = dict(re.findall(r"(\w+)=(\"[^\"]*\"|\[[^\]]*\]|\S+)", attributes))
-    values = {name: text if text.startswith("@") else json.loads(text) for name, text in given.items()}
+    fields = dict(re.findall(r"(\w+)=(\"[^\"]*\"|\[[^\]]*\]|\S+)", attributes))
+    values = {name: text if text.startswith("@") else json.loads(text) for name, text in fields.items()}
     words = rest.split()
     outputs = next((int(w.partition("=")[2]) for w in words if w.startswith("outputs=")), 1)
     versions = next((w for w in words if re.fullmatch(r"\d*-\d*", w)), "-")

@@ -94,22 +94,22 @@ class Judge:
             for node in graph:
                 if (node.domain in _ONNX and node.op_type == "Constant") or (node.domain, node.op_type) in known:
                     continue
-                found = self.judge(node, opset)
-                if found is not None:
+                judgement = self.judge(node, opset)
+                if judgement is not None:
                     operator = f"{node.domain}::{node.op_type}" if node.domain not in _ONNX else node.op_type
-                    yield Fallback(node.name or "", operator, *found, node.metadata_props.get(SOURCE, ""))
+                    yield Fallback(node.name or "", operator, *judgement, node.metadata_props.get(SOURCE, ""))
 
     def judge(self, node: ir.Node, opset: int) -> tuple[str, str] | None:
         """Why a node is not computed, and what breaks; ``None`` for one that is."""
         since = since_of(node, opset) if node.domain in _ONNX else None
         if since is None:
             return f"the domain {node.domain} is not in the table", ""
-        found, entry = features(node, opset), self._entry(node.op_type, str(since))
-        breaks = next((why for reason, why in entry.breaks if reason <= found), "")
+        present, entry = features(node, opset), self._entry(node.op_type, str(since))
+        breaks = next((why for reason, why in entry.breaks if reason <= present), "")
         if entry.known is None:
             return entry.reason, breaks
-        refused = next((r for r in entry.refused if r <= found), None) or next(
-            (r for r, _ in entry.breaks if r <= found), None
+        refused = next((r for r in entry.refused if r <= present), None) or next(
+            (r for r, _ in entry.breaks if r <= present), None
         )
         if refused is not None:
             return _words(refused), breaks
@@ -118,7 +118,7 @@ class Judge:
             dtype = first.dtype.name.lower() if first is not None and first.dtype is not None else "an unknown type"
             unknown = set() if dtype in entry.known else {dtype}
         else:
-            unknown = {feature for feature in found - entry.known if must_be_known(feature)}
+            unknown = {feature for feature in present - entry.known if must_be_known(feature)}
         if unknown:
             return f"{_words(unknown)} is not in the table", ""
         for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):

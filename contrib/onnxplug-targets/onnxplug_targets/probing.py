@@ -113,13 +113,13 @@ def _is_determined(form: Form) -> bool:
 def _run(session: Any, feed: Mapping[str, Any]) -> list[Any]:
     import onnxruntime
 
-    given = {
+    feeds = {
         name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(value, 16)
         if value.dtype.name == "bfloat16"
         else onnxruntime.OrtValue.ortvalue_from_numpy(value)
         for name, value in feed.items()
     }
-    return [_array(value) for value in session.run_with_ort_values(None, given)]
+    return [_array(value) for value in session.run_with_ort_values(None, feeds)]
 
 
 def _array(value: Any) -> np.ndarray:

@@ -31,12 +31,12 @@ def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     what happens.
     Operators of which no node was taken stand under ``absent``, with what breaks.
     """
-    found: dict[tuple[str, int], dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    by_operator: dict[tuple[str, int], dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:
-        found[answer["op"], answer["since"]][answer["outcome"]].append(answer)
+        by_operator[answer["op"], answer["since"]][answer["outcome"]].append(answer)
     operators: dict[str, dict[str, Any]] = defaultdict(dict)
     absent: dict[str, dict[str, Any]] = defaultdict(dict)
-    for (op, since), rows in sorted(found.items()):
+    for (op, since), rows in sorted(by_operator.items()):
         taken, left, broken = (_sets(rows[outcome]) for outcome in ("takes", "leaves", "breaks"))
         breaks = [
             [*reason, next(row["why"] for row in rows["breaks"] if reason <= set(row["features"]))]
@@ -59,7 +59,7 @@ def _sets(rows: Iterable[Mapping[str, Any]]) -> list[frozenset[str]]:
 
 def _reasons(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -> list[frozenset[str]]:
     """Few small sets of features of which some nodes have one at least, and others none."""
-    found: list[frozenset[str]] = []
+    smallest: list[frozenset[str]] = []
     open_rows = list(dict.fromkeys(some))
     for size in range(1 if others else 0, _MOST + 1):
         while open_rows:
@@ -72,9 +72,9 @@ def _reasons(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -
                 break
             most = max(reasons, key=lambda reason: (reasons[reason], _plainness(reason), reason))
             best = frozenset(most)
-            found.append(best)
+            smallest.append(best)
             open_rows = [row for row in open_rows if not best <= row]
-    return found + [row for row in open_rows if row not in others]
+    return smallest + [row for row in open_rows if row not in others]
 
 
 def _both(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -> list[frozenset[str]]:

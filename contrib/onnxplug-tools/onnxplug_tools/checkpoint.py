@@ -77,13 +77,7 @@ class Stored:
     """A tensor in a file.
 
     Attributes:
-        name: Its name there.
-        path: The file.
-        version: The version of the file.
-        shape: Its shape.
         dtype: Its dtype; ``None`` where torch has none.
-        dtype_name: Its dtype in the file's notation.
-        read: Reads it.
         place: Offset and number of its bytes in the file, where they are stored unchanged.
     """
 
@@ -97,11 +91,7 @@ class Stored:
     place: tuple[int, int] | None = None
 
     def load(self) -> torch.Tensor:
-        """Reads the tensor.
-
-        Raises:
-            WeightsError: The file is gone, was written to since it was opened, or can't be read.
-        """
+        """Reads the tensor."""
         self.check_unchanged()
         try:
             return self.read(self.name)
@@ -109,11 +99,7 @@ class Stored:
             raise WeightsError(f"can't read {self.name!r} from {self.path}: {error}", names=[self.name]) from error
 
     def check_unchanged(self) -> None:
-        """Checks that the file is unchanged.
-
-        Raises:
-            WeightsError: It is gone, or was written to.
-        """
+        """Checks that the file is unchanged."""
         try:
             unchanged = version_of(self.path) == self.version
         except OSError as error:
@@ -129,11 +115,6 @@ def open_checkpoint(files: Any) -> dict[str, Stored]:
 
     Args:
         files: A path or several: of safetensors, of what ``torch.save`` wrote, of an ``.index.json``, or of a folder that has one.
-
-    Raises:
-        WeightsError: A file is missing, truncated or of another kind, an index names a file or a tensor that isn't there, or two
-            files have a tensor of one name.
-        OnnxplugError: safetensors is not installed.
     """
     if isinstance(files, str | os.PathLike):
         return _opened(_path(files))
@@ -302,13 +283,7 @@ def in_safetensors(weights: Mapping[str, ir.TensorProtocol], folder: Path) -> di
     """The tensors whose bytes are in a safetensors file as the model has them: their files, offsets and lengths.
 
     Args:
-        weights: The tensors by name.
         folder: The model's folder; the files must be in it, or in folders of it.
-
-    Raises:
-        UsageError: None of the tensors comes from such a file.
-        SaveError: A file is elsewhere.
-        WeightsError: A file has changed.
     """
     places: dict[str, tuple[str, int, int]] = {}
     locations: dict[Path, str] = {}

@@ -46,12 +46,7 @@ def insert_checks(graph: ir.Graph, builder: GraphBuilder, captured: Captured, sl
 
     Args:
         graph: The graph; it is changed. It comes here after the rewrites, which would remove a Reshape that changes nothing.
-        builder: The builder of the graph.
         captured: The capture, with ranges, names and conditions.
-        slots: What the captured program's inputs stand for.
-
-    Raises:
-        UsageError: A relation has no form in ONNX.
     """
     checks = _Checks(graph, builder, captured, slots)
     for value, slot in checks.tensors():
@@ -66,8 +61,6 @@ def insert_assertions(graph: ir.Graph, builder: GraphBuilder, messages: Sequence
     """Makes the last outputs of a finished graph, conditions on data, checks of its first output.
 
     Args:
-        graph: The graph; it is changed.
-        builder: The builder of the graph.
         messages: What is said of each condition that does not hold.
     """
     if not messages:

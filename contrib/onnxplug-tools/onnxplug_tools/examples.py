@@ -23,12 +23,8 @@ def with_examples(
     """The inputs that the model is captured with, and those of the further calls of ``examples=``.
 
     Args:
-        model: The model.
         args, kwargs: The inputs that were given beside the examples; without any, the first example takes their place.
         examples: As the user gave them: each a tuple as ``args`` is, a dict of keyword inputs, or a tensor.
-
-    Raises:
-        UsageError: They are malformed, or have not all the same positional and keyword inputs.
     """
     args, kwargs = positional_and_named(model, args, kwargs)
     if not isinstance(examples, list | tuple) or not all(
@@ -52,13 +48,13 @@ def with_examples(
             hint="Give two or more, or name the dynamic dimensions in dynamic_shapes=.",
         )
     first = _as_call(calls[0])
-    further = []
+    others = []
     for number, call in enumerate(calls[1:], 2):
-        given = _as_call(call)
-        if len(given[0]) != len(first[0]) or set(given[1]) != set(first[1]):
-            raise UsageError(f"example {number} has {_call_text(given)}, example 1 {_call_text(first)}")
-        further.append((given[0], {name: given[1][name] for name in first[1]}))
-    return (*first, further)
+        inputs = _as_call(call)
+        if len(inputs[0]) != len(first[0]) or set(inputs[1]) != set(first[1]):
+            raise UsageError(f"example {number} has {_call_text(inputs)}, example 1 {_call_text(first)}")
+        others.append((inputs[0], {name: inputs[1][name] for name in first[1]}))
+    return (*first, others)
 
 
 def _as_call(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -78,11 +74,7 @@ def shapes_of(module: torch.nn.Module, examples: Sequence[Example]) -> dict[str,
     equal; it then has the first one's name.
 
     Args:
-        module: The model.
         examples: The inputs of two calls or more, with the same number of positional inputs and the same keywords.
-
-    Raises:
-        UsageError: They differ in structure, dtype, rank or in a value that can't be dynamic.
     """
     calls = [inputs_by_name(module, args, kwargs) for args, kwargs in examples]
     taken: set[str] = set()
@@ -90,15 +82,7 @@ def shapes_of(module: torch.nn.Module, examples: Sequence[Example]) -> dict[str,
 
 
 def check_covered(shapes: DynamicShapes, inferred: DynamicShapes) -> None:
-    """Holds the user's own dynamic shapes against what differs among the examples.
-
-    Args:
-        shapes: What the user asked for.
-        inferred: What differs.
-
-    Raises:
-        UsageError: Something differs that is not dynamic.
-    """
+    """Holds the user's own dynamic shapes against what differs among the examples."""
     for leaf, axis, _ in inferred.requested_axes():
         if isinstance(shapes.leaves[leaf], DimHint):
             continue

@@ -49,9 +49,6 @@ def parse(text: str) -> dict[str, int]:
 
     Returns:
         Name of a logger to its level; the empty name is for all others.
-
-    Raises:
-        ValueError: A level or a logger is unknown, or named twice.
     """
     levels: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

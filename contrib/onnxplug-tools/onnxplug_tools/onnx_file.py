@@ -62,13 +62,8 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
     """Reads a model's file and checks it.
 
     Args:
-        path: The file.
         external: Whether the model gets the weights from other files; otherwise they are only checked.
         to_run: Whether it is read to be run: its opsets must be known here, and its data files must exist and be large enough.
-
-    Raises:
-        UsageError: There is no such file, it can't be read, is no model, or can't be run by anything; a weight is at a forbidden
-            place: outside of the model's folder, in a device, in other tensors' bytes.
     """
     name = shortened(os.fspath(path), 300)
     model = _parsed(_content(path, name), name)
@@ -83,11 +78,7 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
 
 
 def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
-    """A protocol buffer as an ``onnx_ir`` model.
-
-    Raises:
-        UsageError: It can't be converted; a value is computed twice, for example.
-    """
+    """A protocol buffer as an ``onnx_ir`` model."""
     try:
         converted = ir.serde.deserialize_model(model)
         for value in converted.graph.initializers.values():
@@ -99,11 +90,7 @@ def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
 
 
 def parse_model(content: bytes) -> onnx.ModelProto:
-    """A model from its bytes, checked; it must not have weights in files.
-
-    Raises:
-        UsageError: They are no model, or nothing can run it.
-    """
+    """A model from its bytes, checked; it must not have weights in files."""
     model = _parsed(content, "the bytes")
     _check(model, "the bytes", os.curdir)
     return model
@@ -147,13 +134,7 @@ def _check(model: onnx.ModelProto, name: str, folder: str | None, own: str | Non
     """Checks a model.
 
     Args:
-        model: The model.
-        name: Its name in messages.
         folder: Where its external data are; ``None``: the model is not to be run.
-        own: The model's own file.
-
-    Raises:
-        UsageError: Nothing can run it.
     """
     try:
         _Checker(folder).check(model, own)

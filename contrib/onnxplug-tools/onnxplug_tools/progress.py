@@ -26,11 +26,7 @@ _WORTH_A_BAR = 1_000_000_000
 
 
 class Display(progress.Display):
-    """Shows the running stage; called with its name as it begins.
-
-    Args:
-        bar: The bar that shows it.
-    """
+    """Shows the running stage; called with its name as it begins."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
@@ -47,7 +43,6 @@ class Display(progress.Display):
         """Shows the present step of the stage.
 
         Args:
-            text: In words.
             done, total: How far the stage is, where that is known.
         """
         self._update(text, done, total, refresh=True)

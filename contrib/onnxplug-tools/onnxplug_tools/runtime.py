@@ -79,9 +79,6 @@ def no_library_error(
     """The error for a session that lacks custom operators' libraries; ``None`` where ``error`` is about something else.
 
     Args:
-        error: ONNX Runtime's error.
-        custom: The model's custom operators.
-        kernels: The chosen libraries and kernels.
         host: The plugins that could supply libraries; ``None`` where they are not known.
     """
     from onnxplug.run.kernels import MISSING_HINT, lacks_operator, missing_text, unknown_operators

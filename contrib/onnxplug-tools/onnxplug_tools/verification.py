@@ -42,8 +42,6 @@ def verify_file(
     """Compares an ONNX file with a PyTorch model that is run eagerly; nothing is captured.
 
     Args:
-        path: The file.
-        model: A module, function or ExportedProgram.
         args, kwargs: Example inputs; an ExportedProgram's own when there are none.
         dynamic: Input name to axis to the name of its dimension, or to an expression of other names
             (``"past + sequence"``); other sizes are tried along these.
@@ -51,11 +49,6 @@ def verify_file(
         host: The plugins whose libraries and kernels run custom operators; all installed plugins when ``None``.
         replay: Gives PyTorch's results for the file's choices among equal elements (:func:`choices_of_file`), where results
             differ.
-
-    Raises:
-        UsageError: The file is no ONNX model, or one that nothing can run.
-        PluginError: A plugin's library is missing or does not load.
-        VerificationError: An output differs, the number of inputs or outputs does, or the file does not run.
     """
     if isinstance(model, torch.export.ExportedProgram):
         if not args and not kwargs and model.example_inputs is not None:
@@ -97,9 +90,7 @@ def resized_inputs(
     """As :func:`onnxplug.verification.inputs.generated_inputs`, where only the names of dynamic axes are known.
 
     Args:
-        leaves: The example inputs.
         axes: Leaf to axis to the name of its dimension, or an expression of other names.
-        seed, attempt: Decide sizes and values.
 
     Returns:
         The leaves, and the size that each name took.
@@ -132,12 +123,7 @@ def resized_inputs(
 def _eager_by_name(
     model: Any, leaves: list[Any], spec: Any, output_names: Sequence[str], inputs: Mapping[str, int]
 ) -> list[tuple[str, Any]]:
-    """PyTorch's result for each output of a file: its results in order, then the inputs and buffers that it writes.
-
-    Raises:
-        VerificationError: An output beyond the results is not named after an input or buffer, with ``_out`` behind it or as
-            by ``present_names=True``.
-    """
+    """PyTorch's result for each output of a file: its results in order, then the inputs and buffers that it writes."""
     copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     with inference():
@@ -185,11 +171,7 @@ def choices_of_file(
     inputs and outputs. If the file was made otherwise, no value is found, and nothing is known of its choices.
 
     Args:
-        path: The file.
-        model: A module, function or ExportedProgram.
-        args, kwargs: Example inputs.
         dynamic_shapes: As ``to_onnx`` takes it.
-        host: The plugins that run custom operators.
     """
     if isinstance(model, torch.export.ExportedProgram) and not args and not kwargs and model.example_inputs is not None:
         args, kwargs = model.example_inputs

@@ -168,7 +168,7 @@ class Asserting(torch.nn.Module):
 @pytest.mark.parametrize("opset", [13, 18, 21])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("shapes", [None, ({0: Dim("rows", max=9)},)], ids=["static", "dynamic"])
-def test_what_a_model_asserts_of_its_data(rank: int, opset: int, runtime: str, shapes: Any) -> None:
+def test_assertions_of_a_model_on_its_data(rank: int, opset: int, runtime: str, shapes: Any) -> None:
     model, x = Asserting(rank), torch.ones(3, 2)
     program = onnxplug.to_onnx(model, (x,), dynamic_shapes=shapes, checks=True, opset_version=opset)
     (got,) = run(program, {"x": x.numpy()}, runtime)

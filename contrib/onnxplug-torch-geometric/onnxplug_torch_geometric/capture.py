@@ -35,15 +35,15 @@ def whole(op: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if given.get("out") is not None:
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if arguments.get("out") is not None:
             raise Unsupported(
                 f"{op} with out= in a captured graph: torch doesn't know that it is written",
                 hint="Call it in the model as torch_scatter.…, and export the model itself.",
             )
-        if unknown is not None and given.get(unknown) is None and (size := _new_size(given)) is not None:
-            given[unknown] = size
-        return function(**given)
+        if unknown is not None and arguments.get(unknown) is None and (size := _new_size(arguments)) is not None:
+            arguments[unknown] = size
+        return function(**arguments)
 
     return kernel
 

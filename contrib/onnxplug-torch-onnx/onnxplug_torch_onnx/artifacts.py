@@ -33,14 +33,7 @@ class Stages:
 
 
 class Artifacts:
-    """The files that ``report``, ``dump_exported_program`` and ``profile`` ask for, in ``artifacts_dir``.
-
-    Args:
-        request: The export.
-
-    Raises:
-        SaveError: They are asked for, and the folder can't be made or written.
-    """
+    """The files that ``report``, ``dump_exported_program`` and ``profile`` ask for, in ``artifacts_dir``."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -62,7 +55,6 @@ class Artifacts:
 
         Args:
             program: What was exported; ``None`` where it failed.
-            error: Why it failed.
             profile: Where the time went, where that is asked for.
         """
         self._captured, self._profile = _captured(program, error), profile
@@ -79,11 +71,7 @@ class Artifacts:
         """Writes the report.
 
         Args:
-            reports: The report.
             error: Why the export failed; it gets a note that says where the report is.
-
-        Raises:
-            SaveError: It can't be written.
         """
         report = reports[-1]
         stage = report.failure.stage if report.failure is not None else "success"

@@ -25,11 +25,7 @@ Axes = dict[int, str]
 
 
 def checked_axes(dynamic_axes: Mapping[str, Any]) -> dict[str, Axes]:
-    """For each name of an input or output its axes and what they are called, ``NAME_dynamic_axes_1`` where nothing says.
-
-    Raises:
-        UsageError: It is malformed.
-    """
+    """For each name of an input or output its axes and what they are called, ``NAME_dynamic_axes_1`` where nothing says."""
     checked: dict[str, Axes] = {}
     for name, axes in dynamic_axes.items():
         if not isinstance(name, str):
@@ -58,7 +54,6 @@ class DynamicAxes:
     made of.
 
     Attributes:
-        axes: By name of an input or output.
         input_names, output_names: Names of graph inputs and outputs, in order.
         strict: Whether a name that nothing has is an error; a warning otherwise, as in the exporter of old.
     """
@@ -79,11 +74,7 @@ class DynamicAxes:
     def dynamic_shapes(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The dynamic shapes of the model's inputs, by their names in its signature.
-
-        Raises:
-            UsageError: A name is of no input or output, or an axis is not one of its tensor.
-        """
+        """The dynamic shapes of the model's inputs, by their names in its signature."""
         keywords = dict(kwargs or {})
         by_name = inputs_by_name(module, args, keywords)
         called = [name for name in by_name if name not in keywords] + list(keywords)
@@ -207,15 +198,11 @@ def name_output_axes(program: OnnxProgram, axes: Mapping[str, Axes], input_axes:
 
 
 def name_given_axes(program: OnnxProgram, dynamic_shapes: Any) -> None:
-    """Gives the sizes of an ``ExportedProgram`` the names that ``dynamic_shapes`` has for them, input by input.
-
-    Raises:
-        UsageError: It has another structure than the inputs, or names a size that the program has fixed.
-    """
-    given = program.exported_program
-    assert given is not None
+    """Gives the sizes of an ``ExportedProgram`` the names that ``dynamic_shapes`` has for them, input by input."""
+    exported = program.exported_program
+    assert exported is not None
     users = [slot for slot in program.inputs if slot.position is not None]
-    specs = _in_order(dynamic_shapes, given.graph_signature.user_inputs)
+    specs = _in_order(dynamic_shapes, exported.graph_signature.user_inputs)
     leaves = pytree.tree_flatten(specs, is_leaf=_is_axes)[0]
     if len(leaves) != len(users):
         raise UsageError(
@@ -251,9 +238,6 @@ def _in_order(dynamic_shapes: Any, inputs: Sequence[Any]) -> list[Any]:
     Args:
         dynamic_shapes: By name of an input, or in order.
         inputs: The names of what the inputs are made of: ``"x"``, ``"past_0"``.
-
-    Raises:
-        UsageError: A name is of no input.
     """
     if not isinstance(dynamic_shapes, Mapping):
         return list(dynamic_shapes)

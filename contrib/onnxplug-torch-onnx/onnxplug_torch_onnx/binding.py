@@ -19,9 +19,7 @@ class Parameter:
     """A parameter of an onnxscript function, a FunctionProto or a plain function.
 
     Attributes:
-        name: Its name.
         attribute: Type of the attribute that it is; ``None`` for an input.
-        required: Whether it has no default.
         dtypes: Element types that it takes as an input; empty for any.
         group: Type variable shared with other inputs.
         keyword: Whether it is given by name alone.
@@ -56,9 +54,6 @@ def bind(node: Any, parameters: Sequence[Parameter], what: str) -> dict[str, Any
 
     Arguments that the call left at their defaults, and that the function does not need, are left to the function's own
     defaults; keyword arguments that it does not take (``device``, ``layout``) are dropped.
-
-    Raises:
-        ConversionError: An argument has no parameter, or a parameter no argument.
     """
     schema = getattr(node.target, "_schema", None)
     formals = list(schema.arguments) if schema is not None else []
@@ -67,7 +62,7 @@ def bind(node: Any, parameters: Sequence[Parameter], what: str) -> dict[str, Any
     names = {p.name for p in parameters}
     for position, value in enumerate(node.args):
         formal = formals[position] if position < len(formals) else None
-        given = position < len(node.fx.args) or (formal is not None and formal.name in node.fx.kwargs)
+        is_passed = position < len(node.fx.args) or (formal is not None and formal.name in node.fx.kwargs)
         if formal is not None and formal.kwarg_only:
             name = formal.name if formal.name in names else None
         elif position < len(free):
@@ -75,11 +70,11 @@ def bind(node: Any, parameters: Sequence[Parameter], what: str) -> dict[str, Any
         else:
             name = formal.name if formal is not None and formal.name in names else None
         if name is None:
-            if given and value is not None and (formal is None or not formal.kwarg_only):
+            if is_passed and value is not None and (formal is None or not formal.kwarg_only):
                 raise ConversionError(f"{what} has no parameter for the argument {position} of {node.op_name}")
             continue
         parameter = next(p for p in parameters if p.name == name)
-        if given or parameter.required:
+        if is_passed or parameter.required:
             bound[name] = _plain(value, parameter)
     missing = [p.name for p in parameters if p.required and p.name not in bound]
     if missing:

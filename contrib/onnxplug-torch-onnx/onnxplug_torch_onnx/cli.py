@@ -80,11 +80,7 @@ def _module_of(name: str) -> Callable[[], Any]:
 
 
 def _file_of(script: str) -> Callable[[], Any]:
-    """What runs a file as ``python script.py`` does: as ``__main__``, with its folder first in ``sys.path``.
-
-    Raises:
-        UsageError: There is no such file, or it is no Python source.
-    """
+    """What runs a file as ``python script.py`` does: as ``__main__``, with its folder first in ``sys.path``."""
     path = Path(script)
     if os.path.isdir(script):  # one with a __main__.py; run_path puts it into sys.path
         if not (path / "__main__.py").is_file():

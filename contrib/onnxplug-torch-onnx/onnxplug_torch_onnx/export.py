@@ -145,15 +145,11 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
     """Exports what a call asks for.
 
     Args:
-        request: The call; its arguments are settled here.
         options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks, and ``verify``.
         verify_drawn: Where the call alone asks for verification, on inputs that are drawn at random too.
 
     Returns:
         The program, whatever ``dynamo`` says.
-
-    Raises:
-        OnnxplugError: As :func:`export` does.
     """
     with _errors_of_torch():
         request.settle()
@@ -177,21 +173,17 @@ def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = Tr
 
 
 class _Exporter:
-    """One export.
-
-    Attributes:
-        request: What is asked for.
-    """
+    """One export."""
 
     def __init__(self, request: Request, options: Mapping[str, Any], verify_drawn: bool) -> None:
         self.request = request
         requested = options.get("verify", False)
-        self._verifies_given = request.verify and not requested and not verify_drawn
+        self._verifies_example = request.verify and not requested and not verify_drawn
         self._verifies = requested or (request.verify and verify_drawn)
         self._verifies_lowered = self._verifies and request.lowered_to is not None
-        if self._verifies_given:
+        if self._verifies_example:
             check_verifiable(resolve_opsets(request.opset_version)[""])
-        self._given = isinstance(request.model, torch.export.ExportedProgram)
+        self._is_captured = isinstance(request.model, torch.export.ExportedProgram)
         versions = request.custom_opsets or {}
         plugins, prefer = options.get("plugins"), options.get("prefer")
         registry = options.get("registry") or functools.partial(plugins_of_call, plugins=plugins, prefer=prefer)
@@ -217,7 +209,7 @@ class _Exporter:
 
     def _dynamic_shapes(self) -> Any:
         request = self.request
-        if self._given:
+        if self._is_captured:
             if self._axes:
                 warn("dynamic_axes has no effect: the shapes of an ExportedProgram are fixed already")
             return None
@@ -230,17 +222,17 @@ class _Exporter:
         request = self.request
         with _in_mode(request.model, request.training) if not request.dynamo else contextlib.nullcontext():
             program = self._exported(artifacts)
-        if self._axes and not self._given:
+        if self._axes and not self._is_captured:
             outputs = {str(value.name) for value in program.model.graph.outputs}
             of_inputs = {name: axes for name, axes in self._axes.items() if name not in outputs}
             name_output_axes(program, self._axes, of_inputs)
-        if self._given and request.dynamic_shapes:
+        if self._is_captured and request.dynamic_shapes:
             name_given_axes(program, request.dynamic_shapes)
         if request.lowered_to is not None:
             lower(program.model, request.lowered_to)
-        if self._verifies_given or self._verifies_lowered:
+        if self._verifies_example or self._verifies_lowered:
             artifacts.stages("verification")
-            if self._verifies_given:
+            if self._verifies_example:
                 program.verify(seeds=())
             else:
                 program.verify()
@@ -270,18 +262,18 @@ class _Exporter:
                     )
                 break
             except NameCountError as error:
-                given = names[error.argument] or ()
+                named = names[error.argument] or ()
                 old_outputs = error.argument == "output_names" and not request.dynamo
-                if len(given) < error.count:
+                if len(named) < error.count:
                     if error.nested and not old_outputs:  # which of the parts are meant is not known
                         raise
-                    rest = (f"{name}_1" if name in given else name for name in error.called[len(given) :])
-                    names[error.argument] = [*given, *rest]
+                    rest = (f"{name}_1" if name in named else name for name in error.called[len(named) :])
+                    names[error.argument] = [*named, *rest]
                     continue
                 if old_outputs:
                     raise
-                spare[error.argument] = [*given[error.count :], *spare.get(error.argument, ())]
-                names[error.argument] = given[: error.count]
+                spare[error.argument] = [*named[error.count :], *spare.get(error.argument, ())]
+                names[error.argument] = named[: error.count]
             except MissingRuleError as error:
                 added = kept_operators(error.missing, request.operator_export_type)
                 if not added or not {rule.op for rule in added} - kept:

@@ -163,12 +163,12 @@ class _Replay:
 
     def _node(self, node: ir.Node, env: dict[int, Any], attributes: Mapping[str, ir.Attr]) -> None:
         inputs = [None if v is None else self._value(v, env) for v in node.inputs]
-        given = {}
+        resolved_attributes = {}
         for name, attr in node.attributes.items():
             resolved = self._attribute(attr, env, attributes)
             if resolved is not None:
-                given[name] = resolved
-        results = self._emit(node, inputs, given)
+                resolved_attributes[name] = resolved
+        results = self._emit(node, inputs, resolved_attributes)
         several = results if isinstance(results, list | tuple) else (results,)
         for old, new in zip(node.outputs, several, strict=True):
             env[id(old)] = new

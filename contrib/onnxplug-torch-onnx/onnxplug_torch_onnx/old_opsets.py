@@ -54,7 +54,6 @@ class _Lowering:
 
     Attributes:
         model: The model, of opset 13.
-        opset: The older one.
         needs: What cannot be had, by the first opset that has it.
     """
 
@@ -341,8 +340,5 @@ def lower(model: ir.Model, opset: int) -> None:
     Args:
         model: The model; of no use after an error.
         opset: 9 to 12.
-
-    Raises:
-        OpsetError: It has no form there; the message says from which opset on it has one.
     """
     _Lowering(model, opset).run()

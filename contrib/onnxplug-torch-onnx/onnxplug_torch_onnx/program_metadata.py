@@ -40,7 +40,6 @@ class FullMetadata:
     """What full metadata have beside the origins of nodes: FX nodes as text, the program, its inputs, weights and outputs.
 
     Args:
-        program: The captured program.
         functional: The FX graph that is translated, whose nodes have the names of the captured nodes.
     """
 
@@ -90,13 +89,7 @@ class FullMetadata:
     def write(
         self, builder: GraphBuilder, graph: ir.Graph, bound: Mapping[torch.fx.Node, Any]
     ) -> dict[ir.Value, dict[str, str]]:
-        """Writes the metadata of a finished graph, and returns the metadata of its values.
-
-        Args:
-            builder: The builder of the graph.
-            graph: The graph.
-            bound: The values of the placeholders.
-        """
+        """Writes the metadata of a finished graph, and returns the metadata of its values."""
         graph.metadata_props.update(
             {
                 SIGNATURE: str(self._program.graph_signature),
@@ -145,9 +138,6 @@ def value_metadata(
     """The metadata of a finished graph's inputs, initializers and outputs.
 
     Args:
-        builder: The builder of the graph.
-        graph: The graph.
-        bound: What the placeholders became.
         functional: The FX graph with its signature.
     """
     metadata: dict[ir.Value, dict[str, str]] = {}

@@ -92,12 +92,7 @@ class Request:
     lowered_to: int | None = None
 
     def settle(self) -> None:
-        """Checks the arguments, and fills in what the model itself or the exporter of old says.
-
-        Raises:
-            UsageError: One is malformed, or two contradict each other.
-            OpsetError: No such opset is known.
-        """
+        """Checks the arguments, and fills in what the model itself or the exporter of old says."""
         self._check_types()
         if isinstance(self.model, _EXPORTABLE):
             self._ask_the_model()

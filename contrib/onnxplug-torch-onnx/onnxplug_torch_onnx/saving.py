@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 
 
 def save(program: OnnxProgram, request: Request) -> None:
-    """Writes a program as the call asks.
-
-    Args:
-        program: The program, which is left as it is.
-        request: The call.
-
-    Raises:
-        SaveError: It can't be written.
-    """
+    """Writes a program as the call asks."""
     external = request.external_data and request.dynamo and not hasattr(request.f, "write")
     program.save(
         request.f,
@@ -36,16 +28,7 @@ def save(program: OnnxProgram, request: Request) -> None:
 
 
 def with_parameter_names(program: OnnxProgram, model: Any, names: Sequence[str]) -> None:
-    """Gives weights the names that follow those of the inputs, in the order of ``state_dict()``.
-
-    Args:
-        program: The program; its initializers get the names.
-        model: The model.
-        names: Names, in order.
-
-    Raises:
-        UsageError: There are more than the model has weights, or one is of another value.
-    """
+    """Gives weights the names that follow those of the inputs, in the order of ``state_dict()``."""
     weights = list(model.state_dict()) if isinstance(model, torch.nn.Module) else []
     if len(names) > len(weights):
         raise UsageError(

@@ -29,9 +29,6 @@ def table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
         table: Operator (an overload, a packet, a Python function, or a qualified name) to a function or several, in the
             order to try them. A function is an ``@onnxscript.script()`` function, an ``onnx.FunctionProto``, a plain
             function over an onnxscript opset, or a converter ``(g, node)``.
-
-    Raises:
-        UsageError: An entry is none of these, or could be two of them.
     """
     check_mappings(custom_translation_table=table)
     rules = []
@@ -46,11 +43,7 @@ def table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
 
 
 def as_converter(function: Any, name: str, target: Any = None) -> Callable[..., Any]:
-    """A converter of whatever a ``custom_translation_table`` holds.
-
-    Raises:
-        UsageError: It is not one of the kinds, or its kind can't be determined.
-    """
+    """A converter of whatever a ``custom_translation_table`` holds."""
     if is_function(function):
         return function_body(function)
     if not callable(function):

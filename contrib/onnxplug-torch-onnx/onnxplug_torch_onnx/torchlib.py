@@ -29,9 +29,6 @@ def onnxscript_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Returns:
         A converter ``(g, node)`` for a :class:`~onnxplug.Rule`; it declines a node whose dtypes the annotations exclude.
-
-    Raises:
-        UsageError: It can't be called.
     """
     if is_function(function):
         return function_body(function)
@@ -47,11 +44,11 @@ def onnxscript_function(function: Callable[..., Any]) -> Callable[..., Any]:
             raise Decline(reason)
         recorder = _Recorder(g)
         with _evaluating(recorder):
-            given = {k: recorder.wrap(v) for k, v in bound.items()}
+            keywords = {k: recorder.wrap(v) for k, v in bound.items()}
             # By position as far as it goes: a parameter may be called self.
-            first = list(itertools.takewhile(lambda p: not p.keyword and p.name in given, parameters))
-            positional = [given.pop(p.name) for p in first]
-            return recorder.unwrap(function(*positional, **given))
+            first = list(itertools.takewhile(lambda p: not p.keyword and p.name in keywords, parameters))
+            positional = [keywords.pop(p.name) for p in first]
+            return recorder.unwrap(function(*positional, **keywords))
 
     convert.__module__ = getattr(function, "__module__", None) or __name__
     convert.__qualname__ = getattr(function, "__qualname__", name)
@@ -175,19 +172,19 @@ class _Recorder:
         return self.wrap(call(self._g, main, parameters, bound, known, version=version))
 
 
-def _sorted(signature: Any, inputs: list[Any], given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _sorted(signature: Any, inputs: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Separates inputs, in order, from attributes, by name; a call may give either by position or by name."""
     params = list(signature.params)
     variadic = bool(params) and any(p.is_param() and p.variadic for p in params)
     formals = [p for p in params if p.is_param()]
-    attributes = {k: v for k, v in given.items() if k not in {p.name for p in formals}}
+    attributes = {k: v for k, v in keywords.items() if k not in {p.name for p in formals}}
     if variadic:
         flat = [part for item in inputs for part in (item if isinstance(item, list | tuple) else [item])]
         return flat, attributes
     placed: dict[str, Any] = {p.name: v for p, v in zip(params, inputs, strict=False)}
     if len(inputs) > len(params):
         raise ConversionError(f"{signature.name} takes {len(params)} arguments, got {len(inputs)}")
-    placed.update({k: v for k, v in given.items() if k not in attributes})
+    placed.update({k: v for k, v in keywords.items() if k not in attributes})
     attributes.update({p.name: placed.pop(p.name) for p in params if p.is_attribute() and p.name in placed})
     ordered = [placed.get(p.name) for p in formals]
     return ordered, attributes

@@ -27,7 +27,6 @@ def registered_rules(registry: OnnxRegistry, versions: Mapping[str, int]) -> lis
 
     Args:
         registry: The rules of this export without those of the call.
-        versions: Versions of custom domains.
     """
     plugins = {_packet(rule.op) for layer, rule in registry.rules() if layer is Layer.PLUGIN}
     return [rule for rule in registered_symbolics(domains=versions) if _packet(rule.op) not in plugins]
@@ -38,11 +37,7 @@ def _packet(op: str) -> str:
 
 
 def autograd_rules(versions: Mapping[str, int]) -> list[Rule]:
-    """Rules of every ``torch.autograd.Function`` of this process that has a ``symbolic``.
-
-    Args:
-        versions: Versions of custom domains.
-    """
+    """Rules of every ``torch.autograd.Function`` of this process that has a ``symbolic``."""
     rules = []
     for function in _subclasses(torch.autograd.Function):
         if callable(getattr(function, "symbolic", None)):
@@ -68,7 +63,6 @@ def kept_operators(names: Mapping[str, Any], kind: Any) -> list[Rule]:
     """Rules that keep operators as they are, for a runtime that knows them; none where the kind of export keeps nothing.
 
     Args:
-        names: The operators that nothing translates.
         kind: ``operator_export_type`` of the export.
     """
     keep: dict[Any, Callable[..., Any]] = {

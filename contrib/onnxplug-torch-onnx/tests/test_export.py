@@ -173,7 +173,7 @@ pytree.register_pytree_node(
 
 
 @pytest.mark.parametrize("dynamo", [True, False])
-def test_dynamic_axes_of_what_inputs_are_made_of(folder: Path, dynamo: bool) -> None:
+def test_dynamic_axes_of_the_parts_of_inputs(folder: Path, dynamo: bool) -> None:
     class Model(nn.Module):
         def forward(self, parts: Parts, pair: Pair, table: dict[str, Any]) -> Any:
             return parts.left + pair.one, parts.right * 2, pair.other - 1, table["x"][0] * 3
@@ -307,7 +307,7 @@ def test_training_of_old(folder: Path, mode: TrainingMode, before: bool, drops: 
     assert (model.training, model.norm.training, model.drop.training) == (before, not before, before)
 
 
-def test_what_the_model_writes_is_left_out() -> None:
+def test_written_buffers_are_left_out() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -418,7 +418,7 @@ def test_registered_symbolics(registered: None, folder: Path, dynamo: bool) -> N
         assert {item.domain: item.version for item in loaded.opset_import} == {"": 21, "com.inplace": version}
 
 
-def test_a_plugins_rule_goes_before_what_a_library_registers(registered: None) -> None:
+def test_a_plugins_rule_goes_before_a_librarys_registration(registered: None) -> None:
     def plugins(g: Any, node: Any) -> Any:
         return g.op.Abs(node.args[0])
 
@@ -454,7 +454,7 @@ def test_a_table(folder: Path) -> None:
 # -- what is returned --------------------------------------------------------------------------------------------------
 
 
-def test_what_programs_call_on_the_result(folder: Path) -> None:
+def test_methods_of_the_result(folder: Path) -> None:
     model = net()
     program = onnxplug.export(model, (X,), dynamic_shapes=({0: "n"},))
     assert isinstance(program, torch.onnx.ONNXProgram)

@@ -39,7 +39,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_line_is_what_torch_writes(name: str) -> None:
+def test_a_line_agrees_with_torchs(name: str) -> None:
     rows = torch.export.Dim("rows", min=3)
     captured = torch.export.export(Model(PROGRAMS[name]), (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
     for program in (captured, captured.run_decompositions()):

@@ -125,13 +125,13 @@ def test_an_opset_that_is_too_old(folder: Path) -> None:
         ({"operator_export_type": OperatorExportTypes.ONNX_ATEN}, "ONNX_ATEN has no effect"),
     ],
 )
-def test_what_has_no_effect_says_so(options: dict[str, Any], message: str) -> None:
+def test_options_without_effect_warn(options: dict[str, Any], message: str) -> None:
     with pytest.warns(ExportWarning, match=message):
         program = exported(net(), (X,), **options)
     assert [node.op_type for node in program.model.graph] == ["Gemm", "BatchNormalization"]
 
 
-def test_to_onnx_says_what_is_meant() -> None:
+def test_the_hint_of_to_onnx() -> None:
     with pytest.raises(
         UsageError, match=r"(?s)no argument 'dynamic_axes'.*Use dynamic_shapes.*onnxplug.export takes every"
     ):

@@ -96,10 +96,6 @@ class _Forward:
     """``forward`` of a kept function: its operator, in the threads that keep it; everywhere else what it was.
 
     Patching ``apply`` would not do: code may hold a bound ``apply`` from before, which still calls ``forward``.
-
-    Attributes:
-        original: The class's own attribute, or the inherited one.
-        holders: How many contexts keep the function.
     """
 
     def __init__(self, function: type) -> None:
@@ -308,11 +304,7 @@ class _Context:
         """Has no effect: there are no gradients."""
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        """A function that writes its inputs can't be one functional operator.
-
-        Raises:
-            UsageError: Always.
-        """
+        """A function that writes its inputs can't be one functional operator."""
         raise UsageError(
             f"{self._function.__qualname__} writes its inputs (mark_dirty), so that it can't be translated as a whole",
             hint="Leave it out of rules=; torch.export then traces into it.",

@@ -32,8 +32,8 @@ def load(path: str) -> Any:
     try:
         return torch.jit.load(path, map_location="cpu")
     except (RuntimeError, ValueError) as error:
-        found, way = _described(path)
-        raise OnnxplugError(f"{path} is {found}, and no script of torch.jit.save", hint=way) from error
+        content, way = _described(path)
+        raise OnnxplugError(f"{path} is {content}, and no script of torch.jit.save", hint=way) from error
 
 
 def _described(path: str) -> tuple[str, str]:
@@ -43,13 +43,13 @@ def _described(path: str) -> tuple[str, str]:
         held = _tensors_of_safetensors(path) if path.endswith(".safetensors") else _tensors_of_pickle(path)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        found = f"a pickled {named[1]}" if named else "a file of pickled objects"
+        content = f"a pickled {named[1]}" if named else "a file of pickled objects"
         loaded = f"torch.load({path!r}, weights_only=False)"
         way = f"file.py:make as TARGET, where make() returns ({loaded}, inputs); it runs the file's code."
-        return found, way
+        return content, way
     except Exception as error:  # whatever readers say of files that are none of theirs
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        return f"a file that can't be read ({said})", "Was it copied to its end?"
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"a file that can't be read ({reason})", "Was it copied to its end?"
     if not held:
         return "a file of torch.save without tensors", way
     name, shape = next(iter(held.items()))

@@ -15,12 +15,8 @@ class Step:
     """One node.
 
     Attributes:
-        node: torch's node.
         kind: ``"prim::If"``, ``"aten::add"`` …
         operator: The operator with its overload, ``"aten::add.Tensor"``; for a node without a schema the kind.
-        inputs, outputs: The values, by their numbers in the graph.
-        blocks: Its blocks.
-        place: Its line.
     """
 
     node: Any

@@ -87,11 +87,7 @@ class Interpreter:
         """Runs a block.
 
         Args:
-            block: The block.
             values: The values that it uses, its inputs included; those of its steps are added.
-
-        Returns:
-            Its outputs.
         """
         for step in block.steps:
             results = self._results(step, values)
@@ -100,15 +96,10 @@ class Interpreter:
         return [values[number] for number in block.outputs]
 
     @contextmanager
-    def scope(self, attributes: Mapping[Attribute, Any], given: Sequence[Any]) -> Iterator[dict[Attribute, Any]]:
-        """A branch or body: what it sets is its own.
-
-        Args:
-            attributes: What attributes hold at its start.
-            given: The values that it takes from outside.
-        """
+    def scope(self, attributes: Mapping[Attribute, Any], operands: Sequence[Any]) -> Iterator[dict[Attribute, Any]]:
+        """A branch or body: what it sets is its own."""
         outside, written, shared, borrowed = self.attributes, dict(self.written), self.shared, self.borrowed
-        self.attributes, self.shared, self.borrowed = dict(attributes), [], list(lists_in(given))
+        self.attributes, self.shared, self.borrowed = dict(attributes), [], list(lists_in(operands))
         try:
             yield self.attributes
             for one in self.shared:
@@ -201,8 +192,8 @@ class Interpreter:
 
     def python(self, step: Step, args: Sequence[Any]) -> Any:
         """``prim::PythonOp``: a function that TorchScript ignores."""
-        given, constants = iter(args), iter(step.node.scalar_args())
-        values = [next(given if kind == "d" else constants) for kind in step.node.cconv()]
+        dynamic, constants = iter(args), iter(step.node.scalar_args())
+        values = [next(dynamic if kind == "d" else constants) for kind in step.node.cconv()]
         return step.place.call(step.node.pyobj(), *values)
 
 

@@ -189,9 +189,7 @@ class _Body:
         """An iteration: whether to go on, then the new state and what the iteration added to lists.
 
         Args:
-            number: The number of the iteration.
             state: As the last iteration left it.
-            operands: What the blocks take from outside.
             added: What the iteration, once it has run, has added to lists.
         """
         still, flat = self._iterated(number, self._unpacked(state), operands)
@@ -253,10 +251,6 @@ def _collected(
     """A loop over a dynamic size that does no more with lists of tensors than add to them: a scan.
 
     After it the lists are of dynamic length. ``None``: there is no such list.
-
-    Raises:
-        CaptureError: Its iterations don't add tensors of one shape, or the loop reads the list.
-        ContainerChanged: It changes other lists or dicts.
     """
     lists = _added_to(interpreter, step, values, carried)
     if not lists:
@@ -331,11 +325,7 @@ def _added_to(interpreter: Interpreter, step: Step, values: Values, carried: Seq
 
 
 def _check_writes(region: Region, carried: Sequence[Any]) -> None:
-    """Refuses a body that writes in place to what the first iteration is given, and carries another tensor on.
-
-    Raises:
-        CaptureError: It does: only the first iteration would write to the outside.
-    """
+    """Refuses a body that writes in place to what the first iteration is given, and carries another tensor on."""
     written = [region.operands[position] for position in region.mutated]
     tensors = [value for value in carried if isinstance(value, torch.Tensor)]
     if any(is_alias_of(a, b) for a in written for b in tensors):

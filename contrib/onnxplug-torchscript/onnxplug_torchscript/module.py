@@ -43,7 +43,7 @@ def _number(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 #: What becomes of an argument of a type.
-_GIVEN: dict[str, Callable[[Any], Any]] = {
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "int": _number(numbers.as_int),
     "bool": _number(numbers.as_bool),
     "float": lambda value: float(value) if type(value) is int else _number(numbers.as_float)(value),
@@ -83,10 +83,11 @@ def from_script(script: Any) -> torch.nn.Module:
     def forward(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = [
-            _GIVEN[kind](value) if kind in _GIVEN else value for kind, value in zip(kinds, bound.args, strict=True)
+        inputs = [
+            _CONVERSIONS[kind](value) if kind in _CONVERSIONS else value
+            for kind, value in zip(kinds, bound.args, strict=True)
         ]
-        return _called(run, module, graph, given)
+        return _called(run, module, graph, inputs)
 
     forward.__signature__ = signature  # type: ignore[attr-defined]
     module.__dict__["forward"] = forward
@@ -94,11 +95,7 @@ def from_script(script: Any) -> torch.nn.Module:
 
 
 def _check_hooks(script: Any) -> None:
-    """Refuses a script whose call runs more than its graph; those of its parts are in the graphs that call them.
-
-    Raises:
-        CaptureError: It has forward hooks.
-    """
+    """Refuses a script whose call runs more than its graph; those of its parts are in the graphs that call them."""
     if script._forward_hooks or script._forward_pre_hooks or script._c._get_forward_hooks():
         raise CaptureError(
             f"the ScriptModule {script.original_name} has forward hooks, which are not in its graph",
@@ -113,9 +110,6 @@ class _Own:
     Attributes:
         script: The ScriptModule; ``None`` beside a ScriptFunction.
         held: Attributes that are lists, dicts and the like with tensors in them.
-        graphs: The graphs of methods.
-        constants: Steps whose tensors are buffers.
-        interpreter: What runs the graphs.
     """
 
     script: Any
@@ -129,7 +123,6 @@ class _Module(torch.nn.Module):
     """Stands for a ScriptModule.
 
     Attributes:
-        own: What only it has.
         type_name: The qualified name of its class, which graphs call it by.
         original_name: The name of the class that it was scripted from.
     """
@@ -293,11 +286,7 @@ def _apart(value: Any, buffers: Sequence[torch.Tensor]) -> Any:
 
 
 def _changes(run: Interpreter, key: Attribute, value: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The buffers of an attribute that has another value after the call, each with that value.
-
-    Raises:
-        CaptureError: The attribute has become something that no tensor of the same shape holds.
-    """
+    """The buffers of an attribute that has another value after the call, each with that value."""
     module, name = key
     before = module.attribute(name)
     path = _path(run.root, module, name)

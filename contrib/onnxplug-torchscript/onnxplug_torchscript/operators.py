@@ -22,11 +22,7 @@ _COERCIONS: dict[str, Callable[[Any], Any]] = {"int": as_int, "float": as_float}
 
 
 def function_of(step: Step) -> Callable[..., Any]:
-    """The function of an operator of a script; it takes the values of the step's inputs.
-
-    Raises:
-        CaptureError: Neither torch nor a table here has the operator.
-    """
+    """The function of an operator of a script; it takes the values of the step's inputs."""
     return on_sequence(step, _function_of(step))
 
 

@@ -36,9 +36,7 @@ class Region:
     """The blocks of a step that become graphs of their own: what they use of the outside is given to them.
 
     Attributes:
-        operands: The tensors and symbolic numbers that they use.
         attributes: The attributes of modules that they may read or set, with what those hold before.
-        written: Those that they may set.
         mutated: The positions of the operands that they write in place, found by trying them.
     """
 
@@ -83,8 +81,6 @@ class Region:
         """A block as a function of the operands: its outputs, then what it may change of the outside.
 
         Args:
-            block: The block.
-            inputs: Its inputs.
             outer: What that is before, where it is not what the operands say.
         """
 
@@ -106,13 +102,13 @@ class Region:
             if outer is not None:
                 attributes.update(zip(self.written, outer[:count], strict=True))
             values.update(zip(block.inputs, [mapped(value, inside) for value in inputs], strict=True))
-            given = list(values.values())
-            before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given]
-            alive = [list(leaves(value)) for value in given]  # no other leaf takes the place of one in memory
-            with self.interpreter.scope(attributes, given) as attributes:
+            contents = list(values.values())
+            before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in contents]
+            alive = [list(leaves(value)) for value in contents]  # no other leaf takes the place of one in memory
+            with self.interpreter.scope(attributes, contents) as attributes:
                 results = self.interpreter.run(block, values)
                 results += [attributes[key] for key in self.written]
-            if [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in given] != before:
+            if [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in contents] != before:
                 raise ContainerChanged
             del alive
             here = {id(operand): i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)}
@@ -124,11 +120,7 @@ class Region:
         return run
 
     def tried(self, run: Callable[[Sequence[Any]], Any]) -> Any:
-        """What a function gives for the operands, without a trace in the graph.
-
-        Raises:
-            CaptureError: The blocks write in place to a tensor that another one shares its memory with.
-        """
+        """What a function gives for the operands, without a trace in the graph."""
         with _untraced():
             copies = [o.clone() if isinstance(o, torch.Tensor) else o for o in self.operands]
             versions = [o._version if isinstance(o, torch.Tensor) else 0 for o in copies]
@@ -158,12 +150,7 @@ class Region:
         return self._leaves.get(positions.pop()) if len(positions) == 1 else None
 
     def remember(self, results: Sequence[Any], *tried: Sequence[Any]) -> None:
-        """Notes the results of the operator which a try found to share their memory with an operand or another result.
-
-        Args:
-            results: The results.
-            tried: What tries gave in their places.
-        """
+        """Notes the results of the operator which a try found to share their memory with an operand or another result."""
         for leaves_of_try in tried:
             for index, (result, leaf) in enumerate(zip(results, leaves_of_try, strict=True)):
                 if not isinstance(leaf, torch.Tensor):

@@ -19,11 +19,7 @@ class Growing:
         self.items: list[torch.Tensor] = []
 
     def extend(self, items: Sequence[Any]) -> Growing:
-        """Adds the items of an iteration.
-
-        Raises:
-            TypeError: One is not a tensor.
-        """
+        """Adds the items of an iteration."""
         tensors = [item.tensor() if isinstance(item, ScalarTensor) else item for item in items]
         if not all(isinstance(item, torch.Tensor) for item in tensors):
             raise TypeError("it appends something that is not a tensor")
@@ -35,11 +31,7 @@ def stacked(before: Sequence[torch.Tensor] | Stacked, added: Sequence[torch.Tens
     """A list that a loop has added to.
 
     Args:
-        before: The list as it was.
         added: What each iteration added, each tensor with the iterations along its first axis.
-
-    Raises:
-        RuntimeError: The tensors are not of one shape.
     """
     new = torch.stack(list(added), 1).flatten(0, 1) if len(added) > 1 else added[0]
     return _joined(before, Stacked(new))

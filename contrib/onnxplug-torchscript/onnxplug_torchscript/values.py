@@ -54,12 +54,7 @@ UNINITIALIZED = _Uninitialized()
 
 @dataclass(eq=False)
 class Instance:
-    """An object of a class of the script (``@torch.jit.script class``).
-
-    Attributes:
-        type_name: The qualified name of its class.
-        attributes: Its attributes.
-    """
+    """An object of a class of the script (``@torch.jit.script class``)."""
 
     type_name: str
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -72,8 +67,6 @@ class ScalarTensor:
     A trace computes with sizes in such tensors; as numbers they stay sizes.
 
     Attributes:
-        value: The number; it may be symbolic.
-        dtype: The tensor's dtype.
         written: The tensor, once an operator has written it in place; its number is not known any more.
     """
 

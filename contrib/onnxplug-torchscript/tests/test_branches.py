@@ -196,7 +196,7 @@ def on_sizes_and_values(x: torch.Tensor, mode: str = "add", times: int = 2):
 
 
 @pytest.mark.parametrize("more", [(), ("add", 3), ("multiply", 5)], ids=str)
-def test_branches_on_what_is_known_are_decided(more: tuple[Any, ...]) -> None:
+def test_branches_on_known_values_are_decided(more: tuple[Any, ...]) -> None:
     shapes = ({0: "batch"}, *(None for _ in more))
     program = check_script(scripted(on_sizes_and_values), (X, *more), (Y, *more), dynamic=shapes)
     assert len(list(program.model.graph)) == 1

@@ -63,7 +63,7 @@ def test_a_stream_of_chunks(silero: Any, rate: int) -> None:
     assert max(probabilities) - min(probabilities) > 0.05, "the state has no effect"
 
 
-def test_a_state_that_changes_its_shape_says_what_to_do(silero: Any) -> None:
+def test_the_error_for_a_state_that_changes_its_shape(silero: Any) -> None:
     with pytest.raises(
         CaptureError, match=r"vad_annotator.py:\d+ changes its attribute '_context' from a tensor of shape \[0\]"
     ):

@@ -57,8 +57,8 @@ def heatmaps_to_keypoints(maps: Any, rois: Any) -> tuple[torch.Tensor, torch.Ten
     flat = resampled.masked_fill(outside[:, None], float("-inf")).flatten(2)
     scores, place = flat.max(-1)
     x, y = place % width, place // width
-    found = (torch.stack([x, y], -1).to(maps.dtype) + 0.5) * (sizes / ceiled)[:, None] + rois[:, None, :2]
-    return torch.cat([found, torch.ones_like(found[..., :1])], -1), scores
+    points = (torch.stack([x, y], -1).to(maps.dtype) + 0.5) * (sizes / ceiled)[:, None] + rois[:, None, :2]
+    return torch.cat([points, torch.ones_like(points[..., :1])], -1), scores
 
 
 def _bicubic(lengths: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -18,76 +18,31 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size. Images packed
     in one row (Qwen2-VL and those after it) have their sizes as an input.
     """
-    return [_caches, _experts, _recurrences, _windows, _sizes, _packed_images]
+    models, place = "transformers.models.", "onnxplug_transformers"
+    return [
+        _where_used("transformers.cache_utils", f"{place}.windows:capturable_caches"),
+        _where_used("transformers.integrations.moe", f"{place}.experts:exportable_experts"),
+        _where_used(models, f"{place}.recurrences:exportable_recurrences"),
+        _where_used(models, f"{place}.shifted_windows:windows_of_any_size"),
+        _where_used(models, f"{place}.sizes:dynamic_sizes"),
+        _where_used("transformers.vision_utils", f"{place}.packed_images:images_of_any_size"),
+    ]
 
 
-def _caches() -> Any:
-    """Nothing to do, and nothing to import, where transformers isn't in use."""
-    import sys
-    from contextlib import nullcontext
+def _where_used(module: str, patch: str) -> Callable[[], Any]:
+    """A patch that does nothing, and imports nothing, where a module of transformers, or one whose name begins so, isn't in use."""
 
-    if "transformers.cache_utils" in sys.modules:
-        from onnxplug_transformers.caches import register
-        from onnxplug_transformers.windows import capturable_caches
+    def entered() -> Any:
+        import sys
+        from contextlib import nullcontext
+        from pkgutil import resolve_name
 
-        register()
-        return capturable_caches()
-    return nullcontext()
+        if not any(name.startswith(module) for name in sys.modules):
+            return nullcontext()
+        return resolve_name(patch)()
 
-
-def _experts() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if "transformers.integrations.moe" not in sys.modules:
-        return nullcontext()
-    from onnxplug_transformers.experts import exportable_experts
-
-    return exportable_experts()
-
-
-def _recurrences() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if not any(name.startswith("transformers.models.") for name in sys.modules):
-        return nullcontext()
-    from onnxplug_transformers.recurrences import exportable_recurrences
-
-    return exportable_recurrences()
-
-
-def _windows() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if not any(name.startswith("transformers.models.") for name in sys.modules):
-        return nullcontext()
-    from onnxplug_transformers.shifted_windows import windows_of_any_size
-
-    return windows_of_any_size()
-
-
-def _sizes() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if not any(name.startswith("transformers.models.") for name in sys.modules):
-        return nullcontext()
-    from onnxplug_transformers.sizes import dynamic_sizes
-
-    return dynamic_sizes()
-
-
-def _packed_images() -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if "transformers.vision_utils" not in sys.modules:
-        return nullcontext()
-    from onnxplug_transformers.packed_images import images_of_any_size
-
-    return images_of_any_size()
+    entered.__qualname__ = patch  # its name in errors
+    return entered
 
 
 @hookimpl

@@ -66,7 +66,6 @@ class Adapter:
     """A trained adapter.
 
     Attributes:
-        folder: Where it is from.
         factors: Layer to its two factors in float32, [in, rank] and [rank, out]; the second one has the adapter's scale.
     """
 
@@ -75,11 +74,7 @@ class Adapter:
 
 
 def parse_adapters(texts: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
-    """What ``--adapter`` was given: the folder to merge, and the folders by name that are kept apart.
-
-    Raises:
-        UsageError: There are several to merge, or both kinds, or a name stands twice or is no name of a file.
-    """
+    """What ``--adapter`` was given: the folder to merge, and the folders by name that are kept apart."""
     merged: list[Path] = []
     apart: dict[str, Path] = {}
     for text in texts:
@@ -101,12 +96,7 @@ def parse_adapters(texts: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """An adapter from a folder of PEFT.
-
-    Raises:
-        UsageError: It is no such folder, or the adapter is another thing than low-rank products beside linear layers.
-        OnnxplugError: A file is damaged.
-    """
+    """An adapter from a folder of PEFT."""
     if not (folder / "adapter_config.json").is_file():
         raise UsageError(
             f"{folder} has no adapter_config.json", hint="--adapter takes a folder of PEFT's save_pretrained."
@@ -121,24 +111,20 @@ def read_adapter(folder: Path) -> Adapter:
     check_safetensors(path)
     from safetensors.torch import load_file
 
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    by_layer: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in load_file(path).items():
         match = _KEY.fullmatch(key)
         if match is None or tensor.dim() != 2:
             raise UsageError(f"{path} has {key}, which is no factor of a linear layer's weight")
-        found.setdefault(match[1], {})[match[2]] = tensor.float()
-    if not found:
+        by_layer.setdefault(match[1], {})[match[2]] = tensor.float()
+    if not by_layer:
         raise UsageError(f"{path} has no tensors")
-    factors = {layer: _scaled(path, about, layer, parts) for layer, parts in sorted(found.items())}
+    factors = {layer: _scaled(path, about, layer, parts) for layer, parts in sorted(by_layer.items())}
     return Adapter(folder, factors)
 
 
 def _check_settings(folder: Path, about: Mapping[str, Any]) -> None:
-    """Looks whether an adapter's configuration asks for no more than low-rank products.
-
-    Raises:
-        UsageError: It does.
-    """
+    """Looks whether an adapter's configuration asks for no more than low-rank products."""
     if about.get("peft_type") != "LORA":
         raise UsageError(
             f"{folder} has an adapter of the kind {about.get('peft_type')!r}; LORA is the one that is taken"
@@ -184,11 +170,7 @@ def _of_layer(patterns: Mapping[str, Any], layer: str, default: Any) -> Any:
 
 
 def merge_adapter(model: Any, adapter: Adapter) -> None:
-    """Adds an adapter's products to the weights of a model, in place.
-
-    Raises:
-        UsageError: The model has no such layer, of this size, whose weight is its own and made of floats.
-    """
+    """Adds an adapter's products to the weights of a model, in place."""
     from transformers.pytorch_utils import Conv1D
 
     owners = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
@@ -226,10 +208,6 @@ class Adapters:
 
     Args:
         model: The model; its linear layers may have weights of few bits.
-        adapters: By name.
-
-    Raises:
-        UsageError: The model has no such layer, or one of another size.
     """
 
     def __init__(self, model: Any, adapters: Mapping[str, Adapter]) -> None:
@@ -263,11 +241,11 @@ class Adapters:
         return self._tensors(drawn)
 
     def _tensors(self, factors_of: Any) -> dict[str, torch.Tensor]:
-        given: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for layer, (width, result, dtype) in self._shapes.items():
             factors = factors_of(layer) or (torch.empty(width, 0), torch.empty(0, result))
-            given |= {f"{layer}.lora_{side}": x.to(dtype) for side, x in zip("AB", factors, strict=True)}
-        return given
+            tensors |= {f"{layer}.lora_{side}": x.to(dtype) for side, x in zip("AB", factors, strict=True)}
+        return tensors
 
     def dynamic_shapes(self) -> dict[str, dict[int, str]]:
         """The ranks, of each layer its own."""
@@ -292,11 +270,7 @@ class Adapters:
             model.graph.register_initializer(value)
 
     def write(self, folder: Path) -> list[str]:
-        """Writes a file for each adapter, and says what is in it.
-
-        Raises:
-            UsageError: ONNX Runtime is not installed.
-        """
+        """Writes a file for each adapter, and says what is in it."""
         try:
             import onnxruntime
         except ImportError as error:
@@ -325,11 +299,11 @@ def _ort_value(x: torch.Tensor) -> Any:
 
 def _shapes_of(model: Any, layers: Mapping[str, Adapter]) -> dict[str, tuple[int, int, torch.dtype]]:
     """How many numbers each layer takes and gives, and their type, from a call of the model."""
-    found: dict[str, tuple[int, int, torch.dtype]] = {}
+    shapes: dict[str, tuple[int, int, torch.dtype]] = {}
 
     def note(name: str, _: Any, args: tuple[Any, ...], result: Any) -> None:
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and isinstance(result, torch.Tensor):
-            found[name] = (args[0].shape[-1], result.shape[-1], args[0].dtype)
+            shapes[name] = (args[0].shape[-1], result.shape[-1], args[0].dtype)
 
     with ExitStack() as stack:
         for layer, adapter in sorted(layers.items()):
@@ -338,9 +312,9 @@ def _shapes_of(model: Any, layers: Mapping[str, Adapter]) -> dict[str, tuple[int
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
     for layer, adapter in layers.items():
-        if layer not in found or not found[layer][2].is_floating_point:
+        if layer not in shapes or not shapes[layer][2].is_floating_point:
             raise UsageError(f"{adapter.folder}: {layer} is no linear layer that every token goes through")
-    return {layer: found[layer] for layer in sorted(layers)}
+    return {layer: shapes[layer] for layer in sorted(layers)}
 
 
 @contextmanager
@@ -348,7 +322,6 @@ def adapted(model: Any, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Holds while a model is called: the products of an adapter are added to what its layers give.
 
     Args:
-        model: The model.
         tensors: Inputs as :class:`Adapters` has them.
     """
 

@@ -24,7 +24,6 @@ def fields(low: torch.Tensor, high: torch.Tensor | None, widths: list[int], pair
 
     Args:
         low: [N, bytes]: of as many numbers in a row as a byte has fields, the first ones in the lowest field of each, and so on.
-        high: The same of their upper bits.
         widths: Bits of a field, of ``low`` and of ``high``.
         pairs: The first half of a row is the low half bytes of the result, the second half the high ones.
 
@@ -95,8 +94,6 @@ class Form:
     """What matrices have in common that are put together.
 
     Attributes:
-        size: Numbers in a block.
-        bits: Of a number.
         zero: The number that stands for a weight of zero; ``None``: blocks have a least weight instead.
         table: What the numbers stand for, integers from -128 to 127; ``None``: for themselves.
         pairs: Whether the integers of a block have 4 bits each, and are stored in one byte.
@@ -132,7 +129,6 @@ class Blocks(NamedTuple):
     """A matrix in blocks.
 
     Attributes:
-        form: How.
         tensors: ``numbers``, [N, blocks, size] bytes; ``scales``, floats, [N, blocks], or fewer where ``scale_steps``, [N, blocks]
             integers, say how often each block takes the one that it shares; ``least`` and ``least_steps``, the same of what is
             added; or ``zeros`` [N, blocks], the numbers that stand for zero, where these are no integers.
@@ -213,12 +209,7 @@ def _weights(form: Form, levels: torch.Tensor, scales: torch.Tensor, offsets: to
 
 
 class BlockLinear(nn.Module):
-    """A linear layer, or several that read the same, whose weights are in blocks of one form.
-
-    Args:
-        parts: The weights of each layer.
-        biases: And their biases.
-    """
+    """A linear layer, or several that read the same, whose weights are in blocks of one form."""
 
     bias: Any
 
@@ -230,8 +221,8 @@ class BlockLinear(nn.Module):
         for name in self.names:
             self.register_buffer(name, torch.cat([tensors[name] for tensors in stored]))
         self.widths = [len(part.tensors["numbers"]) for part in parts]
-        given = [torch.zeros(n) if b is None else b.detach() for b, n in zip(biases, self.widths, strict=True)]
-        self.register_buffer("bias", torch.cat(given) if any(bias is not None for bias in biases) else None)
+        values = [torch.zeros(n) if b is None else b.detach() for b, n in zip(biases, self.widths, strict=True)]
+        self.register_buffer("bias", torch.cat(values) if any(bias is not None for bias in biases) else None)
         self.step = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -271,8 +262,6 @@ def embed_blocks(embedding: Any, blocks: Blocks, dtype: torch.dtype, shared: Blo
 
     Args:
         embedding: An ``nn.Embedding``, with or without a weight.
-        blocks: The rows.
-        dtype: Of the results.
         shared: The layer of the logits, where its weight is the embedding's.
     """
     kind = type(embedding)
@@ -290,10 +279,7 @@ class Numbers(nn.Module):
 
     Args:
         numbers: [rows, columns] bytes, which hold the matrix row by row.
-        bits: Of a number.
         scales, zeros: A float for each column, or for each row: the weight is ``(number - zero) * scale``.
-        shape: Of the matrix.
-        bias: The layer's bias.
     """
 
     numbers: torch.Tensor

@@ -91,30 +91,30 @@ def shapes(cache: Any, batch: str, past: str, source: str) -> list[Any]:
         ]
     _check_registration(type(cache))
     _take_apart(cache)  # refuses what has no shapes
-    found: list[Any] = []
+    axes: list[Any] = []
     for layer in cache.layers:
         for field, _ in _tensors(layer):
             if field == "cumulative_length":
-                found.append(None)
+                axes.append(None)
             elif field in _STATES or isinstance(layer, cache_utils.StaticLayer):
-                found.append({0: batch})
+                axes.append({0: batch})
             elif isinstance(layer, _Sliding):
-                found.append({0: batch, 2: f"min({past}, {layer.sliding_window - 1})"})
+                axes.append({0: batch, 2: f"min({past}, {layer.sliding_window - 1})"})
             else:
-                found.append({0: batch, 2: past})
-    return [*found, past] if _has_own_length(cache) else found
+                axes.append({0: batch, 2: past})
+    return [*axes, past] if _has_own_length(cache) else axes
 
 
 def names(cache: Any, prefix: str) -> list[str]:
     """See :func:`onnxplug_transformers.cache_names`."""
-    found = []
+    paths = []
     for name, _ in _take_apart(cache)[0]:
         half, _, rest = name.partition("_") if isinstance(cache, cache_utils.EncoderDecoderCache) else ("", "", name)
         kind, *numbers = rest.split("_")
         layer = numbers[:1]
         parts = [*layer, *([_HALVES[half]] if half else []), kind, *numbers[1:]]
-        found.append(".".join([prefix, *parts]))
-    return found
+        paths.append(".".join([prefix, *parts]))
+    return paths
 
 
 def emptied(cache: Any) -> Any:
@@ -235,11 +235,7 @@ def _whole(cache: Any) -> Any:
 
 
 def _has_own_length(cache: Any) -> bool:
-    """Whether the number of tokens seen is in no tensor.
-
-    Raises:
-        TypeError: The layers have not seen the same number of tokens.
-    """
+    """Whether the number of tokens seen is in no tensor."""
     windows, whole = _windows(cache), _whole(cache)
     seen = [_seen(layer) for layer in windows]
     if whole is not None and isinstance(whole.keys, torch.Tensor):
@@ -289,14 +285,14 @@ def _set_seen(window: Any, length: Any) -> None:
 
 def _made(about: dict[str, Any]) -> Any:
     kind = _KINDS[about["kind"]]
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if "max" in about:
-        given["max_cache_len"] = about["max"]
+        arguments["max_cache_len"] = about["max"]
     if "window" in about:
-        given["sliding_window"] = about["window"]
+        arguments["sliding_window"] = about["window"]
     if "states" in about:
-        given["number_of_states"] = len(about["states"])
-    return kind(**given)
+        arguments["number_of_states"] = len(about["states"])
+    return kind(**arguments)
 
 
 def _fill(layer: Any, about: dict[str, Any], values: list[Any]) -> None:

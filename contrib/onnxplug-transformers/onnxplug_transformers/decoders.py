@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import DynamicCache, cache_utils
 
 from onnxplug import UsageError
@@ -19,34 +18,28 @@ from onnxplug_transformers.adapters import Adapters, adapted
 from onnxplug_transformers.caches import emptied, names, shapes
 from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
 from onnxplug_transformers.genai import context_length
+from onnxplug_transformers.tasks import Part
 from onnxplug_transformers.windows import windows_by_position
 
 _LAYERS = ("full_attention", "sliding_attention")
 
 
-class Decoder(nn.Module):
+class Decoder(Part):
     """A step of a language model.
 
-    The cache keeps all tokens in every layer; windows are in the mask. Modules and parameters have the names that the model gives
-    them.
+    The cache keeps all tokens in every layer; windows are in the mask.
 
     Args:
-        model: A causal language model of transformers.
         last_logits: Logits of each row's last token alone, the last that the mask shows.
         fused: Attention and cache by one operator of ONNX Runtime; a row's tokens then stand in the cache without gaps, in the
             order in which the mask shows them.
 
     Attributes:
         takes_positions: Whether a step has the input ``position_ids``.
-
-    Raises:
-        UsageError: Something in the model can't be said by keys and values of past tokens.
     """
 
-    _model: Any
-
     def __init__(self, model: Any, *, last_logits: bool = False, fused: bool = False) -> None:
-        super().__init__()
+        super().__init__(model)
         config = model.config
         other = set(getattr(config, "layer_types", None) or ()) - set(_LAYERS)
         if other:
@@ -55,12 +48,6 @@ class Decoder(nn.Module):
                 f"{' and '.join(_LAYERS)}"
             )
         refuse_changing_angles(model)
-        for name, child in model.named_children():
-            self.add_module(name, child)
-        if dict(self.named_parameters()).keys() == dict(model.named_parameters()).keys():
-            object.__setattr__(self, "_model", model)  # not a submodule: names begin where the model's do
-        else:
-            self._model = model
         self.config = config
         has_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.takes_positions = has_positions and not fused
@@ -270,15 +257,11 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
     """A decoder and its example.
 
     Args:
-        model: A causal language model of transformers.
         last_logits: As of :class:`Decoder`.
         fused: The same; where the attention can't be replaced, it stays.
 
     Returns:
         Both, and why the attention stays, ``""`` where it does not.
-
-    Raises:
-        UsageError: As of :class:`Decoder` and :func:`example_of`.
     """
     example, reason = example_of(Decoder(model).eval()), ""
     if fused:

@@ -21,7 +21,6 @@ class NumberFormat:
 
     Attributes:
         suffix: What follows the name of a model in that of its file.
-        quantize: The kind of onnxplug-precision's quantisation.
         half: Whether what is not quantised is in float16.
     """
 
@@ -43,11 +42,7 @@ FORMATS = {
 
 
 def check_dtypes(names: Sequence[str]) -> None:
-    """Looks whether all these formats can be written.
-
-    Raises:
-        UsageError: One is unknown or named twice, none is named, or onnxplug-precision is not installed.
-    """
+    """Looks whether all these formats can be written."""
     for name in names:
         if name not in FORMATS:
             raise UsageError(f"--dtypes has no {name!r}", hint=f"They are {', '.join(FORMATS)}.")
@@ -71,8 +66,6 @@ def in_format(
 
     Args:
         program: The program, in float32; it stays as it is.
-        name: The format.
-        samples: Inputs, and PyTorch's results.
         model: PyTorch's model, to compare with; ``None``: results are compared with those in float32 alone.
         has_layers: Whether there are layers that can be quantised; a file without them stays in floats.
 
@@ -116,8 +109,8 @@ def in_format(
         distance = furthest(model, samples, results, chosen.quantize, chosen.half)
     except VerificationError as error:
         raise VerificationError(f"{name}: {error}", hint="Leave the format out of --dtypes.") from error
-    said = [str(report).splitlines()[0] for report in reports]
-    return new, "; ".join(said if distance is None else [*said, str(distance)])
+    remarks = [str(report).splitlines()[0] for report in reports]
+    return new, "; ".join(remarks if distance is None else [*remarks, str(distance)])
 
 
 def _summary(report: Any) -> str:

@@ -8,28 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from onnxplug import UsageError
 from onnxplug_transformers.rounded import results_of
-from onnxplug_transformers.tasks import TaskExample
+from onnxplug_transformers.tasks import Part, TaskExample
 
 _SOURCE = "encoder_attention_mask"
-
-
-class Part(nn.Module):
-    """A model under another ``forward``; modules and parameters have the names that they have in the model."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        for name, child in model.named_children():
-            self.add_module(name, child)
-        if dict(self.named_parameters()).keys() == dict(model.named_parameters()).keys():
-            object.__setattr__(self, "_model", model)
-        else:
-            self._model = model
 
 
 class Encoder(Part):
@@ -115,7 +101,6 @@ class SpeechDecoder(Decoder):
     """A step whose logits are those that ``generate`` chooses by: tokens that the settings of generation suppress are out.
 
     Args:
-        model: The model.
         always, first: Numbers of the tokens that are suppressed in each step, and in the first alone, of a call without a past.
     """
 
@@ -149,13 +134,7 @@ def without_past(past: Any) -> Any:
 
 @dataclass(frozen=True)
 class PartExample:
-    """What ``to_onnx`` is called with for a part of the model.
-
-    Attributes:
-        kwargs: Example inputs by name.
-        dynamic_shapes: Their dynamic dimensions.
-        input_names, output_names: Names in the graph.
-    """
+    """What ``to_onnx`` is called with for a part of the model."""
 
     kwargs: dict[str, Any]
     dynamic_shapes: dict[str, Any]
@@ -168,15 +147,7 @@ class PartExample:
 
 
 def examples_of(model: Any, example: TaskExample) -> tuple[PartExample, PartExample]:
-    """Example inputs of the encoder and of the decoder.
-
-    Args:
-        model: The model.
-        example: Example inputs of its encoder.
-
-    Raises:
-        UsageError: Its cache is none of keys and values.
-    """
+    """Example inputs of the encoder and of the decoder."""
     source = _renamed(example)
     tokens = torch.randint(0, model.config.vocab_size, (2, 7), generator=torch.Generator().manual_seed(1))
     past: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -223,15 +194,7 @@ def _renamed(example: TaskExample) -> TaskExample:
 
 
 def merged_examples_of(model: Any, example: TaskExample) -> tuple[PartExample, PartExample, PartExample]:
-    """Example inputs of the encoder alone, of the projections of its states and of the decoder.
-
-    Args:
-        model: The model.
-        example: Example inputs of its encoder.
-
-    Raises:
-        UsageError: Its cache is none of keys and values.
-    """
+    """Example inputs of the encoder alone, of the projections of its states and of the decoder."""
     encoder, decoder = examples_of(model, example)
     with torch.no_grad():
         states = States(model)(**example.kwargs)["last_hidden_state"]
@@ -242,12 +205,7 @@ def merged_examples_of(model: Any, example: TaskExample) -> tuple[PartExample, P
 
 
 class Merged:
-    """PyTorch's results of the decoder whose first step computes the keys and values of the cross-attention.
-
-    Args:
-        model: The model.
-        decoder, projections: Examples of the parts.
-    """
+    """PyTorch's results of the decoder whose first step computes the keys and values of the cross-attention."""
 
     def __init__(self, model: Any, decoder: PartExample, projections: PartExample) -> None:
         self._model, self._decoder, self._projections = model, decoder, projections
@@ -262,7 +220,7 @@ class Merged:
             past = EncoderDecoderCache(DynamicCache(), states)
         cross = past.cross_attention_cache
         kwargs["past_key_values"] = past
-        found = results_of(Decoder(self._model), kwargs, self._decoder.output_names)
+        tensors = results_of(Decoder(self._model), kwargs, self._decoder.output_names)
         for number, layer in enumerate(cross.layers):
-            found |= {f"present.{number}.encoder.key": layer.keys, f"present.{number}.encoder.value": layer.values}
-        return found
+            tensors |= {f"present.{number}.encoder.key": layer.keys, f"present.{number}.encoder.value": layer.values}
+        return tensors

@@ -28,9 +28,9 @@ def exportable_experts() -> Iterator[None]:
     choose = interface.get_interface
 
     def exportable(implementation: Any, default: Any) -> Any:
-        found = choose(implementation, default)
-        plain = found is not default and implementation not in _KERNELS_OF_GPUS
-        return found if plain else moe.grouped_mm_experts_forward
+        chosen = choose(implementation, default)
+        plain = chosen is not default and implementation not in _KERNELS_OF_GPUS
+        return chosen if plain else moe.grouped_mm_experts_forward
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(interface, "get_interface", exportable))
@@ -51,7 +51,6 @@ def _grouped(
         hidden: [tokens, H]
         index: [tokens, K], the experts of each token; one of ``count`` or more leaves it as it is.
         weights: [tokens, K]
-        count: How many experts there are.
         compute: Makes [tokens * K, H] of as many rows, sorted by expert, and of where each expert's end, [count] of int32.
     """
     expert, order = index.reshape(-1).sort(stable=True)

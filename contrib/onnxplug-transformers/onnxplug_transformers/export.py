@@ -424,12 +424,9 @@ class _Call:
     """How the models of a folder are exported.
 
     Attributes:
-        folder: Where to.
-        layout: Whose names dimensions have.
         dtypes: Number formats, of each of which a file is written.
         verify, external_data, stage, options, notes: As for ``export_folder``.
         accuracy_level: What products with weights of four bits get once they are verified: with 4 they are not PyTorch's.
-        files: What was written.
     """
 
     folder: Path
@@ -472,7 +469,6 @@ class _Call:
         """A model exported, and the report of its verification.
 
         Args:
-            model: The model.
             cases: Inputs to compare on; ``None``: the example's, and others drawn at random.
             about: Keyword arguments of ``to_onnx``.
         """
@@ -504,10 +500,6 @@ class _Call:
         """Saves a program in each number format.
 
         Args:
-            name: What the file is called.
-            program: The program.
-            report: Of its verification.
-            model: PyTorch's model.
             samples: Inputs that it runs on in other formats, with PyTorch's results.
             has_layers: Whether the model has layers that can be quantised.
         """
@@ -538,12 +530,7 @@ def _with_domain(opsets: Any) -> dict[str, int]:
 
 
 def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The model of a folder as it is exported, and example inputs.
-
-    Raises:
-        UsageError: It is no folder of ``save_pretrained``.
-        OnnxplugError: A file is damaged or missing.
-    """
+    """The model of a folder as it is exported, and example inputs."""
     register()  # whoever takes the inputs apart knows caches
     with as_folder(source, tokenizer=False) as source:
         config = load_config(source)

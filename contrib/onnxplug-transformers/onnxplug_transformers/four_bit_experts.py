@@ -40,7 +40,6 @@ def experts_nbits(
         up_zeros: [experts, 2 * F, (blocks + 1) / 2] bytes, two zero points in each; ``None``: all are in the middle.
         up_bias: [experts, 2 * F].
         down, down_zeros, down_bias: The same of the second product: [experts, H, ...] of F.
-        count: How many experts a row has.
         gate: alpha, beta, and what gate and up are clamped to.
         step: Whether blocks of the inputs of products are rounded to 127 steps, as ONNX Runtime does at accuracy level 4.
 
@@ -107,9 +106,7 @@ class FourBitExperts(nn.Module):
     """Experts as ``QMoE`` computes them, in the place of those of transformers.
 
     Args:
-        experts: The experts of transformers.
         gate: alpha, beta and limit, of :func:`gate_of`.
-        size: Numbers in a block.
         zero_points: Whether blocks have a zero point of their own.
     """
 
@@ -171,12 +168,12 @@ def gate_of(module: Any, size: int) -> list[float] | None:
     both = _in_turns(raw.T, module).T
     alpha, limit = (getattr(module, name, None) for name in ("alpha", "limit"))
     for beta in (0.0, 1.0):
-        found = [float(alpha or 1.0), beta, float(limit or _ANY)]
-        gates, ups = both[:, 0::2].clamp(max=found[2]), both[:, 1::2].clamp(-found[2], found[2])
-        mine = gates * torch.sigmoid(found[0] * gates) * (ups + beta)
+        constants = [float(alpha or 1.0), beta, float(limit or _ANY)]
+        gates, ups = both[:, 0::2].clamp(max=constants[2]), both[:, 1::2].clamp(-constants[2], constants[2])
+        mine = gates * torch.sigmoid(constants[0] * gates) * (ups + beta)
         with torch.no_grad():
             if torch.allclose(mine, module._apply_gate(raw), 1e-4, 1e-4):
-                return found
+                return constants
     return None
 
 

@@ -50,7 +50,6 @@ def matmul_nbits(
         scales: [N, blocks] of x's dtype, or stored in float16.
         zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each, or [N, blocks] of 8; ``None``: all are in the middle.
         bias: [N] of x's dtype.
-        bits: Of a level.
         step: Whether blocks of ``x`` are rounded to 127 steps of their largest number, as ONNX Runtime does at accuracy level 4.
 
     Returns:
@@ -61,15 +60,7 @@ def matmul_nbits(
 
 
 @matmul_nbits.register_fake
-def _(
-    x: torch.Tensor,
-    levels: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    bits: int,
-    step: bool,
-) -> torch.Tensor:
+def _(x: torch.Tensor, levels: torch.Tensor, *_: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], levels.shape[0]))
 
 
@@ -106,7 +97,6 @@ def gather_nbits(
     """Rows of a matrix of 4 or 8 bits.
 
     Args:
-        tokens: The rows' numbers.
         levels: [N, blocks, size * bits / 8] bytes.
         scales: [N, blocks].
         zeros: As of :func:`matmul_nbits`.
@@ -122,9 +112,7 @@ def gather_nbits(
 
 
 @gather_nbits.register_fake
-def _(
-    tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, half: bool
-) -> torch.Tensor:
+def _(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, _: Any, bits: int, half: bool) -> torch.Tensor:
     shape = (*tokens.shape, levels.shape[1] * levels.shape[2] * 8 // bits)
     return scales.new_empty(shape, dtype=torch.float16 if half else torch.float32)
 
@@ -258,7 +246,6 @@ def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> 
 
     Args:
         embedding: An ``nn.Embedding``.
-        size: Numbers in a block.
         shared: The layer of the logits, where its weight is the embedding's.
 
     Returns:
@@ -290,9 +277,7 @@ class Rounding:
 
     Attributes:
         layers: How many linear layers have weights of four bits.
-        wide: How many have weights of eight.
         experts: How many layers of experts have weights of four bits.
-        bytes_before, bytes_after: Of all parameters and buffers of the model.
         perplexity_before, perplexity_after: On text that the unrounded model wrote, drawn at random.
         agreement: The share of places where both find the same token most likely.
     """
@@ -341,18 +326,10 @@ def round_weights(
     Projections of one attention that read the same rows become one layer.
 
     Args:
-        model: The model.
-        size: Numbers in a block.
         keep: Names of modules that stay as they are, with ``*`` for anything.
         accuracy_level: That of the products, for what is said of the perplexity.
         wide: Names of linear layers that get 8 bits, with ``*`` for anything; :data:`MIXED` for those whose errors count most.
         zero_points: Whether blocks of 4 bits have a zero point of their own.
-
-    Returns:
-        What it has changed.
-
-    Raises:
-        UsageError: A name is that of no linear layer or embedding of tokens, or no layer is left to round.
     """
     check_settings(size, accuracy_level)
     modules, mixed = dict(model.named_modules()), MIXED in wide
@@ -372,7 +349,8 @@ def round_weights(
         made[name] = FourBitExperts(modules[name], gates[name], size, zero_points=zero_points)
         made[name].step = accuracy_level == 4
         place(model, [name], made[name])
-    for names in _joint(rounded, inputs, eight):
+    kinds = {name: (id(inputs[name]), name in eight) if name in inputs else None for name in rounded}
+    for names in joint_layers(kinds):
         bits = 8 if names[0] in eight else 4
         joint = FourBitLinear.rounded([modules[name] for name in names], size, bits, zero_points)
         joint.step = accuracy_level == 4
@@ -464,21 +442,18 @@ def _sensitive(model: Any, names: Sequence[str]) -> set[str]:
 
     They are that of the logits and, in the first and last eighth of the model and in every third layer between, the
     projections of queries, keys and values and the last layer of the MLP.
-
-    Raises:
-        UsageError: The names are none of those known here.
     """
     places = {name: int(place[1]) for name in names if (place := re.search(r"\.(\d+)\.", name))}
     count = max(places.values(), default=-1) + 1
     head = model.get_output_embeddings()
-    found = {name for name in names if model.get_submodule(name) is head} | {
+    sensitive = {name for name in names if model.get_submodule(name) is head} | {
         name
         for name, i in places.items()
         if _SENSITIVE.search(name) and (i < count / 8 or i >= 7 * count / 8 or (i - round(count / 8)) % 3 == 2)
     }
-    if not found:
+    if not sensitive:
         raise UsageError(f"--int8-layers {MIXED}: {type(model).__name__} has no layers of the names known here")
-    return found
+    return sensitive
 
 
 @contextmanager
@@ -490,16 +465,6 @@ def _inputs_of(modules: dict[str, Any], names: Sequence[str]) -> Iterator[dict[s
             hook = modules[name].register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
             stack.callback(hook.remove)
         yield inputs
-
-
-def _joint(names: Sequence[str], inputs: dict[str, torch.Tensor], eight: set[str]) -> list[list[str]]:
-    """The layers, those of one attention together that read the same tensor and get as many bits."""
-    groups: dict[Any, list[str]] = {}
-    for name in names:
-        owner, _, last = name.rpartition(".")
-        together = name in inputs and last in PROJECTIONS
-        groups.setdefault((owner, id(inputs[name]), name in eight) if together else name, []).append(name)
-    return list(groups.values())
 
 
 def _put(model: Any, name: str, module: nn.Module) -> None:

@@ -51,8 +51,6 @@ def group_query_attention(
         last: int32 [batch], the place of each row's last new token; where there is no past, ``sequence - 1``.
         sinks: [heads], what is among the scores beside those of the keys; ``None`` for nothing.
         total: The length of the mask; where it is that of the new tokens, ONNX Runtime takes them for a prompt.
-        heads, groups: Heads of queries, and of keys and values.
-        scale: What the products are multiplied by.
         window: How many tokens are seen, the own one among them; -1 for all.
         softcap: The scores' bound, 0 for none.
 
@@ -84,20 +82,9 @@ def group_query_attention(
 
 @group_query_attention.register_fake
 def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    past_key: torch.Tensor,
-    past_value: torch.Tensor,
-    last: torch.Tensor,
-    sinks: torch.Tensor | None,
-    total: int,
-    heads: int,
-    groups: int,
-    scale: float,
-    window: int,
-    softcap: float,
+    query: torch.Tensor, key: Any, value: Any, past_key: torch.Tensor, past_value: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _, _, total, _, groups, *_ = others
     batch, _, past, width = past_key.shape
     shape = (batch, groups, torch.sym_max(past, total), width)
     return torch.empty_like(query), past_key.new_empty(shape), past_value.new_empty(shape)
@@ -158,7 +145,6 @@ def places(tokens: torch.Tensor, last: torch.Tensor, limit: int) -> torch.Tensor
     Args:
         tokens: [batch, sequence].
         last: int32 [batch], the place of each row's last new token.
-        limit: How many tokens a text may have.
 
     Returns:
         int64 [batch, sequence].
@@ -258,7 +244,6 @@ class FusedCache:
         past: The cache that came in, whose layers get the new keys and values.
         tokens: [batch, sequence], the new ones.
         attention_mask: [batch, total], 1 for a token and 0 for padding.
-        limit: How many tokens a text may have.
 
     Attributes:
         tokens: [batch, sequence], those of each row in front of its padding.
@@ -288,11 +273,7 @@ class FusedCache:
         return results
 
     def check(self) -> None:
-        """Looks, after the call, whether every layer's attention was the operator.
-
-        Raises:
-            UsageError: One was not.
-        """
+        """Looks, after the call, whether every layer's attention was the operator."""
         others = [index for index, calls in enumerate(self.calls) if calls != 1]
         if others:
             raise UsageError(f"the attention of layer {others[0]} can't be replaced")
@@ -320,11 +301,7 @@ def attentions_of(model: Any) -> list[tuple[Any, str]]:
 
 
 def use_fused_attention(model: Any) -> None:
-    """Lets a model of transformers compute its attention by the operator.
-
-    Raises:
-        UsageError: A layer has attention of another kind.
-    """
+    """Lets a model of transformers compute its attention by the operator."""
     if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise UsageError(f"{type(model).__name__} has attention of its own, which can't be replaced")
     AttentionInterface.register(_NAME, _attention)
@@ -352,8 +329,8 @@ def _attention(
     """What transformers' models call, with queries [batch, heads, sequence, width]."""
     unknown = sorted(
         name
-        for name, given in others.items()
-        if given is not None and name not in _WITHOUT_EFFECT and not name.startswith("output_")
+        for name, argument in others.items()
+        if argument is not None and name not in _WITHOUT_EFFECT and not name.startswith("output_")
     )
     if unknown or not _current or not hasattr(module, "layer_idx") or not getattr(module, "is_causal", True):
         what = f"attention with {', '.join(unknown)}" if unknown else "attention that is not that of a decoder's layer"

@@ -44,13 +44,8 @@ def genai_config(
     special cases of other exporters (phi3).
 
     Args:
-        model: The causal language model of transformers.
         positions: Whether the graph has the input ``position_ids``.
-        layers, heads, head_size: The cache's layers, its heads and their width.
         shared_buffers: The graph writes the new keys and values into the buffers of the past ones.
-
-    Raises:
-        UsageError: The model does not say how long a text may be.
     """
     config = model.config.get_text_config()
     generation = model.generation_config
@@ -254,11 +249,7 @@ def _search(generation: Any, length: int, shared_buffers: bool) -> dict[str, Any
 
 
 def context_length(config: Any) -> int:
-    """How many tokens a text may have.
-
-    Raises:
-        UsageError: The configuration does not say.
-    """
+    """How many tokens a text may have."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:

@@ -12,8 +12,8 @@ from torch import nn
 
 from onnxplug import UsageError, string_tensor
 from onnxplug_transformers.decoders import Decoder, DecoderExample, fused_cases_of, padded_prompt_of
-from onnxplug_transformers.encoder_decoders import Part
 from onnxplug_transformers.processors import check_extensions
+from onnxplug_transformers.tasks import Part
 
 TEXTS = ("The cat sleeps on the sofa.", "", "The dog")
 COUNT, RESULT = "max_new_tokens", "generated_text"

@@ -29,14 +29,6 @@ def as_folder(source: Path, *, tokenizer: bool = True) -> Iterator[Path]:
     """A folder for a file of GGUF, with configuration, tokenizer and a link to the file; a folder of ``save_pretrained`` is itself.
 
     The tokenizer is the one that lies beside the file, or made of what the file has.
-
-    Args:
-        source: A folder, or the file.
-        tokenizer: Whether one is needed.
-
-    Raises:
-        UsageError: A library is missing, or there is no tokenizer.
-        OnnxplugError: The file is damaged, or transformers does not know the model.
     """
     file = gguf_of(source)
     if file is None:
@@ -88,16 +80,10 @@ def load_gguf(file: Path, config: Any, loader: Any, dtype: torch.dtype) -> tuple
     """The model of a file, its linear layers and its embedding in the file's blocks.
 
     Args:
-        file: The file.
-        config: The configuration that transformers made of it.
-        loader: The class of transformers that loads such models.
         dtype: Element type of what is not in blocks.
 
     Returns:
         The model, and what transformers says of the loading.
-
-    Raises:
-        OnnxplugError: A weight is in blocks that are not known here, or is no matrix of a linear layer or an embedding.
     """
     with torch.device("meta"):
         skeleton = loader.from_config(config)
@@ -109,9 +95,9 @@ def load_gguf(file: Path, config: Any, loader: Any, dtype: torch.dtype) -> tuple
         blocks[names[head]] = blocks[names[embedding]]
         config.tie_word_embeddings = False  # neither has a weight of its own
     loaded, about = load_around(type(skeleton), config, tensors, blocks, dtype)
-    layers = {name: found for name, found in blocks.items() if not isinstance(loaded.get_submodule(name), nn.Embedding)}
+    layers = {name: block for name, block in blocks.items() if not isinstance(loaded.get_submodule(name), nn.Embedding)}
     made: dict[str, BlockLinear] = {}
-    kinds = {name: (found.form, found.tensors["numbers"].shape[1:]) for name, found in layers.items()}
+    kinds = {name: (block.form, block.tensors["numbers"].shape[1:]) for name, block in layers.items()}
     for group in joint_layers(kinds):
         joint = BlockLinear([layers[name] for name in group], [loaded.get_submodule(name).bias for name in group])
         made |= dict.fromkeys(group, joint)
@@ -134,7 +120,7 @@ def _read(file: Path, model: Any) -> tuple[dict[str, Blocks], dict[str, torch.Te
     names = gguf_of_transformers.get_gguf_hf_weights_map(model, processor)
     blocks: dict[str, Blocks] = {}
     parsed: dict[str, Any] = {"tensors": {}}
-    given = {"tensor_key_mapping": names, "parsed_parameters": parsed}
+    mapping = {"tensor_key_mapping": names, "parsed_parameters": parsed}
     for tensor in reader.tensors:
         form = tensor.tensor_type.name
         if form not in _FLOATS and tensor.name in names:
@@ -142,18 +128,14 @@ def _read(file: Path, model: Any) -> tuple[dict[str, Blocks], dict[str, torch.Te
             order = _order(processor, tensor, modules.get(module), names)
             blocks[module] = take_blocks(form, torch.from_numpy(np.array(tensor.data))).rows(order)
             continue
-        found = processor.process(weights=dequantize(tensor.data, tensor.tensor_type), name=tensor.name, **given)
-        if found.name in names:
-            parsed["tensors"][names[found.name]] = torch.from_numpy(np.copy(found.weights))
+        processed = processor.process(weights=dequantize(tensor.data, tensor.tensor_type), name=tensor.name, **mapping)
+        if processed.name in names:
+            parsed["tensors"][names[processed.name]] = torch.from_numpy(np.copy(processed.weights))
     return blocks, parsed["tensors"]
 
 
 def _order(processor: Any, tensor: Any, module: Any, names: dict[str, str]) -> torch.Tensor:
-    """Which rows of a tensor the rows of a linear layer's weight are.
-
-    Raises:
-        OnnxplugError: Its blocks are not known, or the module's weight is something else than these rows.
-    """
+    """Which rows of a tensor the rows of a linear layer's weight are."""
     from transformers.pytorch_utils import Conv1D
 
     form = tensor.tensor_type.name
@@ -164,8 +146,8 @@ def _order(processor: Any, tensor: Any, module: Any, names: dict[str, str]) -> t
     if isinstance(module, nn.Linear | nn.Embedding | Conv1D):
         width, rows = (int(size) for size in tensor.shape)
         numbers = np.broadcast_to(np.arange(rows, dtype=np.int64)[:, None], (rows, width))
-        given = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": {}}}
-        moved = processor.process(weights=numbers, name=tensor.name, **given).weights
+        mapping = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": {}}}
+        moved = processor.process(weights=numbers, name=tensor.name, **mapping).weights
         moved = moved.T if isinstance(module, Conv1D) else moved
         if moved.shape == numbers.shape and (moved == moved[:, :1]).all():
             return torch.from_numpy(np.array(moved[:, 0]))

@@ -28,17 +28,10 @@ def load_hqq(folder: Path, config: Any, loader: Any, dtype: torch.dtype) -> tupl
     """The model of a folder, its linear layers in the checkpoint's numbers.
 
     Args:
-        folder: The folder.
-        config: Its configuration.
-        loader: The class of transformers that loads such models.
         dtype: Element type of what has no numbers.
 
     Returns:
         The model, and what transformers says of the loading.
-
-    Raises:
-        UsageError: Scales or zeros are in few bits too, or numbers are packed in a way that is not known here.
-        OnnxplugError: What the folder says of a layer contradicts its tensors.
     """
     states, tensors = _read(folder)
     with torch.device("meta"):
@@ -83,11 +76,7 @@ def _read(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tens
 
 
 def _layer(name: str, state: Mapping[str, Any], bias: torch.Tensor | None) -> Blocks | Numbers:
-    """A linear layer, or the blocks of its matrix.
-
-    Raises:
-        UsageError, OnnxplugError: As :func:`load_hqq`.
-    """
+    """A linear layer, or the blocks of its matrix."""
     about = {key: _plain(key, value) for key, value in state.items()}
     packing = about.get("packing")
     if about.get("quant_scale") or about.get("quant_zero") or "zero_scale" in about or packing not in _PACKINGS:

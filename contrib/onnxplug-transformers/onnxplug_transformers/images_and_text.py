@@ -13,8 +13,9 @@ from transformers import DynamicCache
 from onnxplug import UsageError
 from onnxplug_transformers.caches import emptied, names, shapes
 from onnxplug_transformers.decoders import check_cache, check_one_shape, refuse_changing_angles
-from onnxplug_transformers.encoder_decoders import Part, PartExample
+from onnxplug_transformers.encoder_decoders import PartExample
 from onnxplug_transformers.models import BETWEEN_IMAGES, KINDS_WITH_IMAGES, PACKED, TILED
+from onnxplug_transformers.tasks import Part
 from onnxplug_transformers.windows import windows_by_position
 
 

@@ -41,7 +41,6 @@ class Layout:
 
     Attributes:
         name: What ``--for`` calls it.
-        models: The folder of the models in it.
         dimensions: What dynamic dimensions are called, by their names here.
         merged: Whether the decoder computes the keys and values of the encoder's states in its first step.
         tasks_without: Tasks that the program has no models for.
@@ -54,11 +53,7 @@ class Layout:
     tasks_without: Sequence[str] = ()
 
     def check_task(self, task: str) -> None:
-        """Looks whether the program has models for a task.
-
-        Raises:
-            UsageError: It has none.
-        """
+        """Looks whether the program has models for a task."""
         if task in self.tasks_without:
             raise UsageError(f"{self.name} has no model for {task}", hint="--for transformers.js has one.")
 
@@ -84,11 +79,7 @@ LAYOUTS = {
 
 
 def layout_of(name: str) -> Layout:
-    """The layout of a name.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """The layout of a name."""
     if name not in LAYOUTS:
         raise UsageError(f"--for {name!r} is unknown", hint=f"It takes {', '.join(LAYOUTS)}.")
     return LAYOUTS[name]
@@ -98,11 +89,7 @@ def check_for_browsers(source: Path, *, texts: bool, others: bool) -> None:
     """Looks for what transformers.js reads beside a model.
 
     Args:
-        source: The folder of the model.
         texts, others: Whether the model takes texts, and images or sound.
-
-    Raises:
-        UsageError: The tokenizer, or the configuration of what prepares images and sound, is missing.
     """
     if texts and not (source / "tokenizer.json").is_file():
         raise UsageError(
@@ -120,9 +107,7 @@ def write_browser_configuration(source: Path, folder: Path, config: Any, dtypes:
     """Adds what transformers.js reads to the configuration in a folder.
 
     Args:
-        source: The folder of the model.
         folder: The folder that is written, with the models.
-        config: The model's configuration.
         dtypes: The number formats of the models; the first is taken by whoever asks for none.
     """
     about = read_json(source / "config.json")
@@ -145,12 +130,8 @@ def save_in_chunks(program: OnnxProgram, path: Path, external_data: bool | None)
     """Saves a model; weights beside it are in ``NAME_data``, ``NAME_data_1`` and so on, which browsers can hold.
 
     Args:
-        program: The model.
         path: The file, in a folder of its own save.
         external_data: Whether weights are beside the model; ``None`` decides by size.
-
-    Raises:
-        OnnxplugError: There are more data files than transformers.js loads.
     """
     model = program.model
     if external_data is None:

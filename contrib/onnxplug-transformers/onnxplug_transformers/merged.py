@@ -20,10 +20,6 @@ def merge(decoder: ir.Model, projections: ir.Model) -> None:
     The decoder has inputs ``past_key_values.N.encoder.key`` and ``.value``, and the projections have outputs of these names, made
     from ``encoder_hidden_states``. Afterwards ``use_cache_branch`` chooses: where it is true, the inputs are read; where it is
     false, as in the first step, the projections are. Both are among the results, as ``present.N.encoder.key``.
-
-    Args:
-        decoder: One step.
-        projections: From the encoder's states to keys and values.
     """
     graph = decoder.graph
     branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
@@ -63,12 +59,7 @@ def merge(decoder: ir.Model, projections: ir.Model) -> None:
 
 
 def merged_samples(step: Mapping[str, Any], first: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Inputs of the merged model: those of a first step, and those of a later one.
-
-    Args:
-        step: Inputs of the decoder.
-        first: Inputs of the projections.
-    """
+    """Inputs of the merged model: those of a first step, and those of a later one."""
     states = first[STATES]
     later = {**step, STATES: states, BRANCH: torch.tensor([True])}
     empty = {name: value[:, :, :0] for name, value in step.items() if name.startswith("past_key_values.")}

@@ -55,9 +55,6 @@ def task_of(config: Any, asked: str | None, folder: Path) -> str:
     """The task of a model: the one asked for, or that of the class that its configuration names.
 
     A folder of sentence-transformers is for sentences.
-
-    Raises:
-        UsageError: There is no such task, or the configuration says too little.
     """
     if asked is not None:
         if asked not in TASKS:
@@ -90,12 +87,7 @@ def _names_of(task: str) -> set[str]:
 
 
 def load_config(folder: Path, *, random: bool = False) -> Any:
-    """The configuration of a folder, once it has been looked through.
-
-    Raises:
-        UsageError: It is no folder of ``save_pretrained``.
-        OnnxplugError: A file is damaged or missing, or transformers does not know the model.
-    """
+    """The configuration of a folder, once it has been looked through."""
     check_folder(folder, random=random)
     folder = transformer_folder(folder)
     import transformers
@@ -127,15 +119,8 @@ def load_model(
 
     Args:
         folder: The folder of the model, of sentence-transformers that of the transformer.
-        config: Its configuration.
-        task: Which of its heads it has.
-        dtype: Element type of the weights.
         random: Random weights, of the configuration alone.
         halves: Of a checkpoint of few bits, what float16 holds without loss is stored in it.
-
-    Raises:
-        UsageError: The model has no head for this task, or the dtype is unknown.
-        OnnxplugError: Weights are missing or have other shapes than the configuration says.
     """
     import transformers
 

@@ -7,11 +7,11 @@ the same ``qzeros``, the columns of an int32 in another order. ``scales`` are [g
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -39,13 +39,6 @@ def take_packed(config: Any, folder: Path) -> bool:
 
     Args:
         config: The configuration of the folder, which is changed.
-        folder: It.
-
-    Returns:
-        Whether it is one.
-
-    Raises:
-        UsageError: It is one of another number of bits, or of other groups.
     """
     if method_of(config) not in ("gptq", "awq"):
         return False
@@ -73,8 +66,8 @@ def _packed_layers(folder: Path) -> list[str]:
     if index.is_file():
         names = list(read_json(index)["weight_map"])
     else:
-        with (folder / "model.safetensors").open("rb") as file:
-            names = list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
+        with safe_open(folder / "model.safetensors", framework="pt") as file:
+            names = list(file.keys())
     return [name.removesuffix(".qweight") for name in names if name.endswith(".qweight")]
 
 
@@ -127,11 +120,7 @@ class _Packed(nn.Module):
         self.bias = linear.bias
 
     def unpacked(self, name: str) -> FourBitLinear:
-        """The layer as ``MatMulNBits`` has it.
-
-        Raises:
-            OnnxplugError: It has a zero point beyond 4 bits, or groups of unequal length.
-        """
+        """The layer as ``MatMulNBits`` has it."""
         zeros, order = _numbers(self.qzeros), None
         if self.about.method == "gptq":
             levels = _numbers(self.qweight.t())
@@ -147,12 +136,7 @@ class _Packed(nn.Module):
 
 
 def take_torchao(model: Any) -> None:
-    """Puts layers of few bits in the place of those whose weights torchao has in integers.
-
-    Raises:
-        UsageError: A weight is of another kind of torchao's, or its activations are to be rounded as well.
-        OnnxplugError: A zero point is beyond 4 bits, or groups are no blocks of the kernel's.
-    """
+    """Puts layers of few bits in the place of those whose weights torchao has in integers."""
     layers = {}
     for name, module in model.named_modules():
         for key, weight in module.named_parameters(recurse=False):
@@ -175,10 +159,10 @@ def take_torchao(model: Any) -> None:
 def _of_integers(name: str, weight: Any, bias: torch.Tensor | None) -> FourBitLinear:
     """A linear layer of torchao's integers, [N, K] bytes with scales and zero points [N, groups]."""
     numbers = weight.qdata.to(torch.int16)
-    given = weight.zero_point if weight.zero_point is not None else torch.zeros_like(weight.scale, dtype=torch.int8)
-    zeros = given.to(torch.int16)
+    points = weight.zero_point if weight.zero_point is not None else torch.zeros_like(weight.scale, dtype=torch.int8)
+    zeros = points.to(torch.int16)
     bits = 4 if all(x.min() >= -8 and x.max() < 8 for x in (numbers, zeros)) else 8
-    if not torch.equal(zeros.to(given.dtype), given) or (bits == 8 and bool(zeros.any())):
+    if not torch.equal(zeros.to(points.dtype), points) or (bits == 8 and bool(zeros.any())):
         raise OnnxplugError(f"{name} has zero points that are no integers of 4 bits")
     numbers, zeros = ((x + (1 << (bits - 1))).to(torch.uint8) for x in (numbers, zeros))
     return _in_blocks(name, numbers, weight.scale.float(), zeros, weight.block_size[1], bias, bits=bits)
@@ -195,11 +179,7 @@ def _in_blocks(
     order: torch.Tensor | None = None,
     bits: int = 4,
 ) -> FourBitLinear:
-    """A layer of levels [N, K], scales and zero points [N, groups], in the largest blocks that the kernel has for groups of a size.
-
-    Raises:
-        OnnxplugError: It has none.
-    """
+    """A layer of levels [N, K], scales and zero points [N, groups], in the largest blocks of the kernel that divide a group."""
     block = next((s for s in reversed(BLOCK_SIZES) if size % s == 0), None)
     if block is None or levels.shape[1] % block:
         raise OnnxplugError(

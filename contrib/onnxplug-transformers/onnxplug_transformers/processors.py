@@ -41,9 +41,7 @@ class WithTokenizer(_WithProcessor):
     """A model whose input is texts, a vector of strings.
 
     Args:
-        model, labels: The model and the names of its classes.
         takes: The names of the inputs that its own model takes.
-        tokenizer: A tokenizer of transformers.
     """
 
     def __init__(self, model: nn.Module, labels: list[str] | None, takes: set[str], tokenizer: Any) -> None:
@@ -61,12 +59,7 @@ class WithTokenizer(_WithProcessor):
 
 
 class WithPixels(_WithProcessor):
-    """A model whose input is images, uint8 [batch, height, width, 3].
-
-    Args:
-        model, labels: The model and the names of its classes.
-        processor: An image processor of transformers.
-    """
+    """A model whose input is images, uint8 [batch, height, width, 3]."""
 
     def __init__(self, model: nn.Module, labels: list[str] | None, processor: Any) -> None:
         from onnxplug_extensions import Pixels
@@ -96,12 +89,7 @@ def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> 
 
     Args:
         model: The model as it would be exported without.
-        original: The model of transformers.
-        kind: Its task.
         folder: Where the tokenizer or the processor is.
-
-    Raises:
-        UsageError: Its input is neither text nor images, onnxplug-extensions is missing, or nothing does the same as the processor.
     """
     takes = set(inspect.signature(original.forward).parameters)
     inputs = takes & {"input_ids", "pixel_values"}

@@ -84,7 +84,6 @@ def gated_delta_rule(
         value: [batch, sequence, heads, V]; a head of keys serves as many of them as there are for each.
         g: [batch, sequence, heads], the logarithm of what is kept of the state.
         beta: [batch, sequence, heads]
-        chunk_size: How many tokens are computed together.
         initial_state: [batch, heads, K, V], or zeros.
         output_final_state: Whether the last state is returned.
         use_qk_l2norm_in_kernel: Whether queries and keys are given the length 1.
@@ -231,8 +230,6 @@ def selective_scan(
         delta_bias: [channels], added to ``dt``.
         delta_softplus: Whether ``dt`` passes through softplus.
         return_last_state: Whether the last state is returned too.
-        use_mambapy: Another way to the same numbers.
-        use_associative_scan: Another way to the same numbers.
 
     Returns:
         [batch, channels, sequence], and the last state, [batch, channels, N], if asked for.
@@ -315,12 +312,10 @@ def linear_recurrence(
     """RecurrentGemma's: ``h = a h + x`` for each token, with ``a`` 0 where ``reset`` says that a text begins.
 
     Args:
-        self: The module.
         hidden_states: x, [batch, sequence, channels]
         recurrent_gate: a, [batch, sequence, channels]
         reset: [batch, sequence, 1]
         recurrent_states: [batch, channels], or zeros.
-        acc_dtype: What it is computed in.
 
     Returns:
         [batch, sequence, channels], and the last state, [batch, channels].
@@ -358,7 +353,6 @@ def matrix_memory(
     and ``f = sigmoid(fgate)``; both states lack the factor ``exp(m)`` (M. Beck et al., xLSTM, 2024).
 
     Args:
-        self: The module, for its settings.
         query: [batch, heads, sequence, K]
         key: [batch, heads, sequence, K]
         value: [batch, heads, sequence, V]
@@ -368,7 +362,6 @@ def matrix_memory(
         n_initial: [batch, heads, K]
         m_initial: [batch, heads, 1]
         return_last_states: As in the module's own ``forward``, which is called for training.
-        mode: As there.
 
     Returns:
         [batch, heads, sequence, V], and the last three states.
@@ -454,9 +447,9 @@ def lightning_attention(
 # -- what is exchanged for what ----------------------------------------------------------------------------------------
 
 
-def _is_packed(*_: Any, **given: Any) -> bool:
+def _is_packed(*_: Any, **arguments: Any) -> bool:
     """Whether packed sequences are to be kept apart; transformers' own functions say what becomes of them."""
-    return given.get("cu_seqlens") is not None or given.get("seq_idx") is not None
+    return arguments.get("cu_seqlens") is not None or arguments.get("seq_idx") is not None
 
 
 def _never(*_: Any, **__: Any) -> bool:

@@ -44,7 +44,6 @@ def turned_rows(g: Any, node: Any) -> Turned | None:
     """Queries and keys of an attention before they are turned by the places that the operator counts, else ``None``.
 
     Args:
-        g: The graph.
         node: A call of ``group_query_attention``.
     """
     turns = [_turn(_heads_of(node.fx.args[i])) for i in (0, 1)]
@@ -207,8 +206,8 @@ def _is_slice(value: Any, x: Any, start: int, end: int) -> bool:
     node = _made_by(value, _ops.slice.Tensor)
     if node is None or _plain(node.args[0]) is not x or node.kwargs:
         return False
-    given: list[Any] = list(node.args[1:])
-    axis, first, last, step = given + [0, None, None, 1][len(given) :]
+    arguments: list[Any] = list(node.args[1:])
+    axis, first, last, step = arguments + [0, None, None, 1][len(arguments) :]
     width = x.meta["val"].shape[3]
     return (
         axis in (-1, 3)

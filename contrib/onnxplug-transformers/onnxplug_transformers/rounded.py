@@ -33,7 +33,6 @@ class Sample:
     """Inputs of a graph, and PyTorch's results.
 
     Attributes:
-        feed: Inputs by the names of the graph's.
         run: Computes the results by the names of the graph's.
     """
 
@@ -46,10 +45,8 @@ class Distance:
     """How far an output of a file is from PyTorch's.
 
     Attributes:
-        name: The output.
         own: The norm of the difference, as a share of the norm of PyTorch's result.
         rounded: The same of PyTorch's model with rounded numbers.
-        unit: A unit of rounding.
     """
 
     name: str
@@ -82,18 +79,11 @@ def furthest(
     """Compares a file's results with PyTorch's.
 
     Args:
-        model: PyTorch's model.
-        samples: Inputs.
-        results: The file's results on them.
         kind: The kind of quantisation: ``"dynamic"``, ``"int4"`` or ``None``.
         half: Whether what is not quantised is in float16.
 
     Returns:
         The output that is furthest away; ``None`` where none is in floating point.
-
-    Raises:
-        VerificationError: An output is further away than the format explains, has another shape, or has NaN or infinities that
-            PyTorch's has not.
     """
     exact = _joined([sample.run() for sample in samples])
     own, moved = _distances(exact, _joined(results)), []
@@ -101,14 +91,14 @@ def furthest(
         with _rounded(model, kind, half, torch.Generator().manual_seed(draw)):
             moved.append(_distances(exact, _joined([sample.run() for sample in samples])))
     unit = 2.0**-8 if kind is not None else 2.0**-10
-    found = [Distance(name, own[name], max(draw[name] for draw in moved), unit) for name in own]
-    for item in found:
+    distances = [Distance(name, own[name], max(draw[name] for draw in moved), unit) for name in own]
+    for item in distances:
         if not item.own <= item.allowed:
             raise VerificationError(
                 f"output {item.name!r} is {item.own:.2g} of its size away from PyTorch's; PyTorch's model with numbers of this "
                 f"format is {item.rounded:.2g} away, which explains {item.allowed:.2g}"
             )
-    return max(found, key=lambda item: item.own, default=None)
+    return max(distances, key=lambda item: item.own, default=None)
 
 
 def _joined(runs: Sequence[Results]) -> dict[str, list[torch.Tensor]]:
@@ -121,7 +111,7 @@ def _joined(runs: Sequence[Results]) -> dict[str, list[torch.Tensor]]:
 
 
 def _distances(exact: Mapping[str, list[torch.Tensor]], moved: Mapping[str, list[torch.Tensor]]) -> dict[str, float]:
-    found = {}
+    distances = {}
     for name, values in exact.items():
         for value, other in zip(values, moved[name], strict=True):
             if value.shape != other.shape:
@@ -132,8 +122,8 @@ def _distances(exact: Mapping[str, list[torch.Tensor]], moved: Mapping[str, list
             raise VerificationError(f"output {name!r} has NaN or infinities where PyTorch's has none")
         size = float(before[finite].norm())
         gap = float((after[finite] - before[finite]).norm())
-        found[name] = gap / size if size else gap
-    return found
+        distances[name] = gap / size if size else gap
+    return distances
 
 
 @contextlib.contextmanager

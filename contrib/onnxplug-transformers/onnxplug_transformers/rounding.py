@@ -33,7 +33,6 @@ def rounded(weight: torch.Tensor, size: int, bits: int, *, zero_points: bool = F
 
     Args:
         weight: [N, K].
-        size: Numbers in a block.
         bits: 4 or 8.
         zero_points: Whether blocks of 4 bits have a zero point of their own.
     """
@@ -87,8 +86,8 @@ def _with_zeros(blocks: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor,
 
 def _dtype_of(scales: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     """The type of stored scales: float16, unless the smallest or the largest are beyond its ordinary numbers."""
-    found = scales[scales != 0]
-    normal = (found * min(_SHARES) > torch.finfo(torch.float16).tiny) & (found < 1e4)
+    nonzero = scales[scales != 0]
+    normal = (nonzero * min(_SHARES) > torch.finfo(torch.float16).tiny) & (nonzero < 1e4)
     return torch.float16 if bool(normal.all()) else dtype
 
 
@@ -102,8 +101,8 @@ def _fitted(
 
 def _scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As it is stored; 1 for blocks of zeros."""
-    found = scale.to(dtype).float()
-    return torch.where(found.isfinite() & (found != 0), found, 1.0)
+    rounded = scale.to(dtype).float()
+    return torch.where(rounded.isfinite() & (rounded != 0), rounded, 1.0)
 
 
 def _steps(

@@ -28,12 +28,7 @@ class Sentences(nn.Module):
     """From tokens to the states of a transformer, and to one vector for each text.
 
     Args:
-        model: The transformer.
         folder: The folder with ``modules.json``.
-
-    Raises:
-        UsageError: A module is of a kind that is unknown here, or has a setting that is.
-        OnnxplugError: A file of a module is damaged or missing.
     """
 
     def __init__(self, model: nn.Module, folder: Path) -> None:
@@ -124,8 +119,8 @@ def _pooling(place: Path, about: Mapping[str, Any]) -> Pooling:
             key for key, value in about.items() if key.startswith("pooling_mode_") and value and not _is_known(key)
         ]
     else:
-        asked = [named] if isinstance(named, str) else list(named)
-        modes = sorted(asked, key=[*_POOLINGS, *asked].index)
+        poolings = [named] if isinstance(named, str) else list(named)
+        modes = sorted(poolings, key=[*_POOLINGS, *poolings].index)
     if not modes or not _POOLINGS.keys() >= set(modes):
         raise UsageError(
             f"{place / 'config.json'} pools by {', '.join(modes) or 'nothing'}, which is unknown here",
@@ -148,10 +143,10 @@ def _activation(place: Path, name: Any) -> nn.Module:
     if name is None:
         return nn.Tanh()
     path, _, last = str(name).rpartition(".")
-    found = getattr(nn, last, None)
-    if not path.startswith("torch.nn.modules.") or not isinstance(found, type) or not issubclass(found, nn.Module):
+    kind = getattr(nn, last, None)
+    if not path.startswith("torch.nn.modules.") or not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise UsageError(f"{place / 'config.json'} has the activation {name}, which is none of torch.nn")
-    return found()
+    return kind()
 
 
 def _load(module: nn.Module, place: Path, name: str) -> None:

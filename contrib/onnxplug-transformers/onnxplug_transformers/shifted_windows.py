@@ -119,10 +119,10 @@ def donut_layer(
     return hidden_states + self.output(self.intermediate(self.layernorm_after(hidden_states))), *weights
 
 
-def _is_known(*given: Any, **_: Any) -> bool:
+def _is_known(*arguments: Any, **_: Any) -> bool:
     """Whether height and width are plain numbers: then transformers' own functions do, and no padding is there in vain."""
-    sizes = [size for one in given for size in (one if isinstance(one, tuple) else (one,))]
-    sizes += [size for one in given if isinstance(one, Tensor) for size in one.shape[1:3]]
+    sizes = [size for one in arguments for size in (one if isinstance(one, tuple) else (one,))]
+    sizes += [size for one in arguments if isinstance(one, Tensor) for size in one.shape[1:3]]
     return not any(isinstance(size, torch.SymInt) for size in sizes)
 
 

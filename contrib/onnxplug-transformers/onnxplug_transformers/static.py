@@ -15,12 +15,12 @@ from typing import Any
 import onnx
 import torch
 from onnx.external_data_helper import ExternalDataInfo
-from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from onnxplug import UsageError
 from onnxplug_transformers.genai import context_length
+from onnxplug_transformers.tasks import Part
 
 
 @torch.library.custom_op("onnxplug_transformers::written", mutates_args=())
@@ -58,21 +58,12 @@ def convert_at_once(g: Any, node: Any) -> Any:
     return g.op.TensorScatter(buffer, new, start, axis=2, mode="linear")
 
 
-class StaticDecoder(nn.Module):
-    """A step of a language model over buffers of a fixed length.
-
-    Args:
-        model: A causal language model of transformers.
-    """
-
-    _model: Any
+class StaticDecoder(Part):
+    """A step of a language model over buffers of a fixed length."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__()
+        super().__init__(model)
         self.config = model.config
-        for name, child in model.named_children():
-            self.add_module(name, child)
-        object.__setattr__(self, "_model", model)  # not a submodule: names begin where the model's do
 
     def forward(self, input_ids: torch.Tensor, past_length: torch.Tensor, past_key_values: Any) -> dict[str, Any]:
         """One step.
@@ -80,27 +71,26 @@ class StaticDecoder(nn.Module):
         Args:
             input_ids: [1, sequence] the new tokens.
             past_length: int64 [1], how many tokens are in the buffers.
-            past_key_values: The buffers.
 
         Returns:
             ``logits`` [1, sequence, vocabulary], and ``past_key_values``, the buffers with the new tokens.
         """
-        given: Any = DynamicCache()
+        cache: Any = DynamicCache()
         for layer in past_key_values.layers:
             buffers: Any = _Buffers()
             buffers.lazy_initialization(layer.keys, layer.values)
             buffers.keys, buffers.values, buffers.start = layer.keys, layer.values, past_length
-            given.layers.append(buffers)
+            cache.layers.append(buffers)
         positions = past_length[:, None] + torch.arange(input_ids.shape[1])
         result = self._model(
             input_ids=input_ids,
             position_ids=positions,
             attention_mask=self._masks(positions, past_key_values.layers[0].keys.shape[2]),
-            past_key_values=given,
+            past_key_values=cache,
             use_cache=True,
         )
         after: Any = DynamicCache()
-        for layer in given.layers:
+        for layer in cache.layers:
             kept: Any = DynamicLayer()
             kept.lazy_initialization(layer.keys, layer.values)
             kept.keys, kept.values = layer.keys, layer.values
@@ -138,13 +128,9 @@ class _Buffers(DynamicLayer):
 
 
 def parse_sizes(text: str) -> tuple[int, int]:
-    """``LENGTH,PROMPT``.
-
-    Raises:
-        UsageError: They are no two numbers, or the prompt's piece is longer than the buffers.
-    """
-    length, found, prompt = text.partition(",")
-    if not found or not (length.strip().isdigit() and prompt.strip().isdigit()) or not 0 < int(prompt) <= int(length):
+    """``LENGTH,PROMPT``."""
+    length, comma, prompt = text.partition(",")
+    if not comma or not (length.strip().isdigit() and prompt.strip().isdigit()) or not 0 < int(prompt) <= int(length):
         raise UsageError(
             f"--static {text!r} is not LENGTH,PROMPT",
             hint="--static 2048,128: buffers for 2048 tokens, and a model that takes 128 of the prompt at once.",
@@ -153,11 +139,7 @@ def parse_sizes(text: str) -> tuple[int, int]:
 
 
 def check_static(model: Any, length: int) -> None:
-    """Looks whether a model can have buffers of a length.
-
-    Raises:
-        UsageError: Its texts are shorter, its layers are of other kinds, or it takes no positions.
-    """
+    """Looks whether a model can have buffers of a length."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UsageError(f"--static: {type(model).__name__} computes positions from a mask over the whole cache")
     most = context_length(model.config.get_text_config())
@@ -172,11 +154,7 @@ def static_example(decoder: StaticDecoder, cache: Any, length: int, sequence: in
     """Inputs of a step: random tokens, after some that are in the buffers.
 
     Args:
-        decoder: The step.
         cache: A cache of the model, of any length, for the shapes of its layers.
-        length: Of the buffers.
-        sequence: How many tokens are new.
-        start: How many there are before.
     """
     generator = torch.Generator().manual_seed(start)
     buffers: Any = DynamicCache()
@@ -194,17 +172,13 @@ def static_example(decoder: StaticDecoder, cache: Any, length: int, sequence: in
 
 
 def check_step(decoder: StaticDecoder, example: Mapping[str, Any]) -> None:
-    """Compares a prompt over empty buffers with the model's own result.
-
-    Raises:
-        UsageError: It is another one: something of the model does not follow from tokens, positions and the mask.
-    """
+    """Compares a prompt over empty buffers with the model's own result."""
     tokens = example["input_ids"]
     with torch.no_grad():
         exact = decoder._model(input_ids=tokens, use_cache=False).logits.float()
-        found = decoder(**example)["logits"].float()
+        actual = decoder(**example)["logits"].float()
     allowed = (0.001 if decoder._model.dtype == torch.float32 else 0.1) * float(exact.std())
-    if not float((found - exact).abs().max()) <= allowed:
+    if not float((actual - exact).abs().max()) <= allowed:
         raise UsageError(f"--static: {type(decoder._model).__name__} gives other logits over buffers of a fixed length")
 
 
@@ -223,13 +197,13 @@ def share_data(first: Path, second: Path) -> None:
         old.add(info.location)
         named = [stored[0][name][1]] if name in stored[0] else []
         others = [*named, *(other for _, other in stored[0].values() if other.length == info.length)]
-        found = next((other for other in others if _bytes(data, other) == _bytes(data, info)), None)
-        if found is None:
+        same = next((other for other in others if _bytes(data, other) == _bytes(data, info)), None)
+        if same is None:
             left.add(info.location)
             continue
         for entry in tensor.external_data:
             if entry.key in ("location", "offset", "length"):
-                entry.value = str(getattr(found, entry.key))
+                entry.value = str(getattr(same, entry.key))
     second.write_bytes(models[1].SerializeToString())
     for name in old - left:
         (first.parent / name).unlink()

@@ -21,12 +21,7 @@ _SAMPLES, _FRAMES = 6000, 40
 
 @dataclass
 class TaskExample:
-    """What ``to_onnx`` is called with for a model of one call.
-
-    Attributes:
-        kwargs: Example inputs by name.
-        dynamic_shapes: Their dynamic dimensions.
-    """
+    """What ``to_onnx`` is called with for a model of one call."""
 
     kwargs: dict[str, torch.Tensor] = field(default_factory=dict)
     dynamic_shapes: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -37,20 +32,26 @@ class TaskExample:
         self.dynamic_shapes[name] = {axis: size for axis, size in enumerate(names) if size is not None}
 
 
-class Task(nn.Module):
-    """A model without what is for training or for a next call: its results are logits, states or embeddings.
+class Part(nn.Module):
+    """A model under another ``forward``; modules and parameters have the names that they have in the model."""
 
-    Modules and parameters have the names that the model gives them.
-    """
+    _model: Any
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         for name, child in model.named_children():
             self.add_module(name, child)
         if dict(self.named_parameters()).keys() == dict(model.named_parameters()).keys():
-            object.__setattr__(self, "_model", model)
+            object.__setattr__(self, "_model", model)  # not a submodule: names begin where the model's do
         else:
             self._model = model
+
+
+class Task(Part):
+    """A model without what is for training or for a next call: its results are logits, states or embeddings."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
         self._without = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
@@ -68,11 +69,7 @@ def task_example(model: Any, folder: Path) -> TaskExample:
     """Example inputs of a model, by what its ``forward`` takes and its configuration says of sizes.
 
     Args:
-        model: The model.
         folder: Where ``preprocessor_config.json`` or ``processor_config.json`` may be.
-
-    Raises:
-        UsageError: It takes something else than text, images or sound, or nothing says of which size.
     """
     takes = set(inspect.signature(model.forward).parameters)
     processor = preprocessor_of(folder)

@@ -20,9 +20,6 @@ def load_around(
     """A model with the tensors given.
 
     Args:
-        kind: Its class.
-        config: Its configuration, which is changed.
-        tensors: Parameters and buffers by their names.
         names: Linear layers and embeddings whose weights are not among them. In the place of each linear layer is a module with its
             bias alone, and the embeddings have weights of no elements.
         dtype: Element type of the tensors once they are loaded.
@@ -33,9 +30,9 @@ def load_around(
     without = list(names)
     config.quantization_config = {"quant_method": _METHOD, "layers": without}
     # what initialises models reads each weight
-    given = {**tensors, **{f"{name}.weight": torch.empty(0) for name in without}}
+    state = {**tensors, **{f"{name}.weight": torch.empty(0) for name in without}}
     loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
-        None, config=config, state_dict=given, dtype=dtype, output_loading_info=True
+        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
     )
     return loaded
 

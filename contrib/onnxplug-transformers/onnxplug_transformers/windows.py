@@ -10,6 +10,7 @@ import torch
 from transformers import cache_utils, masking_utils
 
 from onnxplug.capture.patching import patched
+from onnxplug_transformers.caches import register
 
 
 def _update(layer: Any, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> Any:
@@ -95,9 +96,10 @@ def _hides_nothing(padding_mask: Any, kv_length: Any, local_attention_size: Any 
 def capturable_caches() -> Iterator[None]:
     """Holds while a model is captured.
 
-    A window's length, and what is in it, are computed from sizes; states of linear attention are results, no inputs that
-    are written over.
+    Caches are pytree nodes. A window's length, and what is in it, are computed from sizes; states of linear attention are results,
+    no inputs that are written over.
     """
+    register()
     linear = cache_utils.LinearAttentionLayer
     with contextlib.ExitStack() as stack:
         for owner, name, function in (

@@ -161,7 +161,7 @@ def test_the_readme_shows_how(two: Any, with_adapter: Any, exported: Any, tmp_pa
     assert shown["generator"].get_sequence(0).tolist()[3 : 3 + STEPS] == text[0]
 
 
-def test_what_the_files_have(two: Any, exported: Any) -> None:
+def test_contents_of_the_files(two: Any, exported: Any) -> None:
     """The base's weights are there once under their names; factors are inputs with a default of rank zero."""
     folder, adapters = two("llama")
     output = exported(folder, "--verify", *options(adapters))

@@ -102,7 +102,7 @@ def test_logits_are_those_of_the_rounded_weights(
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.long)])
-def test_text_and_what_is_said(name: str, saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+def test_text_and_notes(name: str, saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     """With everything in few bits, the fastest form, and onnxruntime-genai's loop."""
     folder, output = saved(name), tmp_path / "onnx"
     assert run(["export", f"transformers:{folder}", "-o", str(output), "--int4", "--fused"]) == 0

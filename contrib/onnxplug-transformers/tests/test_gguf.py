@@ -223,7 +223,7 @@ def test_a_folder_with_one_file_whose_products_round_activations(checkpoint: Any
     assert torch.nn.functional.cosine_similarity(result, exact, -1).min() > 0.995
 
 
-def test_what_is_not_in_blocks_is_rounded(checkpoint: Any, tmp_path: Path) -> None:
+def test_float_layers_are_rounded(checkpoint: Any, tmp_path: Path) -> None:
     """Only where --int4 asks for it; the blocks stay as they are."""
     path = checkpoint("llama", lambda key: "F16" if "lm_head" in key else mixed(key))
     products = {}
@@ -272,7 +272,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_not_taken(case: str, checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
+def test_refused_files(case: str, checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
     form, spoil, message = BAD[case]
     source, output = spoil(checkpoint("llama", lambda key: form if "embed" not in key else "F16")), tmp_path / "onnx"
     before = sorted(tmp_path.iterdir())

@@ -132,7 +132,7 @@ def test_numbers_stay(bits: int, size: int, about: Any, flags: Any, count: int, 
     check_logits(output, model)
 
 
-def test_what_hqq_itself_saves(saved: Callable[[str], Path], save_tokenizer: Callable[[Path], None]) -> None:
+def test_checkpoints_saved_by_hqq_itself(saved: Callable[[str], Path], save_tokenizer: Callable[[Path], None]) -> None:
     """The reference is the model that HQQ restores."""
     hqq = pytest.importorskip("hqq.core.quantize")
     from hqq.models.hf.base import AutoHQQHFModel
@@ -158,7 +158,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_not_taken(case: str, checkpoint: Any, capsys: Any) -> None:
+def test_refused_checkpoints(case: str, checkpoint: Any, capsys: Any) -> None:
     about, message = BAD[case]
     _, folder = checkpoint(4, 32, **about)
     assert run(["export", f"transformers:{folder}", "-o", str(folder.parent / "onnx")]) in (1, 2)

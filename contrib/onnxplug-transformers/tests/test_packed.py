@@ -193,7 +193,7 @@ def test_integers_of_torchao(kind: str, flags: tuple[str, ...], by_torchao: Any,
         ("embedding", {"include_input_output_embeddings": True}, "of torchao in a Embedding"),
     ],
 )
-def test_what_is_not_taken_of_torchao(kind: str, about: Any, message: str, by_torchao: Any, capsys: Any) -> None:
+def test_refused_checkpoints_of_torchao(kind: str, about: Any, message: str, by_torchao: Any, capsys: Any) -> None:
     folder = by_torchao(torchao_settings(kind), **about)
     assert run(["export", f"transformers:{folder}", "-o", str(folder.parent / "onnx")]) in (1, 2)
     said = " ".join(capsys.readouterr().err.split())
@@ -238,7 +238,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_not_taken(case: str, checkpoint: Any, capsys: Any) -> None:
+def test_refused_checkpoints(case: str, checkpoint: Any, capsys: Any) -> None:
     about, message = BAD[case]
     _, folder = checkpoint("gptq", **about)
     assert run(["export", f"transformers:{folder}", "-o", str(folder.parent / "onnx")]) in (1, 2)

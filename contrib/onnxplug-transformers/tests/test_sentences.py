@@ -157,7 +157,9 @@ def test_minilm(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_unknown(pooling: dict[str, Any], other: str, message: str, tmp_path: Path, capsys: Any) -> None:
+def test_unknown_modules_and_settings(
+    pooling: dict[str, Any], other: str, message: str, tmp_path: Path, capsys: Any
+) -> None:
     sentence_folder(tmp_path / "model", pooling, other)
     assert export(tmp_path / "model") == 2
     assert message in " ".join(capsys.readouterr().err.split())

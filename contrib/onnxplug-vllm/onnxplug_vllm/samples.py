@@ -67,8 +67,8 @@ def _rotary(neox: bool, with_key: bool, offset: int, inverse: bool, count: int) 
 def _pairs(turned: bool, count: int) -> Sequence[Any]:
     torch = _torch()
     q, k = torch.randn(count, 4, 8), torch.randn(count, 2, 8)
-    given = (torch.randn(7, 8), torch.arange(count) * 3 % 7, turned, True, 0, None, None, None, None)
-    return q, k, torch.zeros_like(q), torch.zeros_like(k), *given
+    rest = (torch.randn(7, 8), torch.arange(count) * 3 % 7, turned, True, 0, None, None, None, None)
+    return q, k, torch.zeros_like(q), torch.zeros_like(k), *rest
 
 
 def _activation(width: int, *more: float, count: int) -> Sequence[Any]:

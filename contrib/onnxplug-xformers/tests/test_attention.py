@@ -98,7 +98,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_sequences_one_after_the_other(name: str) -> None:
+def test_concatenated_sequences(name: str) -> None:
     """The lengths are the mask's own; heads that share keys, and any number of heads in two dimensions."""
     columns = 12 if name in ("padded keys", "from the corner") else 5
 

@@ -112,14 +112,14 @@ class Conversion:
     def _demands(self, value: ir.Value) -> set[ir.DataType]:
         """The types that a value is taken in."""
         dtypes = {self.taken(node, index) for node, index in value.uses()}
-        dtypes |= {self._given_type(value, place) for place in self._places(value)}
+        dtypes |= {self._type_at(value, place) for place in self._places(value)}
         return {dtype for dtype in dtypes if dtype is not None}
 
     def _places(self, value: ir.Value) -> list[tuple[Any, int]]:
         """The graphs that give a value out, with its places there."""
         return self._outputs.get(value, [])
 
-    def _given_type(self, value: ir.Value, place: tuple[Any, int]) -> ir.DataType:
+    def _type_at(self, value: ir.Value, place: tuple[Any, int]) -> ir.DataType:
         """The type that a graph gives a value out in."""
         graph, index = place
         if graph is self._model.graph:
@@ -165,7 +165,7 @@ class Conversion:
             if dtype is not None:
                 readers.setdefault(dtype, []).append((node, index))
         for place in self._places(value):
-            readers.setdefault(self._given_type(value, place), []).append(place)
+            readers.setdefault(self._type_at(value, place), []).append(place)
         return readers
 
     def _widen_between(self) -> None:

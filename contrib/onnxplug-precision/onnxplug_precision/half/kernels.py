@@ -24,8 +24,6 @@ def lacks_kernel(node: ir.Node, version: int, dtypes: Dtypes, results: Dtypes, k
     What has no kernel of its own for float16 and one for float32, ONNX Runtime casts itself when it loads the model.
 
     Args:
-        node: The node.
-        version: The version of its domain.
         dtypes, results: Its operands' and results' element types in half precision; ``None`` for one that is absent.
         kernels: Kernels that must be there for the very types; ``None`` where ONNX Runtime may cast.
     """

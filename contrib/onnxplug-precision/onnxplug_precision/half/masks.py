@@ -23,7 +23,6 @@ def masks(ranges: Ranges, constants: Mapping[ir.Value, np.ndarray]) -> tuple[lis
     """The constants that fill masks, and all values between these and the Softmax.
 
     Args:
-        ranges: The ranges of values.
         constants: Constants of float32.
     """
     fills: list[ir.Value] = []

@@ -38,7 +38,6 @@ class Range:
         largest: The largest finite element by size.
         ordinary: The same without the fills of masks.
         is_binary: Whether all were 0 or 1.
-        is_integral: Whether all were integers.
         is_exact: Whether float16 has all of these, but for the fills of masks.
         has_filled_rows: Whether it is the operand of a Softmax with nothing but fills in a row.
     """
@@ -107,12 +106,7 @@ def measure(model: ir.Model, samples: Iterable[Mapping[str, Any]], plugins: Sequ
     """The ranges of all values of float32 that nodes compute, and of the model's inputs.
 
     Args:
-        model: The model.
-        samples: Tensors by the names of inputs.
         plugins: Whose kernels run custom operators; all that are installed when ``None``.
-
-    Raises:
-        ConversionError: The model does not run on a sample.
     """
     nodes = all_nodes(model)
     names = [node.name for node in nodes]

@@ -21,7 +21,6 @@ class Slot:
     """An operand or result of an operator.
 
     Attributes:
-        group: Its type variable, or its one type.
         allowed: The element types of tensors that it may have; none where it may be no tensor.
     """
 

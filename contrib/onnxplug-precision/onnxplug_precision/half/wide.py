@@ -48,14 +48,8 @@ class Facts:
     """What is known of a model before its nodes are judged.
 
     Attributes:
-        model: The model.
-        half: The element type that values get.
-        ranges: The ranges of values.
         constants: Constants of float32.
-        fills: Constants that fill masks.
-        masked: All values between these and the Softmax.
         kernels: Kernels that must be there; ``None`` where ONNX Runtime may cast.
-        checked: Whether ONNX Runtime is asked for kernels.
         imports: The versions that the graph of each node imports.
         wide: Why nodes stay in float32.
     """

@@ -23,7 +23,6 @@ def prepare(model: ir.Model, *, gemms: bool) -> None:
     of its own.
 
     Args:
-        model: The model.
         gemms: Whether a Gemm with a constant matrix becomes MatMul and Add.
     """
     if model.functions:

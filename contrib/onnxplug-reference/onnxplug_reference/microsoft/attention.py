@@ -115,7 +115,6 @@ def multi_head_attention(
         bias: [hidden of query + of key + of value].
         key_padding_mask: [batch] numbers of keys, or 0 where masked: [batch, keys] or [batch, sequence, keys].
         attention_bias: [batch or 1, heads or 1, sequence, keys], added to the scores.
-        past_key, past_value: Heads that come before.
     """
     if past_sequence_length is not None or cache_indirection is not None:
         raise EvaluationError("buffers shared between past and present are ONNX Runtime's alone")

@@ -16,9 +16,7 @@ class _Options(NamedTuple):
     """How scores become probabilities.
 
     Attributes:
-        scale: Of the scores.
         softcap: Scores become softcap tanh(scores / softcap), if not 0.
-        causal: Later keys are hidden.
         window: How many keys a query sees, its own the last; all when negative.
         sink: [heads, 1, 1] counted in the sums, if there is one.
     """
@@ -71,7 +69,6 @@ def group_query_attention(
         key, value: [batch, sequence, groups * size].
         past_key, past_value: [batch, groups, past, size].
         seqlens_k: [batch]: the number of keys of each row of the batch, these ones included, less 1.
-        total_sequence_length: The largest of these numbers.
         cos_cache, sin_cache: [positions, pairs] for ``do_rotary``.
         attention_bias: [batch or 1, heads or 1, sequence, keys].
         head_sink: [heads].

@@ -35,12 +35,14 @@ class Transposed(NamedTuple):
 def transposed(
     x: Any,
     w: Any,
-    strides: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    output_padding: Sequence[int] | None,
-    output_shape: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    auto_pad: str,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None,
+    output_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
 ) -> Transposed:
     """What the attributes of a transposed convolution mean, of arrays or tensors."""
     rank = len(x.shape) - 2
@@ -61,33 +63,15 @@ def transposed(
 
 
 def conv_transpose(
-    x: np.ndarray,
-    w: np.ndarray,
-    b: np.ndarray | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, group: int = 1, **attributes: Any
 ) -> np.ndarray:
     """A transposed convolution of x, [N, C, ...], by w, [C, M / group, ...]: each element spread over its window.
 
     The whole of it is cut at both ends: by ``pads``, or so that ``output_shape`` (or strides times the input's size, for
     SAME_UPPER and SAME_LOWER) is left.
     """
-    window_ = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
-    step, spread, starts, sizes, kernel, rank = (
-        window_.steps,
-        window_.spread,
-        window_.starts,
-        window_.sizes,
-        w.shape[2:],
-        x.ndim - 2,
-    )
+    step, spread, starts, sizes = transposed(x, w, **attributes)
+    kernel, rank = w.shape[2:], x.ndim - 2
     groups = x.astype(np.float64).reshape(x.shape[0], group, -1, *x.shape[2:])
     weights = w.astype(np.float64).reshape(group, -1, *w.shape[1:])
     room = []
@@ -121,29 +105,9 @@ def grid_sample_16(
     return _grid_sample(x, grid, mode=_MODES.get(mode, mode), **options)
 
 
-def roi_align_10(
-    x: np.ndarray,
-    rois: np.ndarray,
-    batch_indices: np.ndarray,
-    *,
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> np.ndarray:
+def roi_align_10(x: np.ndarray, rois: np.ndarray, batch_indices: np.ndarray, **attributes: Any) -> np.ndarray:
     """RoiAlign before opset 16, whose coordinates are not shifted by half a pixel."""
-    return _roi_align(
-        x,
-        rois,
-        batch_indices,
-        coordinate_transformation_mode="output_half_pixel",
-        mode=mode,
-        output_height=output_height,
-        output_width=output_width,
-        sampling_ratio=sampling_ratio,
-        spatial_scale=spatial_scale,
-    )
+    return _roi_align(x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", **attributes)
 
 
 def resize_10(x: np.ndarray, scales: np.ndarray, *, mode: str = "nearest") -> np.ndarray:

@@ -17,9 +17,6 @@ class Window(NamedTuple):
     """The windows of the spatial axes.
 
     Attributes:
-        kernel: Sizes.
-        strides: Steps between windows.
-        dilations: Steps within a window.
         pads: Padding before and after each axis.
         room: What ``ceil_mode`` adds after each axis.
     """
@@ -56,19 +53,20 @@ class Window(NamedTuple):
 
 def window(
     x: Any,
-    kernel: Sequence[int],
-    strides: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    auto_pad: str,
+    *,
+    kernel_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
 ) -> Window:
     """The windows that the attributes of a pool or convolution mean, of an array or tensor [N, C, ...]."""
-    rank = len(kernel)
+    rank = len(kernel_shape)
     steps, spread = list(strides or [1] * rank), list(dilations or [1] * rank)
     both = list(pads or [0] * 2 * rank) if auto_pad in ("NOTSET", "") else [0] * 2 * rank
     ends, room = [], []
-    for i, (n, k, s, d) in enumerate(zip(x.shape[2:], kernel, steps, spread, strict=True)):
+    for i, (n, k, s, d) in enumerate(zip(x.shape[2:], kernel_shape, steps, spread, strict=True)):
         before, after, width = both[i], both[i + rank], d * (k - 1) + 1
         if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             total = max((-(-n // s) - 1) * s + width - n, 0)
@@ -79,23 +77,12 @@ def window(
             count -= 1
         ends.append((before, after))
         room.append(max((count - 1) * s + width - n - before - after, 0) if ceil_mode else 0)
-    return Window(list(kernel), steps, spread, ends, room)
+    return Window(list(kernel_shape), steps, spread, ends, room)
 
 
-def max_pool(
-    x: np.ndarray,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int],
-    outputs: int,
-    pads: Sequence[int] | None = None,
-    storage_order: int = 0,
-    strides: Sequence[int] | None = None,
-) -> tuple[np.ndarray, ...]:
+def max_pool(x: np.ndarray, *, outputs: int, storage_order: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:
     """The largest element of each window, padding never among them, and its place in the flattened tensor."""
-    window_ = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window_ = window(x, **attributes)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     windows = window_.of(x, lowest)
     if outputs < 2:
@@ -107,19 +94,9 @@ def max_pool(
     return windows.max(-1), np.take_along_axis(places, best, -1)[..., 0].astype(np.int64)
 
 
-def average_pool(
-    x: np.ndarray,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> np.ndarray:
+def average_pool(x: np.ndarray, *, count_include_pad: int = 0, **attributes: Any) -> np.ndarray:
     """The mean of each window."""
-    window_ = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window_ = window(x, **attributes)
     return typed(window_.of(x, 0).sum(-1) / window_.counted(x, padding=bool(count_include_pad)), x)
 
 

@@ -29,36 +29,38 @@ _ACTIVATIONS: dict[str, tuple[Callable[[np.ndarray, float, float], np.ndarray], 
 }
 
 
-class Layer(NamedTuple):
-    """What the recurrent operators share.
+#: One step of a direction: the input and the states, to the new states; the first one is the output.
+Cell = Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]]
+
+
+class Direction(NamedTuple):
+    """What a cell computes with in one direction.
 
     Attributes:
-        direction: ``"forward"``, ``"reverse"`` or ``"bidirectional"``.
-        layout: 0: [steps, batch, ...]; 1: [batch, steps, ...].
+        w, r: The weights of inputs and of states, [gates * width, ...].
+        b: Both biases, [2 * gates * width].
+        p: The weights of peepholes, [3 * width].
         clip: Sums before activations are kept within ± this.
-        activations: Of each direction.
     """
 
-    direction: str
-    layout: int
+    w: np.ndarray
+    r: np.ndarray
+    b: np.ndarray
+    p: np.ndarray | None
+    activations: list[Activation]
     clip: float | None
-    activations: list[list[Activation]]
+
+    def clipped(self, value: np.ndarray) -> np.ndarray:
+        """Sums before an activation."""
+        return value if self.clip is None else np.clip(value, -self.clip, self.clip)
 
 
-def _layer(
-    direction: str,
-    layout: int,
-    clip: float | None,
-    names: Sequence[str],
-    alphas: Sequence[float] | None,
-    betas: Sequence[float] | None,
-) -> Layer:
-    """Reads the attributes. The values of alpha and beta go, in order, to the activations that take one."""
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise EvaluationError(f"unknown direction {direction!r}")
-    count = 2 if direction == "bidirectional" else 1
+def _activations(
+    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
+) -> list[Activation]:
+    """Activations by their names. The values of alpha and beta go, in order, to those that take one."""
     left, right = list(alphas or ()), list(betas or ())
-    activations_: list[Activation] = []
+    activations: list[Activation] = []
     for name in names:
         entry = _ACTIVATIONS.get(name.lower())
         if entry is None:
@@ -67,11 +69,8 @@ def _layer(
         alpha = left.pop(0) if alpha and left else alpha
         takes_beta = name.lower() in ("affine", "scaledtanh", "hardsigmoid")
         beta = right.pop(0) if takes_beta and right else beta
-        activations_.append(partial(_applied, function, alpha, beta))
-    each = len(activations_) // count
-    if not each or len(activations_) != each * count:
-        raise EvaluationError(f"{len(activations_)} activations for {count} directions")
-    return Layer(direction, layout, clip, [activations_[i * each : (i + 1) * each] for i in range(count)])
+        activations.append(partial(_applied, function, alpha, beta))
+    return activations
 
 
 def _applied(
@@ -80,28 +79,51 @@ def _applied(
     return function(x, alpha, beta)
 
 
-#: One step of a direction: the input, the states, to the new states; the first one is the output.
-Cell = Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]]
-
-
 def _run(
-    layer: Layer,
-    x: np.ndarray,
-    lengths: np.ndarray | None,
+    cell: Callable[[Direction], Cell],
+    defaults: Sequence[str],
     initial: Sequence[np.ndarray | None],
-    width: int,
-    cell: Callable[[int], Cell],
+    x: np.ndarray,
+    w: np.ndarray,
+    r: np.ndarray,
+    b: np.ndarray | None,
+    lengths: np.ndarray | None,
+    p: np.ndarray | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
 ) -> tuple[np.ndarray, ...]:
-    """Runs all directions: outputs of all steps, then each state after each sequence's last step."""
-    x = x.swapaxes(0, 1) if layer.layout else x
-    steps, batch = x.shape[:2]
+    """Runs all directions: outputs of all steps, then each state after each sequence's last step.
+
+    Args:
+        initial: The states before the first step.
+        layout: 0: [steps, batch, ...]; 1: [batch, steps, ...].
+    """
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise EvaluationError(f"unknown direction {direction!r}")
+    count, each = 2 if direction == "bidirectional" else 1, len(defaults)
+    names = list(activations or defaults)
+    names = (names * 2 if len(names) == each else names)[: each * count]  # RNN's default has two for one direction too
+    if len(names) != each * count:
+        raise EvaluationError(f"{len(names)} activations for {count} directions")
+    functions = _activations(names, activation_alpha, activation_beta)
+    x = x.swapaxes(0, 1) if layout else x
+    (steps, batch), width = x.shape[:2], r.shape[-1]
     counts = np.full(batch, steps) if lengths is None else np.asarray(lengths).astype(np.int64)
     results, ends = [], []
-    for number in range(len(layer.activations)):
-        backwards = layer.direction == "reverse" or number == 1
-        states = [_initial(s, layer, number, (batch, width), x.dtype) for s in initial]
+    for number in range(count):
+        biases = np.zeros(2 * w.shape[1]) if b is None else b[number]
+        peepholes = None if p is None else p[number]
+        own = functions[number * each : (number + 1) * each]
+        step = cell(Direction(w[number], r[number], biases, peepholes, own, clip))
+        backwards = direction == "reverse" or number == 1
+        states = [_initial(s, layout, number, (batch, width), x.dtype) for s in initial]
         outputs = np.zeros((steps, batch, width), x.dtype)
-        step = cell(number)
         for t in range(int(counts.max(initial=0))):
             rows = np.nonzero(counts > t)[0]
             places = counts[rows] - 1 - t if backwards else np.full(rows.size, t)
@@ -113,160 +135,93 @@ def _run(
         ends.append(states)
     every = np.stack(results, 1)  # [steps, directions, batch, width]
     last = [np.stack(column) for column in zip(*ends, strict=True)]
-    if layer.layout:
+    if layout:
         return every.transpose(2, 0, 1, 3), *(s.swapaxes(0, 1) for s in last)
     return every, *last
 
 
-def _initial(state: np.ndarray | None, layer: Layer, number: int, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+def _initial(state: np.ndarray | None, layout: int, number: int, shape: tuple[int, int], dtype: Any) -> np.ndarray:
     if state is None:
         return np.zeros(shape, dtype)
-    return np.array(state[:, number] if layer.layout else state[number])
+    return np.array(state[:, number] if layout else state[number])
 
 
-def _clipped(layer: Layer, value: np.ndarray) -> np.ndarray:
-    return value if layer.clip is None else np.clip(value, -layer.clip, layer.clip)
-
-
-def _biases(b: np.ndarray | None, number: int, gates: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Biases of inputs and of states, [gates * width] each."""
-    if b is None:
-        return np.zeros(gates * width), np.zeros(gates * width)
-    first, second = np.split(b[number], 2)
-    return first, second
-
-
-def rnn(
-    x: np.ndarray,
-    w: np.ndarray,
-    r: np.ndarray,
-    b: np.ndarray | None = None,
-    sequence_lens: np.ndarray | None = None,
-    initial_h: np.ndarray | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] = ("Tanh", "Tanh"),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-) -> tuple[np.ndarray, ...]:
+def rnn(x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None, **attributes: Any) -> Any:
     """h = f(x W' + h R' + b)."""
-    names = _per_direction(activations, direction, 1)
-    layer = _layer(direction, layout, clip, names, activation_alpha, activation_beta)
-    width = r.shape[-1]
 
-    def cell(number: int) -> Cell:
-        (f,) = layer.activations[number]
-        bias = sum(_biases(b, number, 1, width))
+    def cell(d: Direction) -> Cell:
+        bias = sum(np.split(d.b, 2))
+        return lambda x, states: [d.activations[0](d.clipped(x @ d.w.T + states[0] @ d.r.T + bias)).astype(x.dtype)]
 
-        def step(x: np.ndarray, states: list[np.ndarray]) -> list[np.ndarray]:
-            return [f(_clipped(layer, x @ w[number].T + states[0] @ r[number].T + bias)).astype(x.dtype)]
-
-        return step
-
-    return _run(layer, x, sequence_lens, [initial_h], width, cell)
+    return _run(cell, ["Tanh"], [h], x, w, r, b, lengths, **attributes)
 
 
 def gru(
-    x: np.ndarray,
-    w: np.ndarray,
-    r: np.ndarray,
-    b: np.ndarray | None = None,
-    sequence_lens: np.ndarray | None = None,
-    initial_h: np.ndarray | None = None,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    lengths: Any = None,
+    h: Any = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
     linear_before_reset: int = 0,
-) -> tuple[np.ndarray, ...]:
+    **attributes: Any,
+) -> Any:
     """Gates in the order update, reset, hidden; ``linear_before_reset`` says where the reset gate is applied."""
-    names = _per_direction(activations or ("Sigmoid", "Tanh"), direction, 2)
-    layer = _layer(direction, layout, clip, names, activation_alpha, activation_beta)
     width = r.shape[-1]
+    gates, hidden = slice(None, 2 * width), slice(2 * width, None)
 
-    def cell(number: int) -> Cell:
-        f, g = layer.activations[number]
-        of_inputs, of_states = _biases(b, number, 3, width)
-        gates, hidden = slice(None, 2 * width), slice(2 * width, None)
+    def cell(d: Direction) -> Cell:
+        of_inputs, of_states = np.split(d.b, 2)
 
         def step(x: np.ndarray, states: list[np.ndarray]) -> list[np.ndarray]:
             h = states[0]
-            inputs = x @ w[number].T + of_inputs
-            both = inputs[:, gates] + h @ r[number][gates].T + of_states[gates]
-            update, reset = np.split(f(_clipped(layer, both)), 2, -1)
+            inputs = x @ d.w.T + of_inputs
+            both = inputs[:, gates] + h @ d.r[gates].T + of_states[gates]
+            update, reset = np.split(d.activations[0](d.clipped(both)), 2, -1)
             if linear_before_reset:
-                extra = reset * (h @ r[number][hidden].T + of_states[hidden])
+                extra = reset * (h @ d.r[hidden].T + of_states[hidden])
             else:
-                extra = (reset * h) @ r[number][hidden].T + of_states[hidden]
-            new = g(_clipped(layer, inputs[:, hidden] + extra))
+                extra = (reset * h) @ d.r[hidden].T + of_states[hidden]
+            new = d.activations[1](d.clipped(inputs[:, hidden] + extra))
             return [((1 - update) * new + update * h).astype(x.dtype)]
 
         return step
 
-    return _run(layer, x, sequence_lens, [initial_h], width, cell)
+    return _run(cell, ["Sigmoid", "Tanh"], [h], x, w, r, b, lengths, **attributes)
 
 
 def lstm(
-    x: np.ndarray,
-    w: np.ndarray,
-    r: np.ndarray,
-    b: np.ndarray | None = None,
-    sequence_lens: np.ndarray | None = None,
-    initial_h: np.ndarray | None = None,
-    initial_c: np.ndarray | None = None,
-    p: np.ndarray | None = None,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    lengths: Any = None,
+    h: Any = None,
+    c: Any = None,
+    p: Any = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     input_forget: int = 0,
-    layout: int = 0,
-) -> tuple[np.ndarray, ...]:
+    **attributes: Any,
+) -> Any:
     """Gates in the order input, output, forget, cell; ``input_forget`` couples the forget gate to the input gate."""
-    names = _per_direction(activations or ("Sigmoid", "Tanh", "Tanh"), direction, 3)
-    layer = _layer(direction, layout, clip, names, activation_alpha, activation_beta)
-    width = r.shape[-1]
 
-    def cell(number: int) -> Cell:
-        f, g, h_ = layer.activations[number]
-        bias = sum(_biases(b, number, 4, width))
-        peep_i, peep_o, peep_f = np.split(p[number], 3) if p is not None else (0.0, 0.0, 0.0)
+    def cell(d: Direction) -> Cell:
+        (f, g, h_), bias = d.activations, sum(np.split(d.b, 2))
+        peep_i, peep_o, peep_f = np.split(d.p, 3) if d.p is not None else (0.0, 0.0, 0.0)
 
         def step(x: np.ndarray, states: list[np.ndarray]) -> list[np.ndarray]:
             h, c = states
-            i, o, forget, new = np.split(x @ w[number].T + h @ r[number].T + bias, 4, -1)
-            i = f(_clipped(layer, i + peep_i * c))
-            forget = 1 - i if input_forget else f(_clipped(layer, forget + peep_f * c))
-            cells = forget * c + i * g(_clipped(layer, new))
-            o = f(_clipped(layer, o + peep_o * cells))
+            i, o, forget, new = np.split(x @ d.w.T + h @ d.r.T + bias, 4, -1)
+            i = f(d.clipped(i + peep_i * c))
+            forget = 1 - i if input_forget else f(d.clipped(forget + peep_f * c))
+            cells = forget * c + i * g(d.clipped(new))
+            o = f(d.clipped(o + peep_o * cells))
             return [(o * h_(cells)).astype(x.dtype), cells.astype(x.dtype)]
 
         return step
 
-    return _run(layer, x, sequence_lens, [initial_h, initial_c], width, cell)
-
-
-def _per_direction(names: Sequence[str], direction: str, each: int) -> list[str]:
-    """The names of the activations; those of one direction serve both, and what RNN's default has too many is left out."""
-    count = each * (2 if direction == "bidirectional" else 1)
-    activations = list(names)
-    return (
-        (activations * 2)[:count]
-        if len(activations) == each
-        else activations[:count]
-        if len(activations) > count
-        else activations
-    )
+    return _run(cell, ["Sigmoid", "Tanh", "Tanh"], [h, c], x, w, r, b, lengths, p, **attributes)
 
 
 KERNELS = [

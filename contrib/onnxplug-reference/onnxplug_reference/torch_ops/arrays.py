@@ -12,15 +12,11 @@ import torch
 
 from onnxplug.build.dtypes import ONNX_TO_TORCH, as_array
 from onnxplug.strings import STRING
-from onnxplug_reference.arrays import NumpyArrays
+from onnxplug_reference.arrays import Arrays
 
 
 def torch_dtype(element_type: int) -> torch.dtype:
-    """torch's dtype of an ONNX element type.
-
-    Raises:
-        NotImplementedError: torch has none; NumPy computes the operator then.
-    """
+    """torch's dtype of an ONNX element type."""
     known = ONNX_TO_TORCH.get(ir.DataType(element_type))
     if known is None or known is STRING:
         raise NotImplementedError(f"torch has no dtype for the element type {ir.DataType(element_type).name}")
@@ -50,15 +46,14 @@ def to_tensor(value: Any, device: torch.device) -> Any:
     return torch.from_numpy(array).to(device)
 
 
-class TorchArrays:
-    """:class:`~onnxplug_reference.arrays.Arrays` for PyTorch."""
+class TorchArrays(Arrays):
+    """The same for PyTorch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._numpy = NumpyArrays()
 
     def constant(self, tensor: onnx.TensorProto | onnx.SparseTensorProto) -> Any:
-        return to_tensor(self._numpy.constant(tensor), self._device)
+        return to_tensor(super().constant(tensor), self._device)
 
     def number(self, value: int | bool) -> Any:
         return torch.tensor(value, device=self._device)
@@ -66,10 +61,10 @@ class TorchArrays:
     def stack(self, values: Sequence[Any], axis: int) -> Any:
         if all(isinstance(v, torch.Tensor) for v in values):
             return torch.stack(list(values), axis)
-        return self._numpy.stack([to_array(v) for v in values], axis)
+        return super().stack([to_array(v) for v in values], axis)
 
     def at(self, value: Any, axis: int, index: int) -> Any:
-        return value.select(axis, index) if isinstance(value, torch.Tensor) else self._numpy.at(value, axis, index)
+        return value.select(axis, index) if isinstance(value, torch.Tensor) else super().at(value, axis, index)
 
     def empty(self, element_type: int, shape: Sequence[int]) -> Any:
-        return to_tensor(self._numpy.empty(element_type, shape), self._device)
+        return to_tensor(super().empty(element_type, shape), self._device)

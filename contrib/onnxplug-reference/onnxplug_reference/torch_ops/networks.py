@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,44 +51,20 @@ _CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
 }
 
 
-def conv(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
+def conv(x: Tensor, w: Tensor, b: Tensor | None = None, *, group: int = 1, **attributes: Any) -> Tensor:
     """A convolution of 1, 2 or 3 spatial axes."""
     if x.dim() - 2 not in _CONV:
         raise NotImplementedError("torch convolves 1, 2 or 3 axes")
-    window_ = window(x, w.shape[2:], strides, dilations, pads, auto_pad)
+    window_ = window(x, **{**attributes, "kernel_shape": w.shape[2:]})
     return _CONV[x.dim() - 2](_padded(x, window_.pads, 0), w, b, window_.strides, 0, window_.dilations, group)
 
 
-def conv_transpose(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
+def conv_transpose(x: Tensor, w: Tensor, b: Tensor | None = None, *, group: int = 1, **attributes: Any) -> Tensor:
     """A transposed convolution: the whole of it, cut at both ends as the padding says."""
     rank = x.dim() - 2
     if rank not in _CONV_TRANSPOSE:
         raise NotImplementedError("torch convolves 1, 2 or 3 axes")
-    window_ = transposed(x, w, strides, dilations, output_padding, output_shape, pads, auto_pad)
+    window_ = transposed(x, w, **attributes)
     whole = _CONV_TRANSPOSE[rank](x, w, None, window_.steps, 0, 0, group, window_.spread)
     rows = zip(window_.starts, window_.sizes, whole.shape[2:], strict=True)
     whole = _padded(whole, [(-start, start + size - full) for start, size, full in rows], 0)
@@ -102,38 +79,17 @@ def _windows(x: Tensor, window_: Window, value: float) -> Tensor:
     return x.flatten(2 + len(window_.kernel))
 
 
-def max_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None = None,
-    storage_order: int = 0,
-    strides: Sequence[int] | None = None,
-    outputs: int,
-) -> Tensor:
+def max_pool(x: Tensor, *, outputs: int, storage_order: int = 0, **attributes: Any) -> Tensor:
     """The largest element of each window; padding never counts."""
     if outputs > 1:
         raise NotImplementedError("places of the largest elements are found in NumPy")
     lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    return _windows(x, window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode), lowest).amax(-1)
+    return _windows(x, window(x, **attributes), lowest).amax(-1)
 
 
-def average_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
+def average_pool(x: Tensor, *, count_include_pad: int = 0, **attributes: Any) -> Tensor:
     """The mean of each window."""
-    window_ = window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window_ = window(x, **attributes)
     return _windows(x, window_, 0).sum(-1) / torch.from_numpy(window_.counted(x, padding=bool(count_include_pad))).to(x)
 
 

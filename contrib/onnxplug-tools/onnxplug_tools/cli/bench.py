@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from onnxplug.cli.options import PretrainedOption, plugin_options, registry
 from onnxplug.errors import OnnxplugError, UsageError
-from onnxplug_tools.cli.models import HtmlOption, JsonOption, SizesOption, parse_feed, parse_sizes
+from onnxplug_tools.cli.models import FeedOption, HtmlOption, JsonOption, SizesOption, parse_feed, parse_sizes
+from onnxplug_tools.cli.tables import show_table
 
 if TYPE_CHECKING:
     from onnxplug_tools.inspection.bench import Bench
 
-FeedOption = Annotated[
-    list[str] | None,
-    typer.Option("--input", help="'x=FILE.npy', FILE.npz, 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
-]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="Threads within an operator")]
 ProviderOption = Annotated[
     list[str] | None, typer.Option("--provider", help="Execution provider of ONNX Runtime: cpu, cuda, …")
 ]
 #: Operators that the tables on a terminal have.
 _MOST = 12
+_SPENT = (">nodes", ">time", ">share")
 
 
 @plugin_options
@@ -112,12 +108,7 @@ def bench(
 def _eager(
     target: str, feed: Sequence[tuple[str | None, Any]], names: Sequence[str], *, pretrained: bool
 ) -> tuple[Callable[[], Any], list[tuple[str | None, Any]]]:
-    """What runs the PyTorch model, and its inputs by the names of the ONNX model's.
-
-    Raises:
-        UsageError: It takes another number of inputs.
-        OnnxplugError: It does not run.
-    """
+    """What runs the PyTorch model, and its inputs by the names of the ONNX model's."""
     import torch
 
     from onnxplug.arguments import positional_and_named
@@ -164,36 +155,22 @@ def _show(measured: Bench, depth: int) -> None:
     from onnxplug_tools.inspection.words import time_text, visible
 
     out.print(visible(setting(measured)), markup=False)
-    heads = ("median", "10 %", "90 %", "ratio", "runs", "loading")
-    _table("Latency", ("", *heads), timing_rows(measured))
+    heads = ("", ">median", ">10 %", ">90 %", ">ratio", ">runs", ">loading")
+    show_table("Latency", heads, timing_rows(measured))
     for model in measured.models:
         if model.profile is None:
             continue
         name, total = model.timing.name, time_text(model.profile.seconds)
         operators = model.profile.operators
-        _table(
+        show_table(
             f"{name}: time by operator, of {total} a run while it is profiled",
-            ("operator", "nodes", "time", "share"),
+            ("operator", *_SPENT),
             map(spent_row, operators[:_MOST]),
         )
         modules = [spent for spent in module_times(model.profile, depth) if spent.name or depth == 0]
-        if depth and modules:
-            _table(f"{name}: time by module", ("module", "nodes", "time", "share"), map(spent_row, modules))
-        changes = operator_changes(model)
-        if changes:
-            rows = [(operator, str(before), str(after)) for operator, before, after in changes]
-            _table(f"{name}: operators", ("operator", "in the file", "as ONNX Runtime runs it"), rows)
+        if depth:
+            show_table(f"{name}: time by module", ("module", *_SPENT), map(spent_row, modules))
+        rows = [(operator, str(before), str(after)) for operator, before, after in operator_changes(model)]
+        show_table(f"{name}: operators", ("operator", ">in the file", ">as ONNX Runtime runs it"), rows)
     for text in notes(measured):
         note(visible(text))
-
-
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from onnxplug.cli.report import out
-    from onnxplug_tools.inspection.words import visible
-
-    table = Table(title=escape(visible(title)), title_justify="left")
-    for position, head in enumerate(heads):
-        table.add_column(head, justify="right" if position else "left")
-    for row in rows:
-        table.add_row(*[escape(visible(cell)) for cell in row])
-    out.print(table)

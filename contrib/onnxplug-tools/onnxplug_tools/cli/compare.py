@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from onnxplug.cli.options import plugin_options, registry
 from onnxplug_tools.cli.models import (
+    FeedOption,
     JsonOption,
     ModelArgument,
     SizesOption,
@@ -20,6 +19,7 @@ from onnxplug_tools.cli.models import (
     parse_sizes,
     trouble_is_two,
 )
+from onnxplug_tools.cli.tables import show_table
 
 if TYPE_CHECKING:
     from onnxplug_tools.inspection.compare_runs import Compared, Runtimes
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 def compare(
     model: ModelArgument,
     other: Annotated[Path, typer.Argument(help="The ONNX file that is compared with it")],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="'x=FILE.npy', FILE.npz, 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
-    ] = None,
+    inputs: FeedOption = None,
     sizes: SizesOption = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the inputs that are not given")] = 0,
     rtol: Annotated[float | None, typer.Option("--rtol", min=0, help="Tolerance by the expected element")] = None,
@@ -84,7 +81,7 @@ def _show(runtimes: Runtimes, *, show_all: bool) -> None:
     inputs = ", ".join(f"{name} {text}" for name, text in runtimes.inputs.items())
     assumed = f"; taken as 1, for want of --sizes: {', '.join(runtimes.assumed)}" if runtimes.assumed else ""
     out.print(visible(f"inputs: {inputs or 'none'}{assumed}"), markup=False)
-    _table("Outputs", list(runtimes.outputs))
+    show_table("Outputs", _HEADS, map(_row, runtimes.outputs))
     for name in runtimes.unmatched:
         out.print(visible(f"output of one model alone: {name}"), markup=False)
     if runtimes.problem is not None:
@@ -98,19 +95,14 @@ def _show(runtimes: Runtimes, *, show_all: bool) -> None:
     out.print(f"{agree}; {runtimes.alone} of the first model correspond to none in the second")
     if runtimes.first is not None:
         out.print(visible(f"the first that differs: {_name(runtimes.first)} ({_place(runtimes.first)})"), markup=False)
-    if differing or show_all:
-        _table("Values within", list(runtimes.values) if show_all else differing)
+    show_table("Values within", _HEADS, map(_row, runtimes.values if show_all else differing))
 
 
-def _table(title: str, values: list[Compared]) -> None:
-    from onnxplug.cli.report import out
-    from onnxplug_tools.inspection.words import visible
+_HEADS = ("value", "node", "largest difference", "")
 
-    table = Table("value", "node", "largest difference", "", title=title, title_justify="left")
-    for value in values:
-        cells = (_name(value), _place(value), f"{value.largest:.3g}", value.text)
-        table.add_row(*[escape(visible(cell)) for cell in cells])
-    out.print(table)
+
+def _row(value: Compared) -> tuple[str, ...]:
+    return _name(value), _place(value), f"{value.largest:.3g}", value.text
 
 
 def _name(value: Compared) -> str:

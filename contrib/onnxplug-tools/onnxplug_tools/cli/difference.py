@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-from rich.table import Table
-
 from onnxplug.text import counted
 from onnxplug_tools.cli.models import loaded
+from onnxplug_tools.cli.tables import show_table
 
 if TYPE_CHECKING:
     from onnxplug_tools.inspection.diff import ModelDiff
@@ -21,16 +18,7 @@ _MOST_ROWS = 100
 
 
 def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bool) -> bool:
-    """Prints what differs between two models, and returns whether nothing does.
-
-    Args:
-        before, after: The files.
-        html: A page to write.
-        as_json: Print JSON instead of tables.
-
-    Raises:
-        OnnxplugError: One can't be read, or the page can't be written.
-    """
+    """Prints what differs between two models, and returns whether nothing does."""
     from onnxplug.cli.report import progress
     from onnxplug_tools.inspection.diff import diff
     from onnxplug_tools.inspection.differences import node_rows, summary_rows, to_html, weight_rows
@@ -50,27 +38,12 @@ def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bo
     from onnxplug_tools.inspection.words import visible
 
     out.print(f"{visible(str(before))} → {visible(str(after))}: {_verdict(difference)}", markup=False)
-    _table("", (("", "before", "after")), summary_rows(difference))
-    _table("Nodes", ("module", "", "node", "what"), node_rows(difference))
-    _table("Weights", ("before", "after", "what"), weight_rows(difference))
+    show_table("", ("", "before", "after"), summary_rows(difference), _MOST_ROWS)
+    show_table("Nodes", ("module", "", "node", "what"), node_rows(difference), _MOST_ROWS)
+    show_table("Weights", ("before", "after", "what"), weight_rows(difference), _MOST_ROWS)
     return difference.equal
 
 
 def _verdict(difference: ModelDiff) -> str:
     kept = f"{counted(difference.same_nodes, 'node')} and {counted(difference.same_weights, 'weight')} without a difference"
     return kept if not difference.equal else f"the same; {kept}"
-
-
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from onnxplug.cli.report import out
-    from onnxplug_tools.inspection.words import visible
-
-    every = list(rows)
-    if not every:
-        return
-    table = Table(*heads, title=title or None, title_justify="left")
-    for row in every[:_MOST_ROWS]:
-        table.add_row(*[escape(visible(cell)) for cell in row])
-    out.print(table)
-    if len(every) > _MOST_ROWS:
-        out.print(f"and {len(every) - _MOST_ROWS} more; --html FILE and --json have all", markup=False)

@@ -15,6 +15,7 @@ from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
 from onnxplug.registry.names import packet_of
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime, closeness
 from onnxplug.text import counted, did_you_mean
+from onnxplug_tools.cli.tables import show_table
 from onnxplug_tools.library.names import matches, with_colons
 
 
@@ -152,10 +153,8 @@ def ops(
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
-    grid = Table("operator", "package", "rule", "conditions", "reason")
-    for row in rows:
-        grid.add_row(row["op"], row["package"], row["rule"], escape(row["conditions"]), escape(row["reason"]))
-    out.print(grid)
+    heads = ("operator", "package", "rule", "conditions", "reason")
+    show_table("", heads, ([row["op"], *(row[head] for head in heads[1:])] for row in rows))
     count = len({row["op"] for row in rows})
     out.print(f"{counted(count, 'operator')}, {counted(len(rows), 'rule')}")
 

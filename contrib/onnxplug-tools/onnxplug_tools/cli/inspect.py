@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from onnxplug.cli.options import debug_option
 from onnxplug.errors import OnnxplugError, UsageError
@@ -22,6 +20,7 @@ from onnxplug_tools.cli.models import (
     parse_sizes,
     trouble_is_two,
 )
+from onnxplug_tools.cli.tables import show_table
 
 
 @debug_option
@@ -57,11 +56,11 @@ def inspect(
 
 
 def _show(path: Path, depth: int, top: int, sizes: dict[str, int], html: Path | None, *, as_json: bool) -> None:
-    from onnxplug.cli.report import out, size_text
+    from onnxplug.cli.report import size_text
     from onnxplug_tools.inspection.pages import save_text
     from onnxplug_tools.inspection.summary import largest, module_cells, modules, rows, to_html, to_json
     from onnxplug_tools.inspection.view import view
-    from onnxplug_tools.inspection.words import bytes_text, visible
+    from onnxplug_tools.inspection.words import bytes_text
 
     seen = view(loaded(path), sizes)
     facts = rows(seen, f"{path} ({size_text(path)})", sizes)
@@ -70,26 +69,13 @@ def _show(path: Path, depth: int, top: int, sizes: dict[str, int], html: Path | 
     if as_json:
         sys.stdout.write(f"{to_json(seen)}\n")
         return
-    table = Table(show_header=False)
-    for name, value in facts:
-        table.add_row(name, escape(visible(value)))
-    out.print(table)
+    show_table("", ("", ""), facts)
     if depth and seen.root.children:
-        table = Table("module", "class", title="Modules", title_justify="left")
-        for name in ("nodes", "parameters", "bytes", "operations"):
-            table.add_column(name, justify="right")
-        for level, module in modules(seen, depth):
-            cells = ["  " * level + (module.name or "(the model)"), *module_cells(module)]
-            table.add_row(*[escape(visible(cell)) for cell in cells])
-        out.print(table)
-    if top and seen.weights:
-        table = Table("weight", "type", title="Largest weights", title_justify="left")
-        table.add_column("bytes", justify="right")
-        table.add_column("file")
-        for weight in largest(seen, top):
-            cells = [weight.name, weight.type, bytes_text(weight.bytes), weight.location or ""]
-            table.add_row(*[escape(visible(cell)) for cell in cells])
-        out.print(table)
+        heads = ("module", "class", ">nodes", ">parameters", ">bytes", ">operations")
+        tree = modules(seen, depth)
+        show_table("Modules", heads, (["  " * n + (m.name or "(the model)"), *module_cells(m)] for n, m in tree))
+    weights = [(w.name, w.type, bytes_text(w.bytes), w.location or "") for w in largest(seen, top)]
+    show_table("Largest weights", ("weight", "type", ">bytes", "file"), weights)
 
 
 def _open(path: Path) -> None:

@@ -22,16 +22,15 @@ _LARGE_ARCHIVE = 1 << 28
 SizesOption = Annotated[str | None, typer.Option("--sizes", help="'batch=4,length=128': sizes of dynamic dimensions")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
 HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of HTML")]
+FeedOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", help="'x=FILE.npy', FILE.npz, 'ids=int64[2,8]{0..99}' or 'k=3'; repeat for each input"),
+]
 ModelArgument = Annotated[Path, typer.Argument(help="The ONNX file")]
 
 
 def loaded(path: Path) -> ir.Model:
-    """A model to be looked at, with the shapes that can be worked out.
-
-    Raises:
-        UsageError: There is no such file, or it is one of PyTorch.
-        OnnxplugError: It is no ONNX model.
-    """
+    """A model to be looked at, with the shapes that can be worked out."""
     from onnxplug.cli.report import progress
     from onnxplug_tools.inspection.load import check_is_onnx, load_model
 
@@ -42,11 +41,7 @@ def loaded(path: Path) -> ir.Model:
 
 
 def parse_sizes(text: str | None) -> dict[str, int]:
-    """``batch=4,length=128``.
-
-    Raises:
-        UsageError: The text can't be read.
-    """
+    """``batch=4,length=128``."""
     sizes: dict[str, int] = {}
     for part in text.split(",") if text is not None else ():
         name, separator, size = part.rpartition("=")
@@ -79,11 +74,7 @@ def trouble_is_two() -> Iterator[None]:
 
 
 def parse_feed(texts: Sequence[str]) -> list[tuple[str | None, Any]]:
-    """``--input``s of a model that is run: ``x=FILE.npy``, ``FILE.npz`` (inputs by their names), or as those of ``export``.
-
-    Raises:
-        UsageError: A text or file can't be read.
-    """
+    """``--input``s of a model that is run: ``x=FILE.npy``, ``FILE.npz`` (inputs by their names), or as those of ``export``."""
     from onnxplug.cli.inputs import parse_input
 
     feed: list[tuple[str | None, Any]] = []
@@ -100,11 +91,7 @@ def parse_feed(texts: Sequence[str]) -> list[tuple[str | None, Any]]:
 
 
 def _check_size(path: Path) -> None:
-    """Checks that an archive of arrays does not hold a hundred times its own size.
-
-    Raises:
-        ValueError: It does.
-    """
+    """Checks that an archive of arrays does not hold a hundred times its own size."""
     if path.suffix.lower() != ".npz":
         return
     with zipfile.ZipFile(path) as archive:

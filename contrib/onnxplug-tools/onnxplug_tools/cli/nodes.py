@@ -17,11 +17,7 @@ _SHAPES = ((2, 2), (2, 2, 2), (2, 2, 2, 2), (2,), ())
 
 
 def find_dtype(name: str) -> torch.dtype:
-    """A dtype by its name.
-
-    Raises:
-        UsageError: torch has none of that name.
-    """
+    """A dtype by its name."""
     import torch
 
     dtype = getattr(torch, name, None)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxplug.cli.options import debug_option, plugin_options, selection
-from onnxplug.errors import OnnxplugError, PluginError, UnknownPluginError, UsageError
+from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.plugins.libraries import LIBRARIES
 from onnxplug.registry.rule import load_object
-from onnxplug.text import counted, did_you_mean
+from onnxplug.text import counted
 from onnxplug_tools.cli.contents import describe
 
 plugins_app = typer.Typer(help="Installed plugins.", no_args_is_help=True)
@@ -104,15 +104,12 @@ def plugins_show(
 ) -> None:
     """Show what one plugin supplies: its rules, domains, rewrites, samples; or why it is broken."""
     from onnxplug.cli.report import out
+    from onnxplug_tools.testing.faults import unknown_plugin
 
     manager, _ = _loaded(timeout)
     chosen = [record for record in manager.records() if name in (record.name, record.distribution)]
     if not chosen:
-        known = sorted({known for r in manager.records() for known in (r.name, r.distribution)})
-        raise UnknownPluginError(
-            f"no plugin {name!r} is installed",
-            hint=did_you_mean(name, known, otherwise="`onnxplug plugins list` shows those that are."),
-        )
+        raise unknown_plugin(name, manager)
     rows = []
     for record in chosen:
         contents = {hook: describe(hook, value) for hook, value in manager.supplied(record).items()}
@@ -151,19 +148,14 @@ def plugins_check(
 ) -> None:
     """Hold plugins to what they promise, at every opset, and to the library that they are for."""
     from onnxplug.cli.report import out, progress
-    from onnxplug_tools.library.check import library_findings
-    from onnxplug_tools.testing.faults import Finding, check_plugins
-
-    chosen = replace(selection(), strict=False, require=())
+    from onnxplug_tools.testing.faults import check_plugins
 
     with progress() as shown:
         shown("checking plugins")
         findings = check_plugins(selection(), name=name, opsets=opset, timeout=timeout)
-        findings += [Finding(plugin, *row) for plugin, row in library_findings(chosen, name, timeout)]
     broken = [f for f in findings if f.severity == "error"]
     if as_json:
-        fields = ("plugin", "severity", "kind", "message")
-        sys.stdout.write(json.dumps([{k: getattr(f, k) for k in fields} for f in findings], indent=2) + "\n")
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
         colours = {"error": "red", "note": "yellow", "ok": "green"}
         for finding in findings:

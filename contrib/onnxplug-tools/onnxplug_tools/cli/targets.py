@@ -19,9 +19,7 @@ def export_of(
     """The model and the inputs of a command line, and the options with which ``to_onnx`` would export it.
 
     Args:
-        target, inputs, dynamic, pretrained: Values of the command's parameters.
         options: Options of ``to_onnx`` with flags of their own.
-        shown: Where progress is shown.
     """
     from onnxplug.cli.inputs import parse_dynamic, parse_input
     from onnxplug.cli.options import registry

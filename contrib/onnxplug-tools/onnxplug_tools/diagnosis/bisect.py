@@ -284,11 +284,7 @@ _NOT_SHOWN = ("input_names", "output_names", "strict", "registry", "progress")
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a folder that holds something.
-
-    Raises:
-        UsageError: It does, is a file, or its own folder is not there.
-    """
+    """Refuses a folder that holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}", hint="Name another folder.")
     parent = folder.absolute().parent

@@ -16,7 +16,6 @@ def minimised(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) ->
 
     Args:
         items: The list, for which the test holds; their order is kept.
-        holds: The test.
     """
     left = list(items)
     pieces = 2

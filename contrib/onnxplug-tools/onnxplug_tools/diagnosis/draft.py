@@ -47,9 +47,7 @@ def draft_findings(
     """Runs ``torch.export.draft_export``.
 
     Args:
-        model: The model.
         args, kwargs: Its example inputs; they stay as they were.
-        dynamic_shapes: In torch's own forms.
 
     Returns:
         The findings, equal ones once, and why it failed itself (``None`` where it did not).

@@ -19,8 +19,6 @@ class Piece:
     """A part of a graph with its inputs.
 
     Attributes:
-        functional: The part, as a graph.
-        leaves: The values of its inputs, by position.
         expected: What PyTorch computes for each output.
     """
 
@@ -40,27 +38,19 @@ def is_item(node: torch.fx.Node) -> bool:
 
 
 class Recording:
-    """A captured graph with the value of every node in one run by PyTorch.
-
-    Args:
-        functional: The graph.
-        leaves: The flattened inputs.
-
-    Raises:
-        VerificationError: Weights are fake.
-    """
+    """A captured graph with the value of every node in one run by PyTorch."""
 
     def __init__(self, functional: FunctionalGraph, leaves: Sequence[Any]) -> None:
         self.functional = functional
         self._slots = {slot.node: slot for slot in functional.inputs}
         self._values: dict[torch.fx.Node, Any] = placeholder_values(functional, leaves)
-        given = dict(self._values)
+        inputs = dict(self._values)
 
         def keep(node: torch.fx.Node, _: Any, result: Any) -> Any:
             self._values[node] = result
             return result
 
-        run_graph(functional, given, keep)
+        run_graph(functional, inputs, keep)
         #: The operators that PyTorch ran, in order.
         self.operators = [
             n for n in functional.graph.nodes if n.op == "call_function" and n in self._values and not is_item(n)
@@ -70,7 +60,6 @@ class Recording:
         """A part of the graph.
 
         Args:
-            kept: The operators that it has.
             outputs: Names of the nodes that are its outputs; all whose results the rest of the graph reads when ``None``.
 
         Returns:
@@ -80,7 +69,7 @@ class Recording:
         read = [n for node in self.functional.graph.nodes if node in inside for n in node.all_input_nodes]
         outer = {node for node in read if node not in inside}
         results = self._results(inside) if outputs is None else [n for n in inside if n.name in outputs]
-        if not results or not all(self._can_be_given(node) for node in outer):
+        if not results or not all(self._can_be_input(node) for node in outer):
             return None
         graph = torch.fx.Graph(owning_module=self.functional.graph.owning_module)
         copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -111,7 +100,7 @@ class Recording:
             and (node in returned or not node.users or any(user not in inside for user in node.users))
         ]
 
-    def _can_be_given(self, node: torch.fx.Node) -> bool:
+    def _can_be_input(self, node: torch.fx.Node) -> bool:
         return node.op in ("placeholder", "get_attr") or isinstance(self._values.get(node), _BOUNDARY)
 
     def _inputs(

@@ -26,7 +26,6 @@ class Script:
     """A script and its data.
 
     Attributes:
-        text: The script.
         data: What ``torch.save`` writes beside it: the inputs, and the tensors of the model's state by name.
         program: The model as an exported program, where the script loads it instead of stating it.
     """
@@ -46,14 +45,9 @@ def script_of(
     """The script of a piece.
 
     Args:
-        piece: The piece.
-        title: Its docstring.
         options: Arguments of ``to_onnx``.
         stated: State the model as code; otherwise it is loaded from an exported program.
         imports: Modules to import: ``"package.module"``.
-
-    Raises:
-        NotExpressed: An option, or the model, can't be written in this way.
     """
     module, state = _module(piece)
     inputs = [_own(leaf) for leaf in piece.leaves]
@@ -96,8 +90,6 @@ def script_of_model(title: str, feed: Mapping[str, torch.Tensor], expected: Sequ
     """A script that runs the ONNX model beside it by ONNX Runtime, and compares with what PyTorch computed.
 
     Args:
-        title: Its docstring.
-        feed: The inputs by name.
         expected: What PyTorch computed for each output.
     """
     lines = [
@@ -222,11 +214,7 @@ def _shapes_text(shapes: Sequence[Any]) -> str:
 
 
 def _rules(rules: Sequence[Rule]) -> tuple[list[str], str]:
-    """The modules of rules, and the rules as code.
-
-    Raises:
-        NotExpressed: One is not a function of a module.
-    """
+    """The modules of rules, and the rules as code."""
     modules, texts = [], []
     for rule in rules:
         module, _, function = rule.name.partition(":")

@@ -39,8 +39,6 @@ class Trouble:
     """A failure.
 
     Attributes:
-        kind: How it fails.
-        text: What is said of it.
         error: The error; ``None`` for a difference.
     """
 

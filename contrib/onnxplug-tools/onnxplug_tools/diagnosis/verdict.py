@@ -98,11 +98,7 @@ def judge_program(program: Any, leaves: Sequence[Any], failed: bool = False) -> 
 
     Args:
         program: An ``OnnxProgram`` with a recipe.
-        leaves: The flattened inputs.
         failed: Whether the program's outputs differ from those of the PyTorch model.
-
-    Raises:
-        VerificationError: Its weights are fake.
     """
     assert program.recipe is not None
     return judge(program.model, program.recipe, program.host, leaves, failed)
@@ -114,14 +110,7 @@ def judge(
     """Says who is wrong of a model, on some inputs.
 
     Args:
-        model: The model.
-        recipe: How it was converted.
-        host: The plugins that run its custom operators.
-        leaves: The flattened inputs.
         failed: Whether the model's outputs differ from those of the PyTorch model.
-
-    Raises:
-        VerificationError: Weights are fake.
     """
     return _Judge(model, recipe, host, leaves).verdict(failed)
 
@@ -144,8 +133,8 @@ class _Judge:
         if verdict is not None:
             return verdict
         if failed:
-            return self._found(Culprit.CAPTURE if self._gives_what_was_captured() else Culprit.UNKNOWN)
-        return self._result if self._is_compared(EVALUATOR) else self._found(Culprit.UNKNOWN)
+            return self._concluded(Culprit.CAPTURE if self._gives_what_was_captured() else Culprit.UNKNOWN)
+        return self._result if self._is_compared(EVALUATOR) else self._concluded(Culprit.UNKNOWN)
 
     def _gives_what_was_captured(self) -> bool:
         """Whether ONNX Runtime's outputs are those of the captured graph, which PyTorch runs."""
@@ -165,9 +154,9 @@ class _Judge:
             return None
         second = self._walk(ORT_PLAIN, alignment, lambda names: plain.computed(names, "disable"))
         if first is not None and second is None and self._is_compared(ORT_PLAIN):
-            return self._found(Culprit.EVALUATOR, _onnx_operator(model, first), first)
+            return self._concluded(Culprit.EVALUATOR, _onnx_operator(model, first), first)
         first = first or second
-        return None if first is None else self._found(Culprit.RULE, _rule_name(first), first)
+        return None if first is None else self._concluded(Culprit.RULE, _rule_name(first), first)
 
     def _of_rewrites(self) -> Verdict | None:
         first = self._walk(EVALUATOR, self._alignment, self._runs.evaluated)
@@ -175,26 +164,28 @@ class _Judge:
             return None
         off = self._walk(ORT_OFF, self._alignment, lambda names: self._runs.computed(names, "disable"))
         if off is None and self._is_compared(ORT_OFF):
-            return self._found(Culprit.EVALUATOR, _onnx_operator(self._runs.model, first), first) if first else None
+            return self._concluded(Culprit.EVALUATOR, _onnx_operator(self._runs.model, first), first) if first else None
         if not self._is_compared(PLAIN):  # nothing that was right before
             return None
         if self._is_right(self._recipe.without):
-            return self._found(Culprit.CHANGE, "", first or off)
+            return self._concluded(Culprit.CHANGE, "", first or off)
         fired = [name for name in self._alignment.fired if name not in self._recipe.without]
         if not self._is_right({*self._recipe.without, *fired}):
-            return self._found(Culprit.SIMPLIFICATION, "", first or off)
+            return self._concluded(Culprit.SIMPLIFICATION, "", first or off)
         wrong = minimised(fired, lambda some: self._is_right({*self._recipe.without, *some}))
-        return self._found(Culprit.REWRITE, " with ".join(wrong), first or off)
+        return self._concluded(Culprit.REWRITE, " with ".join(wrong), first or off)
 
     def _of_onnxruntime(self) -> Verdict | None:
         first = self._walk(ORT_OFF, self._alignment, lambda names: self._runs.computed(names, "disable"))
         if first is not None:
-            return self._found(Culprit.ONNX_RUNTIME, f"its kernel of {_onnx_operator(self._runs.model, first)}", first)
+            return self._concluded(
+                Culprit.ONNX_RUNTIME, f"its kernel of {_onnx_operator(self._runs.model, first)}", first
+            )
         off = self._result.walks[ORT_OFF]
         if isinstance(off, str):
             if _is_missing(off):
                 return None
-            return self._found(Culprit.ONNX_RUNTIME, "which does not run the model", self._first_alone("disable"))
+            return self._concluded(Culprit.ONNX_RUNTIME, "which does not run the model", self._first_alone("disable"))
         first = self._walk(ORT_ON, self._alignment, lambda names: self._runs.computed(names))
         reference = self._runs.computed((), "disable")
         expected = self._outputs()
@@ -205,12 +196,12 @@ class _Judge:
         if not wrong("all", ()):
             if first is None:
                 return None
-            return self._found(
+            return self._concluded(
                 Culprit.ONNX_RUNTIME, "where it optimises the model with these values as outputs (not as it is)", first
             )
         self._result.walks[ORT_ALONE] = "wrong" if first is not None else "wrong: with more outputs it fuses less"
         level = next(level for level in LEVELS[1:] if wrong(level, ()))
-        return self._found(
+        return self._concluded(
             Culprit.ONNX_RUNTIME, _optimizer(level, wrong), first if first is not None else self._first_alone(level)
         )
 
@@ -316,7 +307,7 @@ class _Judge:
             return None
         return difference_at(node, self._alignment, comparison, actual, expected)
 
-    def _found(self, culprit: Culprit, name: str = "", first: Difference | None = None) -> Verdict:
+    def _concluded(self, culprit: Culprit, name: str = "", first: Difference | None = None) -> Verdict:
         self._result.culprit, self._result.name, self._result.first = culprit, name, first
         return self._result
 

@@ -81,8 +81,8 @@ class Walk:
     unstable: int = 0
 
     def __str__(self) -> str:
-        found = len(self.differences)
-        text = f"{self.compared} compared, {found if found else 'none'} differ{'s' if found == 1 else ''}"
+        differing = len(self.differences)
+        text = f"{self.compared} compared, {differing if differing else 'none'} differ{'s' if differing == 1 else ''}"
         if self.unstable:
             text += f", {self.unstable} within rounding of their inputs"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
@@ -106,12 +106,6 @@ def walk(
 
     PyTorch goes on with ONNX's results, so that a difference is the operator's own and not that of one before it. Results that
     the ONNX model does not have (folded, fused, rewritten away) are PyTorch's.
-
-    Args:
-        functional: The graph.
-        values: What its placeholders stand for.
-        alignment: Which ONNX values are results of which nodes.
-        onnx_values: Tensors of the run by name.
     """
     walker = _Walker(alignment, onnx_values)
     failures = run_graph(functional, values, walker.visit)

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 
-def said(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, Any]:
+def effective_attributes(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, Any]:
     """What a node's attributes say beyond the defaults of its operator, in what compares equal."""
     attributes: dict[str, Any] = {}
     defaults = _defaults(node, opsets)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from onnxplug.plugins.runtime import kernels_for
 from onnxplug.run.kernels import custom_operators, onnxruntime_module
 from onnxplug.run.save import weight_bytes
 from onnxplug.run.session import LOG_SEVERITY, make_session, to_ort_value
-from onnxplug_tools.inspection.feeds import Feed, make_feed
+from onnxplug_tools.inspection.feeds import OTHER_INPUTS, feed_of_other, make_feed
 from onnxplug_tools.inspection.load import load_model
 from onnxplug_tools.inspection.ort_profile import Profile, operators_of, read_profile
 from onnxplug_tools.inspection.pages import check_writable
@@ -41,8 +40,6 @@ class Timing:
     """How long a run takes.
 
     Attributes:
-        name: What ran.
-        runs: How often.
         median, p10, p90: Seconds.
         ratio: The median by the first one's.
     """
@@ -60,7 +57,6 @@ class Measured:
     """What was measured of a model.
 
     Attributes:
-        timing: How long a run takes.
         loading: Seconds that making the session took.
         operators: How often each operator occurs in the file.
         profile: Where the time goes; ``None`` where that wasn't asked for.
@@ -77,11 +73,9 @@ class Bench:
     """What was measured.
 
     Attributes:
-        inputs: The inputs in words, by name.
         sizes: Sizes of dynamic dimensions by name.
         assumed: Names of those that nothing said: they are 1.
         threads: Threads within an operator; ``None`` for the runtimes' own choice.
-        providers: Execution providers.
         models: The models, in the order in which they were given.
         eager: The PyTorch model, if there is one.
     """
@@ -127,19 +121,12 @@ def bench(
     Args:
         paths: ONNX files that take inputs of the same names.
         given, sizes: Inputs, and sizes of dynamic dimensions (:func:`onnxplug_tools.inspection.feeds.make_feed`).
-        threads: Threads within an operator, of PyTorch too.
         providers: Execution providers, the CPU's unless told.
-        limits: How long it is measured.
         profile: Also profile each model, by itself.
         optimized: Where to write the graph that ONNX Runtime runs, of a single model.
         eager: Runs a PyTorch model; it takes its turns with the others.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
         progress: Called with what is being done.
-
-    Raises:
-        UsageError: A file, input, size or provider is not there.
-        OnnxplugError: A file is no ONNX model, or ONNX Runtime can't load or run it.
-        SaveError: The optimised graph can't be written.
     """
     if optimized is not None and len(paths) != 1:
         raise UsageError("the optimised graph can be written of one model at a time")
@@ -151,7 +138,7 @@ def bench(
     subjects = []
     for path, model in zip(paths, models, strict=True):
         progress(f"loading {path.name}")
-        subjects.append(_Subject(path, model, _feed_of(path, model, feed), threads, chosen, host))
+        subjects.append(_Subject(path, model, feed_of_other(model, feed, str(path)), threads, chosen, host))
     runs: list[Callable[[], Any]] = [subject.run for subject in subjects]
     if eager is not None:
         runs.append(eager)
@@ -185,11 +172,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _providers(requested: Sequence[str]) -> list[str]:
-    """ONNX Runtime's names of providers: ``CUDAExecutionProvider`` of ``cuda``.
-
-    Raises:
-        UsageError: The installed ONNX Runtime has none of that name.
-    """
+    """ONNX Runtime's names of providers: ``CUDAExecutionProvider`` of ``cuda``."""
     available = onnxruntime_module().get_available_providers()
     short = {name.removesuffix("ExecutionProvider").lower(): name for name in available}
     providers = []
@@ -201,21 +184,6 @@ def _providers(requested: Sequence[str]) -> list[str]:
             )
         providers.append(known)
     return list(dict.fromkeys((*providers, CPU)))
-
-
-def _feed_of(path: Path, model: ir.Model, feed: Feed) -> dict[str, torch.Tensor]:
-    """The inputs of one of several models.
-
-    Raises:
-        UsageError: It takes others.
-    """
-    wanted = {str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers}
-    if wanted != set(feed.values):
-        raise UsageError(
-            f"{path} takes the inputs {', '.join(sorted(wanted)) or 'none'}, the first model {', '.join(sorted(feed.values))}",
-            hint="Models are measured and compared on the same inputs, so that their names must be the same.",
-        )
-    return make_feed(model, list(feed.values.items())).values  # checks dtypes and shapes
 
 
 @contextlib.contextmanager
@@ -269,8 +237,6 @@ class _Subject:
     """A model with its session.
 
     Attributes:
-        path, model: The file, and what is in it.
-        session: The session.
         loading: Seconds that making it took.
     """
 
@@ -310,11 +276,7 @@ class _Subject:
             raise OnnxplugError(f"ONNX Runtime can't load {self.path}: {error}") from error
 
     def run(self) -> Any:
-        """Runs it once.
-
-        Raises:
-            OnnxplugError: It does not run.
-        """
+        """Runs it once."""
         return self._run(self.session)
 
     def _run(self, session: Any) -> Any:
@@ -323,7 +285,7 @@ class _Subject:
         except Exception as error:
             raise OnnxplugError(
                 f"{self.path} does not run on these inputs: {error}",
-                hint="Give inputs that it takes: --input 'ids=int64[2,8]{0..99}' or --input mask=FILE.npy, and --sizes.",
+                hint=OTHER_INPUTS,
             ) from error
 
     def profiled(self, optimized: Path | None) -> Profile:
@@ -331,11 +293,9 @@ class _Subject:
 
         Args:
             optimized: Where to write the graph that ONNX Runtime runs.
-
-        Raises:
-            SaveError: That can't be written.
         """
-        with _folder_for(optimized) as folder:
+        with _writing(optimized), tempfile.TemporaryDirectory(prefix=".onnxplug-", dir=_folder_of(optimized)) as made:
+            folder = Path(made)
             name = optimized.name if optimized is not None else "optimized.onnx"
             options = onnxruntime_module().SessionOptions()
             options.log_severity_level = LOG_SEVERITY
@@ -354,29 +314,20 @@ class _Subject:
             graph = load_model(folder / name) if (folder / name).is_file() else None
             profile = read_profile(file, view_with_model(self.model), graph, _WARMUP)
             if optimized is not None:
-                _take(folder / name, optimized, beside)
+                if beside is not None and (folder / beside).is_file():
+                    os.replace(folder / beside, optimized.resolve().parent / beside)
+                os.replace(folder / name, optimized)
         return profile
 
 
+def _folder_of(optimized: Path | None) -> Path | None:
+    """Where the graph is written first: beside its place, to which it is moved at once."""
+    return None if optimized is None else optimized.resolve().parent
+
+
 @contextlib.contextmanager
-def _folder_for(optimized: Path | None) -> Iterator[Path]:
-    """A folder that is removed again; beside a file that is to be written, so that it can be moved there at once."""
-    parent = None if optimized is None else optimized.resolve().parent
+def _writing(optimized: Path | None) -> Iterator[None]:
     try:
-        made = tempfile.mkdtemp(prefix=".onnxplug-", dir=parent)
+        yield
     except OSError as error:
         raise SaveError(f"can't write the optimised graph {optimized}: {error}") from error
-    try:
-        yield Path(made)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _take(written: Path, destination: Path, beside: str | None) -> None:
-    """Moves the graph to where it is wanted, its weights first."""
-    try:
-        if beside is not None and (written.parent / beside).is_file():
-            os.replace(written.parent / beside, destination.resolve().parent / beside)
-        os.replace(written, destination)
-    except OSError as error:
-        raise SaveError(f"can't write the optimised graph {destination}: {error}") from error

@@ -80,12 +80,7 @@ def operator_changes(model: Measured) -> list[tuple[str, int, int]]:
 
 
 def to_html(bench: Bench, title: str) -> str:
-    """A page with what was measured, and bars of the time by operator.
-
-    Args:
-        found: What was measured.
-        title: Its headline.
-    """
+    """A page with what was measured, and bars of the time by operator."""
     import onnxplug
 
     profiled = [model for model in bench.models if model.profile is not None]

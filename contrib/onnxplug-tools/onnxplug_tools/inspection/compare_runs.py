@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.errors import OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.verification.compare import Comparison, compare
 from onnxplug.verification.runs import Runs
 from onnxplug_tools.inspection.diff import corresponding
-from onnxplug_tools.inspection.feeds import make_feed
+from onnxplug_tools.inspection.feeds import OTHER_INPUTS, feed_of_other, make_feed
 from onnxplug_tools.inspection.view import view_with_model
 
 #: Values that are asked for in one run; each of them is held until it is compared.
@@ -28,8 +28,6 @@ class Compared:
     Attributes:
         before, after: What it is called in each.
         module, operator: Of the first model's node; empty for an output that is none.
-        equal: Whether it agrees within the tolerance.
-        text: How it does, in words.
         largest: The largest difference of two finite elements.
         count, total: How many elements differ by more than the tolerance, of how many.
     """
@@ -50,10 +48,8 @@ class Runtimes:
     """What two models compute.
 
     Attributes:
-        inputs: The inputs in words, by name.
         sizes: Sizes of dynamic dimensions by name.
         assumed: Names of those that nothing said: they are 1.
-        outputs: The outputs, run as the models are.
         unmatched: Outputs of one model alone, by name.
         values: What corresponding nodes compute, in the first model's order; empty where that wasn't asked for.
         alone: How many values of the first model correspond to none.
@@ -99,29 +95,15 @@ def compare_runs(
     difference that only its fusion makes shows in the outputs alone.
 
     Args:
-        before: The model whose values are the expected ones.
-        after: The other one.
         given, sizes, seed: Inputs, sizes of dynamic dimensions, seed of what is made up
             (:func:`onnxplug_tools.inspection.feeds.make_feed`).
         rtol, atol: Tolerances instead of those of ``onnxplug.verification.compare``.
         intermediates: Also compare what corresponding nodes compute.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
         progress: Called with what is being done.
-
-    Raises:
-        UsageError: An input is unknown or does not fit, or the models take different ones.
-        OnnxplugError: ONNX Runtime can't load or run one of them.
     """
     feed = make_feed(before, given, sizes, seed)
-    wanted, taken = (
-        {str(v.name) for v in m.graph.inputs if v.name not in m.graph.initializers} for m in (before, after)
-    )
-    if wanted != taken:
-        raise UsageError(
-            f"the models take different inputs: {', '.join(sorted(wanted))}; {', '.join(sorted(taken))}",
-            hint="Values are compared on the same inputs, so that their names must be the same.",
-        )
-    make_feed(after, list(feed.values.items()))  # checks dtypes and shapes
+    feed_of_other(after, feed, "the second model")
     runs = Runs(before, host, feed.values), Runs(after, host, feed.values)
     progress("running the models")
     results = [_computed(run, (), which) for run, which in zip(runs, ("first", "second"), strict=True)]
@@ -129,18 +111,16 @@ def compare_runs(
     seen = view_with_model(before)
 
     def compared(value: ir.Value, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Compared | None:
-        node = value.producer()
+        """``None`` where there is no tensor to compare: a sequence, or what a model has as a constant."""
+        first, second, node = expected.get(str(value.name)), actual.get(name), value.producer()
+        if first is None or second is None:
+            return None
         origin = seen.nodes.get(node) if node is not None else None
-        return _compared(
-            str(value.name),
-            name,
-            "" if origin is None else origin.module,
-            "" if origin is None else origin.operator,
-            expected.get(str(value.name)),
-            actual.get(name),
-            rtol,
-            atol,
-        )
+        module, operator = ("", "") if origin is None else (origin.module, origin.operator)
+        by = compare(second, first, rtol=rtol, atol=atol)
+        text = _text(by, first, second)
+        largest = by.max_abs_difference
+        return Compared(str(value.name), name, module, operator, by.equal, text, largest, by.count, by.total)
 
     outputs = [compared(value, name, *results) for value, name in pairs]
     values: list[Compared | None] = []
@@ -149,9 +129,11 @@ def compare_runs(
         progress("comparing values within")
         one_producer = before.producer_name == after.producer_name
         matched = corresponding(before, after)
+        named = [(value, str(other.name)) for value, other in matched.items()]
         alone = sum(1 for node in before.graph for v in node.outputs if v.name and v not in matched and v.uses())
         try:
-            for chunk in _chunks([(value, str(other.name)) for value, other in matched.items()]):
+            for start in range(0, len(named), _AT_ONCE):
+                chunk = named[start : start + _AT_ONCE]
                 expected = _computed(runs[0], [str(value.name) for value, _ in chunk], "first")
                 actual = _computed(runs[1], [name for _, name in chunk], "second")
                 for value, name in chunk:
@@ -182,7 +164,7 @@ def _computed(runs: Runs, names: Sequence[str], which: str) -> dict[str, torch.T
         within = " with the values within it as outputs" if names else ""
         raise OnnxplugError(
             f"ONNX Runtime can't run the {which} model{within}: {error}",
-            hint="Give inputs that it takes: --input 'ids=int64[2,8]{0..99}' or --input mask=FILE.npy, and --sizes.",
+            hint=OTHER_INPUTS,
         ) from error
 
 
@@ -204,38 +186,6 @@ def _outputs(before: ir.Model, after: ir.Model) -> tuple[list[tuple[ir.Value, st
         else:
             alone.append(str(value.name))
     return pairs, [*alone, *free]
-
-
-def _chunks(items: Sequence[tuple[ir.Value, str]]) -> Iterable[Sequence[tuple[ir.Value, str]]]:
-    for start in range(0, len(items), _AT_ONCE):
-        yield items[start : start + _AT_ONCE]
-
-
-def _compared(
-    before: str,
-    after: str,
-    module: str,
-    operator: str,
-    expected: torch.Tensor | None,
-    actual: torch.Tensor | None,
-    rtol: float | None,
-    atol: float | None,
-) -> Compared | None:
-    """``None`` where there is no tensor to compare: a sequence, or what a model has as a constant."""
-    if expected is None or actual is None:
-        return None
-    comparison = compare(actual, expected, rtol=rtol, atol=atol)
-    return Compared(
-        before,
-        after,
-        module,
-        operator,
-        comparison.equal,
-        _text(comparison, expected, actual),
-        comparison.max_abs_difference,
-        comparison.count,
-        comparison.total,
-    )
 
 
 def _text(comparison: Comparison, expected: torch.Tensor, actual: torch.Tensor) -> str:

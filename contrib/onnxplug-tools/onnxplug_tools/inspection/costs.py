@@ -37,7 +37,6 @@ class Costs:
     """Estimates for the nodes of one model.
 
     Args:
-        model: The model.
         sizes: Sizes of dynamic dimensions by name.
     """
 

@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxplug.build.scope import graphs_of
-from onnxplug_tools.inspection.attributes import said
+from onnxplug_tools.inspection.attributes import effective_attributes
 from onnxplug_tools.inspection.numbers import Difference, difference_of, digests_of
 from onnxplug_tools.inspection.view import ModelView, NodeView, ValueView, WeightView, view_with_model
 from onnxplug_tools.inspection.words import text_of
@@ -24,7 +24,7 @@ from onnxplug_tools.inspection.words import text_of
 #: Sequences whose lengths have a larger product are aligned by a rule that takes linear time.
 _LARGEST_PRODUCT = 1_000_000
 #: Weights of fewer elements may be equal by chance.
-_FEWEST_TOLD = 16
+_FEWEST_ELEMENTS = 16
 #: Operators of two inputs that may change places.
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean"})
 
@@ -34,7 +34,6 @@ class NodeChange:
     """A node that is in both models and not the same.
 
     Attributes:
-        before, after: The node.
         what: What differs, in words: ``"attribute epsilon: 1e-05, then 1e-06"``.
     """
 
@@ -50,9 +49,6 @@ class ModuleDiff:
     Attributes:
         path: The module; empty for the model itself, or where nodes were aligned without regard to modules.
         graph: The graph, as :class:`~onnxplug_tools.inspection.view.NodeView` says it.
-        same: How many nodes are the same.
-        changed: Nodes of both that differ.
-        removed, added: Nodes of one model alone.
     """
 
     path: str
@@ -97,16 +93,10 @@ class ModelDiff:
     """What differs between two models.
 
     Attributes:
-        before, after: The models.
         opsets: Domain to versions, of those that differ; ``None`` where a model does not import it.
-        inputs, outputs: Those that differ.
         connections: Outputs of graphs that are the results of other nodes, in words.
-        modules: The modules of which nodes differ.
-        same_nodes: How many nodes are the same.
         operators: Operator to how often it occurs in each, where that differs.
         functions: Model-local functions of one model alone, each with whether it is the second.
-        weights: Those that differ.
-        same_weights: How many are the same.
     """
 
     before: ModelView
@@ -141,9 +131,6 @@ def diff(before: ir.Model, after: ir.Model) -> ModelDiff:
 
     Args:
         before, after: The models; they are not changed.
-
-    Raises:
-        OnnxplugError: The numbers of a weight can't be read.
     """
     return _Differ(before, after).diff()
 
@@ -154,9 +141,6 @@ def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]
     Models of one producer call most values alike, so that equal names count first there, if the module is the same too (a Gelu and
     the nodes that an older opset has for it). Else nodes are aligned as :func:`diff` does it; of these, nodes correspond that read
     what corresponds, and constants that are equal: exporters may do the same by the same operators in another order.
-
-    Args:
-        before, after: The models.
     """
     differ = _Differ(before, after)
     differ.align_all()
@@ -329,12 +313,12 @@ class _Differ:
         """What is left and has equal numbers: a product's weights, transposed where the other exporter writes another operator."""
         known: dict[bytes, ir.Value] = {}
         for value, (weight, tensor) in self._after.weights.items():
-            if value not in self._paired and weight.elements >= _FEWEST_TOLD:
+            if value not in self._paired and weight.elements >= _FEWEST_ELEMENTS:
                 known.setdefault(digests_of(tensor)[0], value)
         if not known:
             return
         for value, (weight, tensor) in self._before.weights.items():
-            if value not in self.pairs and weight.elements >= _FEWEST_TOLD:
+            if value not in self.pairs and weight.elements >= _FEWEST_ELEMENTS:
                 match = next((known[digest] for digest in digests_of(tensor) if digest in known), None)
                 self._pair(value, match)
 
@@ -396,8 +380,8 @@ class _Differ:
                     sorted_nodes.same += 1
 
     def _attributes(self, ours: ir.Node, theirs: ir.Node) -> Iterator[str]:
-        before = said(ours, self._models[0].opset_imports)
-        after = said(theirs, self._models[1].opset_imports)
+        before = effective_attributes(ours, self._models[0].opset_imports)
+        after = effective_attributes(theirs, self._models[1].opset_imports)
         for name in dict.fromkeys((*before, *after)):
             if before.get(name) != after.get(name):
                 texts = [

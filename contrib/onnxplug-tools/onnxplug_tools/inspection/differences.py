@@ -88,12 +88,7 @@ def _weight(weight: WeightView | None) -> str:
 
 
 def to_html(difference: ModelDiff, before: str, after: str) -> str:
-    """A page with everything that differs.
-
-    Args:
-        found: What differs.
-        before, after: What the models are called.
-    """
+    """A page with everything that differs."""
     import onnxplug
 
     return page(

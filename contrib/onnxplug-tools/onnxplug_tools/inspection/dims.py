@@ -42,7 +42,6 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int | None:
 
     Args:
         dim: A number, a name, an expression (``"2*batch + 1"``, ``"Max(1, s//2)"``), or ``None``.
-        sizes: The sizes of names.
     """
     if not isinstance(dim, str):
         return dim

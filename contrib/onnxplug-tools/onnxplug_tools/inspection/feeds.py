@@ -16,8 +16,10 @@ from onnxplug.text import did_you_mean
 from onnxplug_tools.inspection.dims import size_of
 from onnxplug_tools.inspection.words import type_text
 
+#: A hint for a model that does not run on its inputs.
+OTHER_INPUTS = "Give inputs that it takes: --input 'ids=int64[2,8]{0..99}' or --input mask=FILE.npy, and --sizes."
 #: What a dynamic dimension is without a size.
-_UNTOLD = 1
+_DEFAULT_SIZE = 1
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,6 @@ class Feed:
     """The inputs of a run.
 
     Attributes:
-        values: Tensors by the names of inputs.
         sizes: What dynamic dimensions became, by their names.
         assumed: The names of those that nothing said a size of: they are 1.
     """
@@ -51,21 +52,15 @@ def make_feed(
     """Inputs for a model. Floats are normal, integers 0 or 1, bools random; the same for the same seed.
 
     Args:
-        model: The model.
         given: Inputs by name; ``None`` stands for the first one that isn't named otherwise. The sizes of their dimensions
             hold for the other inputs.
         sizes: Sizes of dynamic dimensions; 1 where there is none.
-        seed: Of the values.
-
-    Raises:
-        UsageError: An input is unknown, given twice, of another dtype or shape, or can't be made up; a size is contradicted, or
-            there is no such dimension.
     """
     inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
     named = _by_name(list(inputs), feed)
-    told = dict(sizes or {})
+    sizes_by_name = dict(sizes or {})
     dims = {dim for value in inputs.values() for dim in _dims(value) or () if isinstance(dim, str)}
-    unknown = [name for name in told if name not in dims and not any(name in dim for dim in dims)]
+    unknown = [name for name in sizes_by_name if name not in dims and not any(name in dim for dim in dims)]
     if unknown:
         raise UsageError(
             f"no input has a dimension {unknown[0]!r}",
@@ -74,10 +69,10 @@ def make_feed(
             ),
         )
     for name, tensor in named.items():
-        _bind(name, inputs[name], tensor, told)
-    plain = {dim: told.get(dim) for dim in sorted(dims) if dim.isidentifier()}
+        _bind(name, inputs[name], tensor, sizes_by_name)
+    plain = {dim: sizes_by_name.get(dim) for dim in sorted(dims) if dim.isidentifier()}
     assumed = [dim for dim, size in plain.items() if size is None]
-    known = {**told, **dict.fromkeys(assumed, _UNTOLD)}
+    known = {**sizes_by_name, **dict.fromkeys(assumed, _DEFAULT_SIZE)}
     generator = torch.Generator().manual_seed(seed)
     values: dict[str, torch.Tensor] = {}
     for name, value in inputs.items():
@@ -89,13 +84,24 @@ def make_feed(
             size = size_of(dim, known)
             if size is None and isinstance(dim, str):
                 assumed.append(dim)
-            shape.append(_UNTOLD if size is None else size)
+            shape.append(_DEFAULT_SIZE if size is None else size)
         values[name] = _random(name, value, shape, generator)
     return Feed(
         values,
         {dim: size for dim in sorted(dims) if (size := size_of(dim, known)) is not None},
         tuple(dict.fromkeys(assumed)),
     )
+
+
+def feed_of_other(model: ir.Model, feed: Feed, name: str) -> dict[str, torch.Tensor]:
+    """The inputs of a first model, for another one of that name, which must take the same."""
+    wanted = {str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers}
+    if wanted != set(feed.values):
+        raise UsageError(
+            f"{name} takes the inputs {', '.join(sorted(wanted)) or 'none'}, the first model {', '.join(sorted(feed.values))}",
+            hint="Models are measured and compared on the same inputs, so that their names must be the same.",
+        )
+    return make_feed(model, list(feed.values.items())).values  # checks dtypes and shapes
 
 
 def _by_name(names: Sequence[str], feed: Sequence[tuple[str | None, Any]]) -> dict[str, torch.Tensor]:

@@ -27,9 +27,7 @@ class Call:
     """What an estimate sees of a node.
 
     Attributes:
-        op_type: The operator.
         inputs, outputs: Shapes; ``None`` where one is not known or an input is absent.
-        attributes: The attributes by name.
     """
 
     op_type: str
@@ -42,20 +40,12 @@ class Call:
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def shape(self, index: int, rank: int = 0) -> Shape:
-        """The shape of an input, of at least so many axes.
-
-        Raises:
-            UnknownShape: It is not known.
-        """
+        """The shape of an input, of at least so many axes."""
         shape = self.inputs[index] if index < len(self.inputs) else None
         return _known(shape, rank)
 
     def result(self, index: int = 0, rank: int = 0) -> Shape:
-        """The shape of an output, of at least so many axes.
-
-        Raises:
-            UnknownShape: It is not known.
-        """
+        """The shape of an output, of at least so many axes."""
         shape = self.outputs[index] if index < len(self.outputs) else None
         return _known(shape, rank)
 
@@ -86,12 +76,7 @@ def _known(shape: Shape | None, rank: int) -> Shape:
 
 
 def estimated(call: Call, domain: str) -> int | None:
-    """The operations of a node; ``None`` where its operator has no row here, or a shape is not known.
-
-    Args:
-        call: The node.
-        domain: Its operator's domain.
-    """
+    """The operations of a node; ``None`` where its operator has no row here, or a shape is not known."""
     row = _TABLES.get(domain, {}).get(call.op_type)
     if row is None:
         return None

@@ -23,12 +23,7 @@ def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
     """A model as its file has it; external data is not touched.
 
     Args:
-        path: The file.
         infer: Work out the shapes that the file does not say, as far as ONNX's shape inference can.
-
-    Raises:
-        UsageError: There is no such file, or it is a file of PyTorch.
-        OnnxplugError: It is not an ONNX model.
     """
     path = Path(path)
     check_is_onnx(path)
@@ -44,13 +39,7 @@ def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
 
 
 def check_is_onnx(path: Path) -> None:
-    """Looks at a file's first bytes: whether it may be an ONNX model.
-
-    Raises:
-        UsageError: There is no such file, or it is another one: files of PyTorch are pickled Python, code that runs when it is
-            loaded, and are never opened here.
-        OnnxplugError: It can't be read.
-    """
+    """Looks at a file's first bytes: whether it may be an ONNX model."""
     if os.path.isdir(path):  # which is False of names that the system refuses
         raise UsageError(f"{path} is a folder, not an ONNX file")
     if not os.path.isfile(path):
@@ -73,11 +62,7 @@ def check_is_onnx(path: Path) -> None:
 
 
 def check_to_run(path: str | Path) -> None:
-    """Checks a model that is to be run, also where its external data are.
-
-    Raises:
-        OnnxplugError: Nothing can run it, or a weight is where the model may not reach.
-    """
+    """Checks a model that is to be run, also where its external data are."""
     try:
         read_model(path)
     except UsageError as error:

@@ -48,9 +48,6 @@ def difference_of(before: ir.TensorProtocol, after: ir.TensorProtocol) -> tuple[
     Returns:
         The difference, and whether the second is the first one transposed: it is compared so where its shape is only right so,
         or where it is equal so and not otherwise.
-
-    Raises:
-        OnnxplugError: The numbers of one can't be read.
     """
     texts = [tensor.dtype == ir.DataType.STRING for tensor in (before, after)]
     if any(texts) and not all(texts):
@@ -75,11 +72,7 @@ def _compared(a: Any, b: Any) -> tuple[Difference | None, bool]:
 
 
 def digests_of(tensor: ir.TensorProtocol) -> list[bytes]:
-    """What tells a tensor's numbers, dtype and shape from others; for a matrix also what tells those of it transposed.
-
-    Raises:
-        OnnxplugError: Its numbers can't be read.
-    """
+    """What tells a tensor's numbers, dtype and shape from others; for a matrix also what tells those of it transposed."""
     try:
         numbers = _numbers(tensor)
         digests = [_digest(tensor, numbers)]

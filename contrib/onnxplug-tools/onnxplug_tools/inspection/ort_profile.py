@@ -25,10 +25,7 @@ class Spent:
     """Time that was spent on an operator or in a module, in one run.
 
     Attributes:
-        name: The operator, or the module's path.
-        calls: How many nodes ran, a run.
         seconds: Seconds a run, those of the nodes within left out.
-        share: Share of all nodes' time.
     """
 
     name: str
@@ -42,7 +39,6 @@ class Profile:
     """Where the time of a model goes.
 
     Attributes:
-        runs: How many runs it is the mean of.
         seconds: Seconds a run, with profiling on; what nodes do not account for is ONNX Runtime's own.
         operators: Time by operator, the most first.
         modules: Time by module, in the modules' order; the model's own nodes have an empty path. Submodules are left out.
@@ -67,9 +63,6 @@ def read_profile(path: Path, seen: Seen, optimized: ir.Model | None, skipped: in
     """Reads the file that ONNX Runtime wrote.
 
     Args:
-        path: The file.
-        seen: The model.
-        optimized: The graph that ONNX Runtime ran.
         skipped: Runs to leave out: the first ones are slower.
     """
     events = json.loads(path.read_text(encoding="utf-8"))
@@ -204,7 +197,6 @@ def _replaced(op_type: str, last: ir.Node, kept: Collection[str | None]) -> ir.N
 
     Args:
         op_type: The operator of the one that they became: a Conv that also computes the activation after it.
-        last: The node that computed its result.
         kept: The values that there still are: nodes that compute these became other nodes.
     """
     wanted = op_type.removeprefix("Fused")

@@ -35,7 +35,6 @@ def page(template: str, values: Mapping[str, Any]) -> str:
 
     Args:
         template: Name of a template of this package, ``"model.html.jinja"``.
-        values: What it shows.
     """
     made = environment(_TEMPLATES)
     made.filters.update(count=count_text, bytes=bytes_text, flops=flops_text)
@@ -44,15 +43,7 @@ def page(template: str, values: Mapping[str, Any]) -> str:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Checks where a file is to be written, before anything that takes long.
-
-    Args:
-        path: The file.
-        what: What it is, for the message.
-
-    Raises:
-        SaveError: It is a folder or a device, or in no folder.
-    """
+    """Checks where a file is to be written, before anything that takes long."""
     if path.is_dir():
         raise SaveError(f"can't write the {what} {path}: it is a folder", hint="Give the name of a file.")
     if path.exists() and not path.is_file():
@@ -65,12 +56,7 @@ def save_text(path: Path, text: str, what: str) -> None:
     """Writes a file, complete or not at all.
 
     Args:
-        path: The file.
-        text: What is in it.
         what: What it is, for the message: ``"page"``.
-
-    Raises:
-        SaveError: It can't be written.
     """
     try:
         check_writable(path, what)

@@ -31,10 +31,7 @@ class Place:
     Attributes:
         modules: The paths of the modules that it is part of with their classes, the outermost first; the last is its own. The
             class is empty where it is not known.
-        rule: The converter, as full metadata say it.
-        package, version: The converter's package.
         source: The user's ``file:line``.
-        rewritten: The rewrites that made it.
     """
 
     modules: tuple[tuple[str, str], ...] = ()
@@ -59,7 +56,6 @@ def place_of(name: str | None, metadata: Mapping[str, str]) -> Place:
     """Where a node comes from.
 
     Args:
-        name: Its name.
         metadata: Its metadata: of onnxplug (short or full), of ``torch.onnx.export``, or without any of their keys.
     """
     named = path_of_name(name)

@@ -20,7 +20,6 @@ def rows(seen: ModelView, file: str, sizes: Mapping[str, int]) -> list[tuple[str
     """What there is to say of the whole model, in names and values.
 
     Args:
-        seen: The model.
         file: What its file is called, with its size.
         sizes: The sizes that the estimate of operations was made for.
     """
@@ -107,8 +106,6 @@ def to_html(seen: ModelView, title: str, facts: list[tuple[str, str]]) -> str:
     """A page with everything: modules, operators, weights, nodes.
 
     Args:
-        seen: The model.
-        title: Its headline.
         facts: The rows of :func:`rows`.
     """
     import onnxplug

@@ -44,17 +44,13 @@ class NodeView:
 
     Attributes:
         index: Its number in :attr:`ModelView.nodes`.
-        name: Its name; may be empty.
         op_type, domain: The operator; the domain of ai.onnx is empty.
         graph: Empty for the main graph; ``"NODE/ATTRIBUTE"`` in the body of a node, each within the one around it;
             ``"DOMAIN::NAME"`` in a function.
         module: Path of its module, ``"layers.0.linear"``; empty for the model itself. In a function it is seen from there.
         classes: The classes of the modules that it is part of, the outermost first, as far as they are known.
-        inputs, outputs: Its values.
-        attributes: Attributes as short texts.
         rule, package, version: The converter and its package, as full metadata say it.
         source: The user's ``file:line``.
-        rewritten: The rewrites that made it.
         flops: Estimated operations, of its bodies too (`onnxplug_tools.inspection.flops`); ``None`` where there is no estimate.
     """
 
@@ -86,8 +82,6 @@ class WeightView:
     """An initializer, or the tensor of a ``Constant``.
 
     Attributes:
-        name: Its name.
-        dtype, shape: Of its elements.
         bytes: Bytes of the elements; of text, of the characters.
         location: The file that holds the elements, as the model names it; ``None`` for the model's own file.
         module: Path of the module that it belongs to, by its name or else by the first node that reads it.
@@ -155,8 +149,6 @@ class FunctionView:
     """A model-local function.
 
     Attributes:
-        domain, name, overload: What it is called.
-        inputs, outputs: Names of its parameters and results.
         nodes: How many nodes it has, those of bodies among them.
         calls: How many nodes of the model, or of its functions, call it.
     """
@@ -180,18 +172,13 @@ class ModelView:
     """What is in a model.
 
     Attributes:
-        name: The graph's name.
         producer: What wrote it, with its version; may be empty.
-        ir_version: Version of the format.
         opsets: Domain to version; the domain of ai.onnx is empty.
-        metadata: The model's own metadata and its graph's.
         inputs, outputs: Of the main graph; initializers are no inputs.
         nodes: All nodes: each node of the main graph followed by those of its bodies, then those of functions.
         weights: Initializers of all graphs, and the tensors of ``Constant`` nodes.
-        root: The model as a module.
         operators: How often each operator occurs, the most frequent first; nodes of functions are left out, calls are not.
         bytes_by_dtype: Bytes of weights by their element type, the most first.
-        functions: Model-local functions.
     """
 
     name: str
@@ -228,7 +215,6 @@ class Seen:
     """A picture beside the model that it shows.
 
     Attributes:
-        view: The picture.
         nodes: What was made of each node.
         weights: What was made of each weight, with its tensor; a ``Constant`` is known by its result.
     """

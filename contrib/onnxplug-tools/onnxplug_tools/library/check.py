@@ -14,9 +14,8 @@ from packaging.utils import canonicalize_name
 
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
 from onnxplug.plugin_api import CaptureRequest, OrtLibrary
-from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.patches import PluginPatch
-from onnxplug.plugins.records import PluginRecord, Selection
+from onnxplug.plugins.records import PluginRecord
 from onnxplug.plugins.runtime import PluginRuntime, reference_kernels
 from onnxplug.registry.names import packet_of, without_prefix
 from onnxplug.text import counted
@@ -27,22 +26,11 @@ Row = tuple[str, str, str]
 _LISTED = 20
 
 
-def library_findings(selection: Selection, name: str | None, seconds: float) -> Iterator[tuple[str, Row]]:
-    """What is to be said of plugins and their libraries, each with the plugin's name.
-
-    Args:
-        selection: The plugins.
-        name: The one to look at; all but the builtin one when ``None``.
-        seconds: How long importing a plugin may take.
-    """
-    manager = PluginManager(selection)
-    manager.load(seconds=seconds)
-    for record in manager.records():
-        if record.is_builtin or record.status != "loaded" or name not in (None, record.name, record.distribution):
-            continue
-        supplied = manager.supplied(record)
-        rows = [*_versions(record), *_operators(record, supplied), *_runtime(record, supplied)]
-        yield from ((record.name, row) for row in rows)
+def library_rows(record: PluginRecord, supplied: dict[str, Any]) -> Iterator[Row]:
+    """What is to be said of a plugin and its libraries."""
+    yield from _versions(record)
+    yield from _operators(record, supplied)
+    yield from _runtime(record, supplied)
 
 
 def _libraries(record: PluginRecord) -> list[str]:

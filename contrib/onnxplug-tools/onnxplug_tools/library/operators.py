@@ -43,11 +43,7 @@ class LibraryOperator:
     Attributes:
         name: Its qualified name, ``"acme::nms.default"``.
         schema: Its schema in words, without the namespace.
-        has_fake: Whether torch knows the shapes of its results.
-        mutates: The arguments that it writes to.
         is_composite: Whether torch computes it by other operators, by its own kernel or a decomposition.
-        runs_on_cpu: Whether it has a kernel for the CPU.
-        is_for_gradients: Whether it computes gradients, by its name.
         arguments: The name of each argument, its type and whether it has a default.
     """
 
@@ -133,11 +129,7 @@ def _has_fake(schema: Any, has_kernel: bool) -> bool:
 
 
 def import_library(name: str) -> Any:
-    """Imports a library.
-
-    Raises:
-        UsageError: It can't be imported; the message has the cause.
-    """
+    """Imports a library."""
     try:
         return importlib.import_module(name)
     except Exception as error:
@@ -160,11 +152,7 @@ def distribution_and_version(library: str) -> tuple[str, str] | None:
 
 
 def new_operators(*libraries: str) -> list[LibraryOperator]:
-    """The operators that importing libraries registers, in this process, which must not have imported them yet.
-
-    Raises:
-        UsageError: One can't be imported.
-    """
+    """The operators that importing libraries registers, in this process, which must not have imported them yet."""
     import torch
 
     del torch
@@ -178,11 +166,7 @@ def new_operators(*libraries: str) -> list[LibraryOperator]:
 
 
 def read_library(*libraries: str) -> list[LibraryOperator]:
-    """The operators that importing libraries registers, found out in a process of its own.
-
-    Raises:
-        UsageError: One can't be imported, or ends or hangs the process.
-    """
+    """The operators that importing libraries registers, found out in a process of its own."""
     names = " and ".join(libraries)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "operators.json"
@@ -203,11 +187,11 @@ def read_library(*libraries: str) -> list[LibraryOperator]:
         if not answer.exists():
             last = (done.stderr.strip() or "it says nothing").splitlines()[-1]
             raise UsageError(f"importing {names} ended Python with status {done.returncode}: {last}")
-        found = json.loads(answer.read_text(encoding="utf-8"))
-    if isinstance(found, dict):
-        raise UsageError(found["message"], hint=found["hint"])
+        described = json.loads(answer.read_text(encoding="utf-8"))
+    if isinstance(described, dict):
+        raise UsageError(described["message"], hint=described["hint"])
     rows = (
-        {"mutates": tuple(f.pop("mutates")), "arguments": tuple(map(tuple, f.pop("arguments"))), **f} for f in found
+        {"mutates": tuple(f.pop("mutates")), "arguments": tuple(map(tuple, f.pop("arguments"))), **f} for f in described
     )
     return [LibraryOperator(**row) for row in rows]
 

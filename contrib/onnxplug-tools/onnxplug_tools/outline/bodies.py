@@ -21,7 +21,6 @@ class Body:
 
     Args:
         path: The module's path in the model, that names and metadata begin with.
-        types: Gives a value its type and shape.
         full: What its nodes say of where they come from: everything, or what a model is shipped with; ``None`` for nothing.
     """
 

@@ -157,9 +157,7 @@ def outputs_of(
     """The results of some nodes of a graph that others read.
 
     Args:
-        nodes: The nodes.
         readers: Value to the nodes of the graph that read it.
-        results: The graph's outputs.
     """
     inside = set(nodes)
     return [

@@ -35,9 +35,6 @@ def outline(
     modules.
 
     Args:
-        model: The model, complete.
-        calls: Which calls of modules its nodes come from.
-        wanted: Which modules become functions, and their domain.
         version: The domain's version, unless the model has it already.
         full: What calls say of where they come from: everything, or what a model is shipped with; ``None`` for nothing.
 
@@ -77,12 +74,7 @@ def _key(call: ModuleCall, form: Canonical) -> Hashable:
 
 
 def _repeated(forms: Mapping[ModuleCall, Canonical], sizes: Mapping[ModuleCall, int]) -> dict[ModuleCall, Canonical]:
-    """The calls that others repeat, less small ones and those that only pass on to another.
-
-    Args:
-        forms: The calls and their forms.
-        sizes: The numbers of their nodes.
-    """
+    """The calls that others repeat, less small ones and those that only pass on to another."""
     counts = Counter(_key(call, form) for call, form in forms.items())
     kept = {c: form for c, form in forms.items() if counts[_key(c, form)] > 1 and sizes[c] >= MIN_NODES}
     for call in list(kept):
@@ -105,8 +97,6 @@ class _Made(NamedTuple):
     """A function of the model.
 
     Attributes:
-        function: The function.
-        class_name: The class that it stands for.
         order: For each of its inputs, which one of the canonical form it is.
         inner: The functions that it calls, by their keys, and how often.
     """
@@ -206,9 +196,7 @@ class _Outline:
         """The call that stands for a region.
 
         Args:
-            region: The region.
             called: Counts the calls of each function.
-            names: Names of the nodes around it.
             body: The function that the call is part of; ``None`` for the model's graph.
         """
         call = region.call
@@ -263,16 +251,16 @@ def _undescribed(value: ir.Value, copy: ir.Value) -> None:
     """Leaves a copy without type and shape."""
 
 
-def _input_name(given: Sequence[tuple[ir.Value, str]]) -> str:
+def _input_name(values: Sequence[tuple[ir.Value, str]]) -> str:
     """The name of a function's input: what is given to it, where that is called the same by all that call it.
 
     Args:
         given: What each call gives, and the path of the module called.
     """
-    (first, _), *_ = given
+    (first, _), *_ = values
     if first.is_initializer():
-        inner = {within(str(value.name), path) for value, path in given}
-        names = inner if len(inner) == 1 else {str(value.name).rpartition(".")[2] for value, _ in given}
+        inner = {within(str(value.name), path) for value, path in values}
+        names = inner if len(inner) == 1 else {str(value.name).rpartition(".")[2] for value, _ in values}
     else:
-        names = {unnumbered(str(value.name)) for value, _ in given}
+        names = {unnumbered(str(value.name)) for value, _ in values}
     return names.pop() if len(names) == 1 else "weight" if first.is_initializer() else "x"

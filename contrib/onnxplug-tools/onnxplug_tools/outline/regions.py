@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -12,7 +11,6 @@ from onnxplug.build.stored import META, Origin
 from onnxplug_tools.outline.calls import ModuleCall, ModuleCalls
 from onnxplug_tools.outline.canonical import outputs_of, read_by
 
-_T = TypeVar("_T")
 Chain = tuple[ModuleCall, ...]
 _OF_SIZES = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
@@ -29,12 +27,7 @@ Item = Region | ir.Node
 
 
 class Regions:
-    """The nodes of a graph, and the calls of modules that each is part of.
-
-    Args:
-        graph: The graph.
-        calls: Where its nodes come from.
-    """
+    """The nodes of a graph, and the calls of modules that each is part of."""
 
     def __init__(self, graph: ir.Graph, calls: ModuleCalls) -> None:
         self.nodes = list(graph)
@@ -137,6 +130,8 @@ class Regions:
             nodes: The nodes, in the order of the graph.
             depth: How many of the calls that a node is part of are around all of these.
         """
+        from networkx import DiGraph, strongly_connected_components
+
         level = dict(depth)
         while True:
             groups: dict[ir.Node | ModuleCall, list[ir.Node]] = {}
@@ -147,7 +142,8 @@ class Regions:
             of = {node: key for key, members in groups.items() for node in members}
             order: list[Item] = []
             entangled = False
-            for group in _in_order(groups, self._needs(of, groups)):
+            # Each group comes after those that it reads, and the groups otherwise in their own order.
+            for group in strongly_connected_components(DiGraph(self._needs(of, groups))):
                 if len(group) > 1:
                     entangled = True
                     for key in group:
@@ -175,39 +171,3 @@ def _belongs_to(value: ir.Value, call: ModuleCall) -> bool:
     """Whether a value is a weight of the module that is called, and of no other."""
     origin: Origin | None = value.meta.get(META)
     return origin is not None and all(target.startswith(f"{call.path}.") for target in origin.targets)
-
-
-def _in_order(items: Iterable[_T], needs: Mapping[_T, Sequence[_T]]) -> Iterator[list[_T]]:
-    """Items after those that they need, otherwise in their own order; those that need each other together (Tarjan)."""
-    number: dict[_T, int] = {}
-    lowest: dict[_T, int] = {}
-    waiting: list[_T] = []
-    is_waiting: set[_T] = set()
-    for start in items:
-        if start in number:
-            continue
-        number[start] = lowest[start] = len(number)
-        waiting.append(start)
-        is_waiting.add(start)
-        path = [(start, iter(needs[start]))]
-        while path:
-            item, rest = path[-1]
-            for needed in rest:
-                if needed not in number:
-                    number[needed] = lowest[needed] = len(number)
-                    waiting.append(needed)
-                    is_waiting.add(needed)
-                    path.append((needed, iter(needs[needed])))
-                    break
-                if needed in is_waiting:
-                    lowest[item] = min(lowest[item], number[needed])
-            else:
-                path.pop()
-                if path:
-                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[item])
-                if lowest[item] == number[item]:
-                    group = [waiting.pop()]
-                    while group[-1] != item:
-                        group.append(waiting.pop())
-                    is_waiting.difference_update(group)
-                    yield group

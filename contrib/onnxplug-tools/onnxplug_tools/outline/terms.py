@@ -23,12 +23,7 @@ def unnumbered(name: str) -> str:
 
 
 def in_terms_of(path: str, metadata: Mapping[str, str]) -> dict[str, str]:
-    """A node's metadata as seen from a module, without the numbers of FX nodes.
-
-    Args:
-        path: The module's path in the model.
-        said: The metadata.
-    """
+    """A node's metadata as seen from a module, without the numbers of FX nodes."""
     terms = dict(metadata)
     if NAMESPACE in terms:
         terms[NAMESPACE] = _namespace(terms[NAMESPACE], path)
@@ -72,7 +67,6 @@ def of_call(call: ModuleCall, path: str, full: bool | None) -> dict[str, str]:
     """The metadata of a call that stands for a module.
 
     Args:
-        call: The module's call.
         path: The module that the call is part of; empty for the model's graph.
         full: Everything; ``None`` nothing.
     """

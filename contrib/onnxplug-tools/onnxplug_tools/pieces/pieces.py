@@ -117,9 +117,9 @@ class OnnxPieces:
             return leaves[int(source.place)] if source.kind == "input" else results[source.call][int(source.place)]
 
         for call in self.calls:
-            given = pytree.tree_leaves((call.args, call.kwargs))
+            call_leaves = pytree.tree_leaves((call.args, call.kwargs))
             structure = pytree.tree_structure((call.args, call.kwargs))
-            taken = [value(source, leaf) for source, leaf in zip(call.sources, given, strict=True)]
+            taken = [value(source, leaf) for source, leaf in zip(call.sources, call_leaves, strict=True)]
             args, kwargs = pytree.tree_unflatten(taken, structure)
             results.append(_with_tensors(call.results, self.programs[call.path](*args, **kwargs)))
         example = self._example
@@ -143,7 +143,10 @@ class OnnxPieces:
         Raises:
             VerificationError: An output differs.
         """
-        runs = [self._example, *_further_runs(self.model, self.programs, self._example, self._spec, self._axes, seeds)]
+        runs = [
+            self._example,
+            *_generated_runs(self.model, self.programs, self._example, self._spec, self._axes, seeds),
+        ]
         worst = 0.0
         for run in runs:
             got = self._run(run.leaves)
@@ -269,11 +272,6 @@ def export_pieces(
         options: Those of the call; ``pieces`` has the paths of the submodules, and ``verify`` compares the chain with the whole
             model.
         export: ``to_onnx``, which exports one piece.
-
-    Raises:
-        UsageError: A path is none of a submodule that runs, or one piece lies within another.
-        WeightsError: A weight has no numbers.
-        ConversionError: A piece writes its inputs or buffers.
     """
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
@@ -303,7 +301,7 @@ def export_pieces(
         for path in submodules:
             if all(call.path != path for call in example.calls):
                 raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
-        runs = [example, *_further_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
+        runs = [example, *_generated_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
     user_names = {name for _, _, wanted in shapes.requested_axes() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
     programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
@@ -317,11 +315,7 @@ def export_pieces(
 
 
 def _check_numbers(model: torch.nn.Module) -> None:
-    """Checks that the weights of a model have numbers.
-
-    Raises:
-        WeightsError: One has none.
-    """
+    """Checks that the weights of a model have numbers."""
     names = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_fake(tensor)]
     if names:
         raise WeightsError(
@@ -333,11 +327,7 @@ def _check_numbers(model: torch.nn.Module) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder that can't be written.
-
-    Raises:
-        SaveError: It is a file, or can't be made or written.
-    """
+    """Refuses a folder that can't be written."""
     if folder.exists() and not folder.is_dir():
         raise SaveError(f"{folder} is a file", hint="pieces= writes several files: name a folder.")
     place = folder if folder.exists() else folder.absolute().parent
@@ -348,11 +338,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _submodules(model: torch.nn.Module, pieces: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """The submodules by their paths.
-
-    Raises:
-        UsageError: A path is malformed or names none, or one piece lies within another.
-    """
+    """The submodules by their paths."""
     if isinstance(pieces, str) or not isinstance(pieces, Sequence) or not pieces:
         raise UsageError(f"pieces must be a list of names of submodules, got {pieces!r}")
     known = dict(model.named_modules(remove_duplicate=False))
@@ -391,7 +377,7 @@ def _example(
         ) from error
 
 
-def _further_runs(
+def _generated_runs(
     model: torch.nn.Module,
     pieces: Mapping[str, Any],
     example: Run,

@@ -32,12 +32,9 @@ class RecordedCall:
     """One call of a submodule.
 
     Attributes:
-        path: The submodule's name in the model.
         args, kwargs: Its inputs, copied before it ran.
         sources: For each leaf of these: where the tensor comes from, ``None`` for one that is computed between the calls and for
             anything that is not a tensor.
-        results: The leaves of what it returned.
-        structure: Their structure.
     """
 
     path: str
@@ -53,9 +50,6 @@ class Run:
     """A run of the model.
 
     Attributes:
-        leaves: Its inputs, flattened.
-        sizes: The sizes of the dimensions that have names.
-        calls: The calls in order.
         outputs: What the model returned, flattened, and its structure.
         sources: For each output where it comes from, as in :class:`RecordedCall`.
     """
@@ -109,13 +103,7 @@ def record(
     """Runs a model eagerly and records the calls of submodules. Its buffers and the random generators stay as they were.
 
     Args:
-        model: The model.
-        submodules: The submodules by their paths.
         leaves, spec: The model's inputs, flattened, and their structure; they stay as they were.
-        sizes: The sizes of the dimensions that have names.
-
-    Raises:
-        Exception: Whatever the model raises.
     """
     known = _Known()
     calls: list[RecordedCall] = []
@@ -128,9 +116,9 @@ def record(
 
     def before(path: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            given = tuple(args), dict(kwargs)
-            sources = [known.source(leaf) for leaf in pytree.tree_leaves(given)]
-            positional, named = copied(given)
+            call_inputs = tuple(args), dict(kwargs)
+            sources = [known.source(leaf) for leaf in pytree.tree_leaves(call_inputs)]
+            positional, named = copied(call_inputs)
             calls.append(RecordedCall(path, positional, named, sources))
 
         return hook

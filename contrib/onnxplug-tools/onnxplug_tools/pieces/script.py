@@ -13,7 +13,6 @@ class Step(NamedTuple):
     """A call of a piece.
 
     Attributes:
-        file: Its ONNX file.
         inputs: The file's inputs, each with the value that it takes.
         outputs: The file's outputs, each with the name of the value that it becomes.
     """
@@ -105,12 +104,9 @@ def program_text(
     """The source of the program.
 
     Args:
-        model: The class of the model.
-        version: onnxplug's version.
         inputs, outputs: The names of the values that the model takes and returns.
         constants: The names of the values in ``constants.npz``.
         save: The mark of the save that all files are of.
-        steps: The calls in order.
     """
     files = ", ".join(dict.fromkeys(step.file for step in steps))
     return _PROGRAM.format(

@@ -46,11 +46,7 @@ def _plain(value: Any) -> Any:
 
 
 def save_trace(profile: Sums, path: str | os.PathLike[str]) -> None:
-    """Writes the file: complete or not at all.
-
-    Raises:
-        SaveError: It can't be written.
-    """
+    """Writes the file: complete or not at all."""
     try:
         destination = Path(os.path.realpath(os.fspath(path)))
         if destination.is_dir():

@@ -18,9 +18,6 @@ def profiled(file: str | None) -> Iterator[None]:
 
     Args:
         file: The file; ``None`` for none.
-
-    Raises:
-        UsageError: The file can't be written.
     """
     path = Path(file) if file is not None else None
     if path is not None and (not file or path.is_dir() or not path.parent.is_dir()):

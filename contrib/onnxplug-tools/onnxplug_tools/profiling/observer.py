@@ -63,11 +63,7 @@ class ProfileObserver(Recorder):
 
 
 def observer(profile: Any) -> ProfileObserver | None:
-    """The observer that the option ``profile`` asks for.
-
-    Raises:
-        UsageError: It is neither a bool nor a file that can be written.
-    """
+    """The observer that the option ``profile`` asks for."""
     if profile is False:
         return None
     if profile is True:

@@ -13,9 +13,7 @@ class Recorder(Observer):
     """The spans of one or more exports, in the order in which they began; used by one thread at a time.
 
     Attributes:
-        spans: All of them.
         began: The time of day at which it was made.
-        thread: The thread that made it.
     """
 
     details = True

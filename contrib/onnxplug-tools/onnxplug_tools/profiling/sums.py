@@ -17,10 +17,7 @@ class StageTime:
     """A stage of an export, or a part of one.
 
     Attributes:
-        name: What it is called.
         seconds: How long it took, with its parts; of all the times that it was done.
-        own_seconds: Without its parts.
-        calls: How often it was done.
         about: What is known of the last time: ``error`` where one ended it.
         parts: The stages within it, in the order in which they began.
     """
@@ -38,13 +35,9 @@ class RuleTime:
     """A rule, or a decomposition of an operator by torch.
 
     Attributes:
-        op: The operator that it was called for.
         rule: ``package.module:function`` of the converter, or the name of the decomposition.
-        package: The distribution that it is of.
-        calls: How often it was called.
         declined: How often it left the operator to the next rule.
         seconds: How long it took, with other rules that it called.
-        own_seconds: Without them.
     """
 
     op: str
@@ -58,14 +51,7 @@ class RuleTime:
 
 @dataclass
 class RewriteTime:
-    """A rewrite.
-
-    Attributes:
-        name: Its name.
-        tries: At how many nodes it was tried.
-        fired: How often it replaced something.
-        seconds: How long that took.
-    """
+    """A rewrite."""
 
     name: str
     tries: int
@@ -78,8 +64,6 @@ class NodeTime:
     """An FX node that was converted.
 
     Attributes:
-        name: Its name in the captured graph.
-        op: Its operator.
         location: The user's ``file:line``.
         seconds, own_seconds: How long it took, with and without nodes that its decomposition consists of.
     """
@@ -96,11 +80,7 @@ class ModuleTime:
     """The modules of one class, as torch.export traced them.
 
     Attributes:
-        name: The class.
-        calls: How many calls were traced.
         seconds: How long that took, with modules within them, those of the same class once.
-        own_seconds: Without modules within them.
-        longest: Path of the module that took longest.
     """
 
     name: str
@@ -112,13 +92,7 @@ class ModuleTime:
 
 @dataclass
 class PartTime:
-    """What rules do through the builder, each a part of their own time.
-
-    Attributes:
-        name: What is done.
-        calls: How often.
-        seconds: How long.
-    """
+    """What rules do through the builder, each a part of their own time."""
 
     name: str
     calls: int
@@ -129,7 +103,6 @@ class Sums:
     """Recorded spans, and their sums by stage, rule, rewrite, node and module.
 
     Args:
-        recorder: What was recorded.
         root: The span that it is about; everything that was recorded when ``None``.
     """
 
@@ -176,6 +149,16 @@ class Sums:
             made[id(span)] = same
         _set_own_seconds(top)
         return top
+
+    def stage_rows(self) -> list[tuple[int, StageTime]]:
+        """The stages and their parts in the order of a table, each with how deep it is."""
+        rows: list[tuple[int, StageTime]] = []
+        pending = [(0, stage) for stage in reversed(self.stages())]
+        while pending:
+            depth, stage = pending.pop()
+            rows.append((depth, stage))
+            pending += [(depth + 1, part) for part in reversed(stage.parts)]
+        return rows
 
     def rules(self) -> list[RuleTime]:
         """The rules that were called, and torch's decompositions; that with the most own time first."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onnxplug_tools.profiling.sums import StageTime, Sums
+from onnxplug_tools.profiling.sums import Sums
 
 #: Of the tables as text: wide enough for names of rules and places in the code.
 _WIDTH = 160
@@ -29,7 +29,6 @@ def tables(profile: Sums, rows: int) -> Iterator[Table]:
     """The tables; those that would be empty are left out.
 
     Args:
-        profile: The profile.
         rows: How many rows of each are shown, except of the stages.
     """
     yield _stages(profile)
@@ -74,22 +73,12 @@ def _stages(profile: Sums) -> Table:
     table = _new(f"Stages: {profile.seconds:.2f} s", ("stage", ">s", ">own s", ">share", ">times", "about"))
     together = profile.seconds
 
-    def add(stage: StageTime, depth: int) -> None:
+    for depth, stage in profile.stage_rows():
         about = ", ".join(f"{key} {value}" for key, value in stage.about.items() if key != "why")
         name = Text(f"{'  ' * depth}{stage.name}", style="bold" if not depth else "")
         numbers = [_seconds(stage.seconds), _seconds(stage.own_seconds), _share(stage.seconds, together)]
-        row = [
-            name,
-            *map(Text, numbers),
-            Text(_count(stage.calls)),
-            Text(about, style="red" if "error" in stage.about else ""),
-        ]
-        table.add_row(*row)
-        for part in stage.parts:
-            add(part, depth + 1)
-
-    for stage in profile.stages():
-        add(stage, 0)
+        remark = Text(about, style="red" if "error" in stage.about else "")
+        table.add_row(name, *map(Text, numbers), Text(_count(stage.calls)), remark)
     return table
 
 

@@ -29,7 +29,6 @@ def summarised(arguments: Mapping[str, Any], defaults: Any = None) -> dict[str, 
     """The arguments that were given, in words.
 
     Args:
-        arguments: By name.
         defaults: The function that was called; what is as its default says is left out.
     """
     parameters = inspect.signature(defaults).parameters if callable(defaults) else {}

@@ -13,15 +13,7 @@ from onnxplug_tools.report.observer import observer
 
 @contextlib.contextmanager
 def reporting(folder: Path, verify: bool) -> Iterator[None]:
-    """Writes a report of the command to a folder when the context ends, after an error too, and says where it is.
-
-    Args:
-        folder: The folder.
-        verify: Whether the command verifies.
-
-    Raises:
-        SaveError: The folder can't be made, or the report of a command that succeeded can't be written.
-    """
+    """Writes a report of the command to a folder when the context ends, after an error too, and says where it is."""
     observing = observer(folder)
     assert observing is not None  # a command is within no other
     if verify:

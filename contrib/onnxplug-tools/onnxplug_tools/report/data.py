@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxplug_tools.report.differences import DECADES
@@ -15,48 +15,33 @@ if TYPE_CHECKING:
 #: Counted up when a key changes its meaning or is gone.
 VERSION = 1
 SCHEMA = f"onnxplug.report/{VERSION}"
+#: In their order; most are attributes of a report.
+_KEYS = (
+    "status model began seconds failure versions system plugins arguments opsets inputs outputs sizes capture decomposed folded "
+    "rewrites functions packages times verification warnings files tables nodes modules weights"
+).split()
 
 
 def to_dict(report: Facts) -> dict[str, Any]:
     """See :meth:`ExportReport.to_dict`."""
-    times = report.times
-    return {
-        "schema": SCHEMA,
-        "status": report.status,
-        "model": report.model,
-        "began": report.began,
-        "seconds": report.seconds,
-        "failure": None if report.failure is None else asdict(report.failure),
-        "versions": report.versions,
-        "system": report.system,
-        "plugins": [asdict(plugin) for plugin in report.plugins],
-        "arguments": report.arguments,
-        "opsets": report.opsets,
+    times, view = report.times, report.view
+    tables = ("stages", "rules", "rewrites", "modules")
+    written = {
         "inputs": [{"name": name, "type": kind} for name, kind in report.inputs],
         "outputs": [{"name": name, "type": kind} for name, kind in report.outputs],
-        "sizes": report.sizes,
-        "capture": None if report.capture is None else asdict(report.capture),
-        "decomposed": [asdict(item) for item in report.decomposed],
-        "folded": report.folded,
-        "rewrites": [asdict(item) for item in report.rewrites],
-        "functions": report.functions,
-        "packages": report.packages,
-        "times": None
-        if times is None
-        else {
-            "stages": [asdict(stage) for stage in times.stages()],
-            "rules": [asdict(rule) for rule in times.rules()],
-            "rewrites": [asdict(rewrite) for rewrite in times.rewrites()],
-            "modules": [asdict(module) for module in times.modules()],
-        },
+        "times": None if times is None else {name: _plain(getattr(times, name)()) for name in tables},
         "verification": None if report.verification is None else _verification(report.verification),
-        "warnings": [asdict(warned) for warned in report.warnings],
-        "files": [asdict(file) for file in report.files],
-        "tables": [asdict(table) for table in report.tables],
-        "nodes": [] if report.view is None else [_node(node) for node in report.view.nodes],
-        "modules": None if report.view is None else _module(report.view.root),
-        "weights": None if report.view is None else _weights(report.view),
+        "nodes": [] if view is None else [_node(node) for node in view.nodes],
+        "modules": None if view is None else _module(view.root),
+        "weights": None if view is None else _weights(view),
     }
+    return {"schema": SCHEMA} | {k: written[k] if k in written else _plain(getattr(report, k)) for k in _KEYS}
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_plain(value) for value in item]
+    return asdict(item) if is_dataclass(item) else item  # type: ignore[arg-type]
 
 
 def to_json(report: Facts) -> str:
@@ -104,25 +89,16 @@ def _node(node: NodeView) -> dict[str, Any]:
 
 
 def _module(module: ModuleView) -> dict[str, Any]:
-    """A module and those in it; without recursion, for they may be nested a hundred deep."""
-    made: dict[int, dict[str, Any]] = {}
-    pending = [module]
-    order = []
-    while pending:
-        found = pending.pop()
-        order.append(found)
-        pending.extend(found.children)
-    for found in reversed(order):
-        made[id(found)] = {
-            "path": found.path,
-            "classes": list(found.classes),
-            "nodes": found.total_nodes,
-            "parameters": found.total_parameters,
-            "bytes": found.total_bytes,
-            "flops": found.total_flops,
-            "children": [made[id(child)] for child in found.children],
-        }
-    return made[id(module)]
+    """A module and its submodules, which :mod:`onnxplug_tools.inspection.places` nests a hundred deep at most."""
+    return {
+        "path": module.path,
+        "classes": list(module.classes),
+        "nodes": module.total_nodes,
+        "parameters": module.total_parameters,
+        "bytes": module.total_bytes,
+        "flops": module.total_flops,
+        "children": [_module(child) for child in module.children],
+    }
 
 
 def _weights(view: ModelView) -> dict[str, Any]:

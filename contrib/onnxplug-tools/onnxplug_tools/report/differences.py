@@ -18,7 +18,6 @@ class Histogram:
     """Differences of elements, each in units of the element's own tolerance: 1 is what is just accepted.
 
     Attributes:
-        equal: Number of elements that are the same.
         counts: Number of elements that differ, by decade: less than 1e-8 of the tolerance, 1e-8 to 1e-7, …, 1e4 and more.
         not_finite: Number of elements that are NaN or infinite in one result and something else in the other.
     """
@@ -33,8 +32,6 @@ class Histogram:
 
         Args:
             difference: ``|ONNX - PyTorch|`` of each element.
-            allowed: Its tolerance.
-            same: Whether both are equal.
         """
         differing = ~same
         finite = differing & difference.isfinite()
@@ -49,6 +46,13 @@ class Histogram:
         """Number of all elements."""
         return self.equal + sum(self.counts) + self.not_finite
 
+    def bars(self) -> list[tuple[str, int]]:
+        """Its bins in words, each with the number of its elements."""
+        between = [f"1e{low} to 1e{low + 1}" for low in DECADES[:-1]]
+        labels = [f"less than 1e{DECADES[0]}", *between, f"1e{DECADES[-1]} and more"]
+        counted = zip(labels, self.counts, strict=True)
+        return [("the same", self.equal), *counted, ("NaN or infinite in one alone", self.not_finite)]
+
     def add(self, other: Histogram) -> None:
         """Adds another one's numbers."""
         self.equal += other.equal
@@ -61,9 +65,6 @@ class OutputDifference:
     """How one output compares.
 
     Attributes:
-        name: The output.
-        dtype: Its dtype in PyTorch.
-        elements: How many it has.
         max_abs_difference: Largest difference of two finite elements.
         beyond: Number of elements that differ by more than the tolerance.
         histogram: The differences; ``None`` where dtype or shape differ.
@@ -84,9 +85,7 @@ class CaseDifference:
     """One set of inputs that was compared.
 
     Attributes:
-        sizes: Size of each dynamic dimension.
         seed: Seed of the generated inputs; ``None`` for those that were given.
-        runtime: What ran the model.
         outputs: Its outputs; those after the first that is not accepted are not compared.
     """
 

@@ -15,12 +15,7 @@ _LONGEST_TRACEBACK = 40
 
 
 def failure_of(error: BaseException, stage: str) -> Failure:
-    """What is known of an error.
-
-    Args:
-        error: The error.
-        stage: The stage in which it was raised.
-    """
+    """What is known of an error."""
     ours = isinstance(error, OnnxplugError)
     place = getattr(error, "place", None)
     return Failure(

@@ -27,14 +27,7 @@ def file_of(path: str) -> File:
 
 
 def prepare(folder: str | os.PathLike[str]) -> Path:
-    """Makes the folder, and checks that reports can be written there, before anything that takes long.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        SaveError: It can't be made or written.
-    """
+    """Makes the folder, and checks that reports can be written there, before anything that takes long."""
     path = Path(os.fsdecode(folder))
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -49,15 +42,10 @@ def write_all(folder: Path, name: str, texts: Mapping[str, Callable[[], str]]) -
     """Writes a report in several formats. What can be written is, before the first error is raised.
 
     Args:
-        folder: The folder.
         name: What the files are called, without their suffixes.
-        texts: Suffix to what makes the text.
 
     Returns:
         The paths of the files.
-
-    Raises:
-        SaveError: One can't be written.
     """
     written: list[str] = []
     failures: list[Exception] = []
@@ -78,11 +66,7 @@ def write_all(folder: Path, name: str, texts: Mapping[str, Callable[[], str]]) -
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file: complete or not at all.
-
-    Raises:
-        SaveError: It can't be written; what stood there before is untouched.
-    """
+    """Writes a file: complete or not at all."""
 
     def content(file: IO[bytes]) -> None:
         file.write(text.encode("utf-8"))

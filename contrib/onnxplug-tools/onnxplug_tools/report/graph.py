@@ -33,10 +33,7 @@ class Box:
     """A part of the graph.
 
     Attributes:
-        label: What stands in it.
-        about: What stands below that.
         kind: ``"module"``, ``"own"`` (nodes of a module that are of none of its submodules), ``"input"`` or ``"output"``.
-        module: The path of the module.
     """
 
     label: str
@@ -46,12 +43,7 @@ class Box:
 
 
 def flowchart(view: ModelView, most: int = MOST_BOXES) -> str:
-    """The graph in Mermaid's language. Takes time linear in its nodes.
-
-    Args:
-        view: The model.
-        most: About how many boxes there may be.
-    """
+    """The graph in Mermaid's language. Takes time linear in its nodes."""
     boxes, edges = boxes_of(view, most)
     lines = ["flowchart TD"]
     for number, box in enumerate(boxes):

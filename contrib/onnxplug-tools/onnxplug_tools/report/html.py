@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from onnxplug.text import printable
 from onnxplug_tools.inspection import pages
 from onnxplug_tools.inspection.words import bytes_text
-from onnxplug_tools.report.markdown import bin_labels, summary_rows, verification_text
+from onnxplug_tools.report.differences import DECADES
+from onnxplug_tools.report.markdown import summary_rows, verification_text
 from onnxplug_tools.report.text import number_text, seconds_text
 
 if TYPE_CHECKING:
     from onnxplug_tools.inspection.view import ModelView, ModuleView
-    from onnxplug_tools.profiling.sums import StageTime
     from onnxplug_tools.report.differences import Histogram
     from onnxplug_tools.report.record import Facts
 
@@ -25,7 +25,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 #: The columns of the table of nodes; docs/reports.md names them.
 COLUMNS = ("#", "operator", "module", "outputs", "rule", "package", "source line", "FLOPs")
 #: What is known of a node besides, shown below the table.
-FURTHER = ("name", "graph", "inputs", "attributes", "rewritten by")
+DETAILS = ("name", "graph", "inputs", "attributes", "rewritten by")
 #: How the names of builtin rules begin; what follows says enough.
 _BUILTIN = "onnxplug.converters."
 #: Submodules of one module that the tree shows; a model may have ten thousand.
@@ -117,7 +117,7 @@ def _nodes(view: ModelView) -> dict[str, Any]:
                 number(", ".join(node.rewritten)),
             ]
         )
-    return {"columns": COLUMNS, "further": FURTHER, "numbers": [0, 7], "texts": list(texts), "rows": rows}
+    return {"columns": COLUMNS, "further": DETAILS, "numbers": [0, 7], "texts": list(texts), "rows": rows}
 
 
 def _tree(root: ModuleView) -> list[tuple[str, ModuleView, int]]:
@@ -143,39 +143,28 @@ def _stages(report: Facts) -> list[dict[str, Any]]:
     if report.times is None:
         return []
     whole = report.times.seconds or 1.0
-    rows: list[dict[str, Any]] = []
-
-    def add(stage: StageTime, depth: int) -> None:
-        share = min(1.0, stage.seconds / whole)
-        rows.append(
-            {"stage": stage, "depth": depth, "share": f"{100 * share:.1f}", "error": stage.about.get("error", "")}
-        )
-        for part in stage.parts:
-            add(part, depth + 1)
-
-    for stage in report.times.stages():
-        add(stage, 0)
-    return rows
+    return [
+        {
+            "stage": stage,
+            "depth": depth,
+            "share": f"{100 * min(1.0, stage.seconds / whole):.1f}",
+            "error": stage.about.get("error", ""),
+        }
+        for depth, stage in report.times.stage_rows()
+    ]
 
 
 def _bars(histogram: Histogram) -> list[dict[str, Any]]:
     """The bars of a histogram, as high as the logarithm of their counts."""
-    counts = [
-        ("the same", histogram.equal, "same"),
-        *((label, count, "within" if position < 9 else "beyond") for position, (label, count) in _bins(histogram)),
-        ("NaN or infinite in one alone", histogram.not_finite, "beyond"),
-    ]
-    most = max((len(str(count)) + int(str(count)[0]) / 10 for _, count, _ in counts if count), default=1.0)
+    within = DECADES.index(0)  # 1e0 times the tolerance is the largest difference that is accepted
+    logarithms = {count: len(str(count)) + int(str(count)[0]) / 10 for _, count in histogram.bars() if count}
+    most = max(logarithms.values(), default=1.0)
     return [
         {
             "label": label,
             "count": count,
-            "kind": kind,
-            "height": round(130 * (len(str(count)) + int(str(count)[0]) / 10) / most) if count else 0,
+            "kind": "same" if not position else "within" if position <= within + 1 else "beyond",
+            "height": round(130 * logarithms.get(count, 0) / most),
         }
-        for label, count, kind in counts
+        for position, (label, count) in enumerate(histogram.bars())
     ]
-
-
-def _bins(histogram: Histogram) -> list[tuple[int, tuple[str, int]]]:
-    return list(enumerate(zip(bin_labels(), histogram.counts, strict=True)))

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from onnxplug.text import counted, printable
 from onnxplug_tools.inspection.words import bytes_text
-from onnxplug_tools.report.differences import DECADES
 from onnxplug_tools.report.graph import flowchart
 from onnxplug_tools.report.text import number_text, seconds_text
 
 if TYPE_CHECKING:
-    from onnxplug_tools.profiling.sums import StageTime
     from onnxplug_tools.report.record import Capture, Facts, Failure, Verification
 
 _LONGEST_TABLE = 40
@@ -188,43 +186,30 @@ def _verification(verification: Verification) -> list[str]:
     rows: list[Sequence[Any]] = []
     for case in verification.cases:
         sizes = ", ".join(f"{name}={size}" for name, size in case.sizes.items()) or "static"
-        given = "given" if case.seed is None else f"seed {case.seed}"
+        origin = "given" if case.seed is None else f"seed {case.seed}"
         rows += [
-            (sizes, given, o.name, o.elements, f"{o.max_abs_difference:.1e}", o.problem or "accepted", case.runtime)
+            (sizes, origin, o.name, o.elements, f"{o.max_abs_difference:.1e}", o.problem or "accepted", case.runtime)
             for o in case.outputs
         ]
-    head = ("sizes", "inputs", "output", "elements", "largest difference", "result", "run by")
-    lines = _table("Verification", head, rows)
+    columns = ("sizes", "inputs", "output", "elements", "largest difference", "result", "run by")
+    lines = _table("Verification", columns, rows)
     if verification.error:
         lines += fenced(verification.error)
     if any(case.outputs for case in verification.cases):
-        histogram = verification.histogram
-        bars = [("the same", histogram.equal), *zip(bin_labels(), histogram.counts, strict=True)]
-        bars.append(("NaN or infinite in one alone", histogram.not_finite))
-        lines += _table("Differences in units of each element's tolerance", ("difference", "elements"), bars)
+        head = ("difference", "elements")
+        lines += _table("Differences in units of each element's tolerance", head, verification.histogram.bars())
     lines += [f"- skipped: {plain(reason)}" for reason in verification.skipped]
     return [*lines, ""] if verification.skipped else lines
-
-
-def bin_labels() -> list[str]:
-    """The bins of a histogram in words."""
-    between = [f"1e{low} to 1e{low + 1}" for low in DECADES[:-1]]
-    return [f"less than 1e{DECADES[0]}", *between, f"1e{DECADES[-1]} and more"]
 
 
 def _times(report: Facts) -> list[str]:
     times = report.times
     if times is None:
         return []
-    rows: list[Sequence[Any]] = []
-
-    def add(stage: StageTime, depth: int) -> None:
-        rows.append((f"{'– ' * depth}{stage.name}", f"{stage.seconds:.3f}", f"{stage.own_seconds:.3f}", stage.calls))
-        for part in stage.parts:
-            add(part, depth + 1)
-
-    for stage in times.stages():
-        add(stage, 0)
+    rows = [
+        (f"{'– ' * depth}{stage.name}", f"{stage.seconds:.3f}", f"{stage.own_seconds:.3f}", stage.calls)
+        for depth, stage in times.stage_rows()
+    ]
     lines = _table("Times", ("stage", "seconds", "own", "times"), rows)
     rules = [(r.op, r.rule, r.package, r.calls, r.declined or "", f"{1e3 * r.own_seconds:.2f}") for r in times.rules()]
     return lines + _table("Times of rules", ("operator", "rule", "package", "calls", "declined", "own ms"), rules)

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
@@ -38,10 +38,9 @@ from onnxplug_tools.report.report import ExportReport
 from onnxplug_tools.report.times import Times
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from onnxplug.capture.signature import Captured, InputSlot
+    from onnxplug.capture.signature import Captured
     from onnxplug.host import PluginHost
+    from onnxplug.program import OnnxProgram
 
 _PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 #: torch's decomposition of a whole program.
@@ -50,27 +49,6 @@ WHOLE_PROGRAM = "run_decompositions, of the whole program"
 
 #: Writes the reports of exports, mostly of one; the error is that which ended the last.
 Write = Callable[[Sequence[ExportReport], BaseException | None], None]
-
-
-class Exported(Protocol):
-    """What a report reads of a program: :class:`onnxplug.OnnxProgram` has it.
-
-    Attributes:
-        model: The ONNX model.
-        statistics: What was done.
-        captured: The capture, with the example inputs.
-        inputs: What the graph's inputs stand for.
-        report: The report.
-    """
-
-    model: ir.Model
-    statistics: Any
-    captured: Captured | None
-    inputs: list[InputSlot]
-    report: ExportReport | None
-
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The inputs of a call of the PyTorch model in a row."""
 
 
 class ReportWarning(UserWarning):
@@ -232,12 +210,7 @@ class ReportObserver(DifferenceObserver):
                 warnings.showwarning = before
 
     def _call(self, arguments: Mapping[str, Any], defaults: Any) -> None:
-        """Takes the arguments of the call; of one that calls another, the first are the user's.
-
-        Args:
-            arguments: By name.
-            defaults: The function that was called.
-        """
+        """Takes the arguments of the call; of one that calls another, the first are the user's."""
         if self.report.model:
             return
         values = dict(arguments)
@@ -275,7 +248,7 @@ class ReportObserver(DifferenceObserver):
             ],
         )
 
-    def _exported(self, program: Exported) -> None:
+    def _exported(self, program: OnnxProgram) -> None:
         """Takes the program, whose nodes say everything of where they come from."""
         from onnxplug_tools.inspection.view import view
 
@@ -299,11 +272,7 @@ class ReportObserver(DifferenceObserver):
         ]
 
     def _settle(self, error: BaseException | None) -> None:
-        """Ends the reports.
-
-        Args:
-            error: Why the export failed that is at work.
-        """
+        """Ends the reports."""
         if error is not None:
             self.report.failure = failure_of(error, self._times.failed_stage() or "arguments")
         for report in self.reports:
@@ -329,10 +298,6 @@ def observer(report: Any) -> ReportObserver | None:
     Args:
         report: ``True``, the path of a folder, or a function that writes: it gets the reports of all exports that are made, and
             the error that ended the last.
-
-    Raises:
-        UsageError: It is something else.
-        SaveError: The folder can't be made or written.
     """
     if report is False or events().find(ReportObserver) is not None:
         return None
@@ -367,7 +332,7 @@ def _versions() -> dict[str, str]:
     return versions | {"torch": str(torch.__version__)}  # with its build
 
 
-def _sizes(program: Exported) -> dict[str, int]:
+def _sizes(program: OnnxProgram) -> dict[str, int]:
     """The sizes of the dynamic dimensions in the export's own inputs, by name."""
     captured = program.captured
     if captured is None or not (captured.args or captured.kwargs):

@@ -19,7 +19,6 @@ class MissingRule:
     """An operator that has no rule.
 
     Attributes:
-        op: The operator.
         places: The user's lines at which it is called, ``file:line``.
         reasons: What else is known of each, in words; may be empty.
     """
@@ -35,9 +34,6 @@ class Failure:
 
     Attributes:
         stage: ``"arguments"``, ``"loading"``, ``"plugins"``, ``"capture"``, ``"conversion"``, ``"verification"`` or ``"saving"``.
-        error: Class of the error.
-        message: What is wrong, and where.
-        hint: What to do about it.
         place: The user's ``file:line``; ``None`` where it is not known.
         submodule: Path of the submodule at which capture stopped, as far as that is known.
         tries: What each attempt at capture said.
@@ -61,8 +57,6 @@ class Plugin:
     """An installed plugin.
 
     Attributes:
-        name: Its name.
-        distribution, version: What installed it.
         status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
         error: The end of the error of one that failed.
     """
@@ -80,7 +74,6 @@ class Attempt:
 
     Attributes:
         mode: torch.export's mode and the reading of the dynamic shapes, in words.
-        seconds: How long it took.
         error: Class and first line of what it failed of; ``None`` for the one that succeeded.
     """
 
@@ -94,7 +87,6 @@ class SizeCondition:
     """What the model's Python code asks of dynamic sizes, and the exported model takes for granted.
 
     Attributes:
-        text: The condition.
         place: The user's ``file:line``.
         only_small: Whether only the size 1 does not fulfil it: often the model is right there too.
     """
@@ -110,12 +102,8 @@ class Capture:
 
     Attributes:
         strategy: ``"non-strict"``, ``"strict"``, ``"given"`` …
-        seconds: How long it took.
-        nodes: Number of FX nodes.
-        attempts: What was tried, in order.
         repeated: How many operator calls repeated the nodes of an equal one.
         dimensions: Name of each dynamic dimension to its range, ``"2 to 128"``.
-        conditions: What is taken for granted of sizes.
     """
 
     strategy: str = ""
@@ -133,9 +121,6 @@ class Decomposed:
 
     Attributes:
         op: The operator; the whole program was decomposed because of it where ``by`` says so.
-        by: The decomposition.
-        times: How often.
-        places: The user's lines.
     """
 
     op: str
@@ -149,11 +134,7 @@ class Rewritten:
     """A rewrite that was applied.
 
     Attributes:
-        name: Its name.
-        package: The distribution that it is of.
-        times: How often it replaced something.
         nodes: Number of nodes of the model that it made, or that were made of what it made.
-        seconds: How long it took, trying included.
     """
 
     name: str
@@ -168,8 +149,6 @@ class Warned:
     """A warning that was shown.
 
     Attributes:
-        category: Its class.
-        text: What it says.
         place: The ``file:line`` that it is about.
     """
 
@@ -180,13 +159,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Table:
-    """What an observer of a plugin found.
-
-    Attributes:
-        title: What it is about.
-        head: The names of the columns.
-        rows: The cells, as texts.
-    """
+    """What an observer of a plugin found."""
 
     title: str
     head: tuple[str, ...]
@@ -228,7 +201,6 @@ class File:
     """A file that was written.
 
     Attributes:
-        path: Its path, as it was given.
         bytes: Its size with the data beside it.
     """
 
@@ -245,23 +217,13 @@ class Facts:
         began: The time of day at which the export began, in ISO 8601.
         failure: Why it failed; ``None`` where it succeeded.
         versions: Package to version: onnxplug, torch, onnx, Python and others.
-        system: The operating system and the machine's architecture.
-        plugins: The installed plugins.
         arguments: The arguments that were given, summarised: tensors by dtype and shape, never by their values.
-        opsets: Domain to version; ai.onnx by that name.
         inputs, outputs: Name and type (``"float[batch, 3]"``) of each.
         sizes: Sizes of the dynamic dimensions in the export's own inputs, for which operations are estimated.
-        capture: How the model was captured.
-        decomposed: What torch decomposed.
         folded: Operator to how often it was computed from constants during the export.
-        rewrites: The rewrites that were applied.
         functions: Function to the number of calls of modules that it stands for.
         packages: Distribution to the number of nodes that its rules made.
-        times: Where the time went.
         verification: What was compared; ``None`` where nothing was.
-        warnings: The warnings that were shown.
-        tables: What plugins' observers added.
-        files: What was written.
         view: What is in the model; ``None`` where there is none yet.
     """
 

@@ -24,9 +24,6 @@ class Kind(NamedTuple):
 
     Attributes:
         level: ``"error"``, ``"warning"`` or ``"note"``.
-        short: What it is.
-        help: What can be done.
-        page: The page of the documentation.
     """
 
     level: str
@@ -118,7 +115,6 @@ class Finding(NamedTuple):
 
     Attributes:
         kind: One of :data:`KINDS`.
-        text: What is to be said.
         place: ``file:line``.
         subject: The operator, module or output that it is about.
     """

@@ -10,9 +10,6 @@ from onnxplug_tools.profiling.sums import Sums
 class Times(Sums):
     """The spans of one report.
 
-    Args:
-        recorder: What records them.
-
     Attributes:
         ranges: Where they begin and end among those of the recorder; the last is open while something is being done.
     """

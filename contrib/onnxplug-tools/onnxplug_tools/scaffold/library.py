@@ -44,13 +44,7 @@ _VALUES = {
 
 @dataclass(frozen=True)
 class LibraryPackage:
-    """The files that were written.
-
-    Attributes:
-        folder: The package's folder.
-        operators: The operators that it has a stub for.
-        summary: What the library registers, in words.
-    """
+    """The files that were written."""
 
     folder: Path
     operators: Sequence[LibraryOperator]
@@ -67,10 +61,6 @@ def write_library_package(
         folder: Where the package's own folder is made.
         name: The distribution's name; ``onnxplug-`` and the library's unless given.
         patterns: Only operators of these names, as ``onnxplug ops`` takes them.
-
-    Raises:
-        UsageError: The library can't be imported or registers nothing, or a name is none.
-        SaveError: The folder is already there, or can't be written.
     """
     if not all(part.isidentifier() for part in library.split(".")):
         raise UsageError(

@@ -25,12 +25,7 @@ _TAKEN = ("aten", "prim", "prims", "torch", "onnx", "quantized", "quantized_deco
 
 @dataclass(frozen=True)
 class Package:
-    """The files that were written.
-
-    Attributes:
-        folder: The package's folder.
-        op: Qualified name of its operator.
-    """
+    """The files that were written."""
 
     folder: Path
     op: str
@@ -43,11 +38,6 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
         name: The distribution's name, e.g. ``"onnxplug-acme"``.
         folder: Where the package's own folder, of that name, is made.
         op: The operator's qualified name; ``"acme::soft_clip"`` after the distribution's name unless given.
-
-    Raises:
-        UsageError: The name or the operator is none.
-        SaveError: The folder is already there, or can't be written.
-        OnnxplugError: jinja2 is not installed.
     """
     values = module_names(name)
     match = _OP.fullmatch(op if op is not None else f"{values['short']}::soft_clip")
@@ -62,11 +52,7 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
 
 
 def module_names(name: str) -> dict[str, Any]:
-    """The names of a distribution, its module and its entry point.
-
-    Raises:
-        UsageError: The name is none.
-    """
+    """The names of a distribution, its module and its entry point."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise UsageError(f"{name!r} is not a valid name of a distribution", hint="For example: onnxplug-acme")
     module = re.sub(r"[.-]", "_", name).lower()
@@ -76,11 +62,7 @@ def module_names(name: str) -> dict[str, Any]:
 
 
 def write_files(folder: Path, name: str, files: Mapping[str, str]) -> Path:
-    """Writes a package's files into a folder of its name: all of them, or none.
-
-    Raises:
-        SaveError: The folder is already there, or can't be written.
-    """
+    """Writes a package's files into a folder of its name: all of them, or none."""
     target = folder / name
     if target.exists():
         raise SaveError(f"{target} is already there", hint="Choose another name, or another folder with --output.")
@@ -100,11 +82,7 @@ def write_files(folder: Path, name: str, files: Mapping[str, str]) -> Path:
 
 
 def render(values: Mapping[str, Any], templates: Path) -> dict[str, str]:
-    """The files of a folder of templates by their paths; names of files are templates too, and empty files are left out.
-
-    Raises:
-        OnnxplugError: jinja2 is not installed.
-    """
+    """The files of a folder of templates by their paths; names of files are templates too, and empty files are left out."""
     try:
         import jinja2
     except ImportError as error:

@@ -22,6 +22,7 @@ from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target
 from onnxplug.text import counted, did_you_mean
+from onnxplug_tools.library.check import library_rows
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        plugin: The entry point's name.
         severity: ``"error"``, ``"note"`` or ``"ok"``.
         kind: What was checked: ``"import"``, ``"rule"``, ``"conflict"``, ``"sample"`` …
-        message: What was found.
     """
 
     plugin: str
@@ -51,22 +50,14 @@ def check_plugins(
     """Checks the plugins of a selection.
 
     Args:
-        selection: Which plugins to load.
         name: The one to check; all but the builtin one when ``None``.
         opsets: Run samples at these opsets only.
         timeout: Seconds that importing a plugin may take.
-
-    Raises:
-        UnknownPluginError: There is no plugin of that name.
     """
     selection = replace(selection, strict=False, require=())
     manager = PluginManager(selection)
     if name is not None and not any(name in (r.name, r.distribution) for r in manager.records()):
-        known = sorted({known for r in manager.records() for known in (r.name, r.distribution)})
-        raise UnknownPluginError(
-            f"no plugin {name!r} is installed",
-            hint=did_you_mean(name, known, otherwise="`onnxplug plugins list` shows those that are."),
-        )
+        raise unknown_plugin(name, manager)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         manager.load(seconds=timeout)
@@ -78,9 +69,18 @@ def check_plugins(
             findings.append(Finding(record.name, "error", "import", f"{record.status}: {record.error}"))
         elif record.status == "loaded":
             findings.extend(_check_one(record, manager, table, opsets))
+            if not record.is_builtin:
+                findings += [Finding(record.name, *row) for row in library_rows(record, manager.supplied(record))]
         else:
             findings.append(Finding(record.name, "note", "import", record.error or "left out"))
     return [f for f in findings if name is None or _is_about(f, manager, name)]
+
+
+def unknown_plugin(name: str, manager: PluginManager) -> UnknownPluginError:
+    """The error for the name of a plugin that is not installed."""
+    known = sorted({known for r in manager.records() for known in (r.name, r.distribution)})
+    hint = did_you_mean(name, known, otherwise="`onnxplug plugins list` shows those that are.")
+    return UnknownPluginError(f"no plugin {name!r} is installed", hint=hint)
 
 
 def _is_about(finding: Finding, manager: PluginManager, name: str) -> bool:

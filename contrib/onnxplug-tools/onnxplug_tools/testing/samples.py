@@ -66,8 +66,8 @@ class SampleCase:
                 others = self.sample.others
                 program.verify(seeds=(0, 1, 2) if others is None else ())
                 for other in others or ():
-                    given = sample_args(self.sample, other)
-                    program.verify(args=(given, dict(self.sample.kwargs)), kwargs={}, seeds=())
+                    other_inputs = sample_args(self.sample, other)
+                    program.verify(args=(other_inputs, dict(self.sample.kwargs)), kwargs={}, seeds=())
         except OnnxplugError as error:
             error.add_place(f"the sample of {self.sample.op} of {self.plugin} at opset {self.opset}")
             raise
@@ -75,11 +75,7 @@ class SampleCase:
 
 
 def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], Any]:
-    """A module that calls the sample's operator, its example inputs, and their dynamic shapes.
-
-    Raises:
-        PluginError: torch does not know the operator, or the sample's function raised.
-    """
+    """A module that calls the sample's operator, its example inputs, and their dynamic shapes."""
     import torch
 
     namespace, _, rest = sample.op.partition("::")
@@ -102,11 +98,7 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
 
 
 def sample_args(sample: OpSample, args: Any) -> tuple[Any, ...]:
-    """Positional arguments of a sample, made if they are a function; dtypes by name, as torch.export takes none as input.
-
-    Raises:
-        PluginError: The function raised.
-    """
+    """Positional arguments of a sample, made if they are a function; dtypes by name, as torch.export takes none as input."""
     import torch
 
     try:
@@ -136,13 +128,7 @@ def _as_dtype(item: Any) -> Any:
 
 
 def cases_of(plugin: str, samples: Iterable[OpSample], rules: Sequence[Rule]) -> list[SampleCase]:
-    """Every sample at every opset that it, or else its operator's rules, claim.
-
-    Args:
-        plugin: The distribution.
-        samples: Its samples.
-        rules: Its rules.
-    """
+    """Every sample at every opset that it, or else its operator's rules, claim."""
     newest = max_opset()
     cases = []
     for sample in samples:

@@ -42,7 +42,7 @@ def _data(folder: Path, name: str = "report") -> dict[str, Any]:
     return data
 
 
-def test_a_report_with_what_the_command_did(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_a_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", "my_model.py:make", "-o", "m.onnx", "--verify", "--report", "deep/reports"]) == 0
     assert "report: deep/reports/report.html" in capsys.readouterr().err
     assert sorted(os.listdir(folder / "deep" / "reports")) == FILES

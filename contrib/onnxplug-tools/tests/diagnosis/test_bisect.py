@@ -275,9 +275,7 @@ def test_folders_that_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
 
 
-def test_nothing_is_left_of_what_could_not_be_written(
-    rules: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_no_files(rules: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 

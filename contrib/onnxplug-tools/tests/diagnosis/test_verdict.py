@@ -327,7 +327,7 @@ def test_a_dtype_that_torch_states_otherwise() -> None:
     assert "of another dtype than torch's graph states" in plain.skipped
 
 
-def test_what_is_folded_or_rewritten_away_is_counted() -> None:
+def test_folded_and_rewritten_operators_are_counted() -> None:
     verdict = right(onnxplug.to_onnx(Call(lambda x: x @ (torch.ones(4, 4) * 2) + torch.arange(4)), (X,)))
     result = verdict.walks[EVALUATOR]
     assert isinstance(result, Walk)

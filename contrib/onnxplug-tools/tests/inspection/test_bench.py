@@ -123,7 +123,7 @@ def _event(name: str, start: int, duration: int, op: str, category: str = "Node"
     return {"cat": category, "name": name, "ts": start, "dur": duration, "tid": 1, "args": {"op_name": op}}
 
 
-def test_a_node_with_a_body_counts_without_what_runs_in_it(tmp_path: Path) -> None:
+def test_a_node_counts_without_the_nodes_of_its_body(tmp_path: Path) -> None:
     """And the first runs are left out; neighbours that seem to be within each other are not."""
     events = [
         _event("model_run", 0, 90, "", "Session"),

@@ -42,7 +42,7 @@ def onnxplug_info(): return PluginInfo(namespaces=("yard",), libraries=("yardlib
 """
 
 
-def test_what_a_reviewer_would_say(tmp_path: Path) -> None:
+def test_findings_about_a_plugins_library(tmp_path: Path) -> None:
     place(tmp_path, Dist("onnxplug-yard", PLUGIN, "yard"), Dist("yard-library", LIBRARY, "library", module="yardlib"))
     printed = run_python(tmp_path, "-W", "ignore", "-m", "onnxplug", "plugins", "check", "yard", "--json", status=1)
     findings, _ = json.JSONDecoder().raw_decode(printed[printed.index("[\n") :])

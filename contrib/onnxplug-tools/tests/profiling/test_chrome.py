@@ -43,7 +43,7 @@ def test_names_and_values_of_any_kind(tmp_path: Path) -> None:
     assert event["args"] == {"places": "[1, 2]", "shape": "torch.Size([2])", "error": None}
 
 
-def test_what_lasts_still_ends_now() -> None:
+def test_an_open_span_ends_now() -> None:
     from onnxplug_tools.profiling.chrome import trace
 
     with recording() as recorder, span("export"):
@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     assert path.read_text() == "before"
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(tmp_path / "p.json")
     with recording() as recorder:
         pass

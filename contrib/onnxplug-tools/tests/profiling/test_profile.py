@@ -148,7 +148,7 @@ def test_rewrites_count_matches() -> None:
     assert all(rewrite.tries >= rewrite.fired and rewrite.seconds > 0 for rewrite in rewrites.values())
 
 
-def test_what_is_done_later_is_added(tmp_path: Path) -> None:
+def test_later_stages_are_added(tmp_path: Path) -> None:
     program = onnxplug.to_onnx(net(), (X,), profile=True)
     assert [stage.name for stage in profile_of(program).stages()] == ["export"]
     before = profile_of(program).seconds

@@ -41,7 +41,7 @@ def test_in_words(value: Any, text: str) -> None:
     assert in_words(value) == text
 
 
-def test_what_is_as_the_default_says_is_left_out() -> None:
+def test_defaults_are_left_out() -> None:
     def call(model: Any, a: int = 1, b: Any = None, c: tuple[int, ...] = (), d: bool = True) -> None:
         pass
 

@@ -34,7 +34,7 @@ from tests.support.reports import X
 FILES = ["report.html", "report.json", "report.md", "report.sarif"]
 
 
-def test_what_was_done() -> None:
+def test_status_and_facts_of_an_export() -> None:
     report = reports.report()
     assert report.status == "exported"
     assert report.failure is None
@@ -68,7 +68,7 @@ def test_capture() -> None:
     assert 0 < attempt.seconds <= reports.report().seconds
 
 
-def test_nodes_say_their_rules_whatever_the_metadata_say() -> None:
+def test_nodes_have_their_rules_at_each_level_of_metadata() -> None:
     view = reports.report().view
     assert view is not None
     (linear,) = [node for node in view.nodes if node.module == "blocks.1.up" and node.op_type in ("Gemm", "MatMul")]
@@ -97,7 +97,7 @@ def test_the_model_is_the_same_without_a_report(level: str, functions: bool) -> 
     )
 
 
-def test_what_was_changed() -> None:
+def test_decompositions_folded_constants_and_rewrites() -> None:
     report = reports.report()
     assert [(d.op, d.times) for d in report.decomposed] == [("reports_test::halved.default", 1)]
     assert report.decomposed[0].places[0].startswith("tests/support/reports.py:")
@@ -151,7 +151,7 @@ def test_times_are_those_of_the_export_alone() -> None:
     assert [rule.calls for rule in program.report.times.rules() if rule.op == "aten::linear.default"] == [7]
 
 
-def test_what_is_done_later_is_added(tmp_path: Path) -> None:
+def test_later_stages_are_added(tmp_path: Path) -> None:
     program = reports.exported()
     report = program.report
     assert report is not None
@@ -360,7 +360,7 @@ def test_a_report_of_a_success_that_cannot_be_written(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("value", [3, "", None, b""])
-def test_what_report_does_not_take(value: Any) -> None:
+def test_malformed_values_of_report(value: Any) -> None:
     with pytest.raises(UsageError, match="report= takes"):
         onnxplug.to_onnx(lambda x: x + 1, (X,), report=value)
 

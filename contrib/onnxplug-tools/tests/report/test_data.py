@@ -24,7 +24,7 @@ def test_every_key_is_documented() -> None:
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == list(data)
 
 
-def test_json_is_what_the_report_has() -> None:
+def test_json_agrees_with_the_report() -> None:
     report = reports.report()
     assert report.view is not None
     data = json.loads(report.json())

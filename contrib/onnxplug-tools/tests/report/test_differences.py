@@ -27,7 +27,7 @@ def test_decades_in_units_of_the_tolerance() -> None:
     assert comparison.total == 8
 
 
-def test_beyond_is_what_the_comparison_refuses() -> None:
+def test_elements_beyond_the_tolerance_are_those_refused() -> None:
     generator = torch.Generator().manual_seed(1)
     expected = torch.randn(4000, generator=generator)
     actual = expected + torch.randn(4000, generator=generator) * expected.abs() * 1e-4

@@ -22,7 +22,7 @@ def test_files_replace_those_before(tmp_path: Path) -> None:
     assert report.save(tmp_path, name="other", formats=["json"]) == [str(tmp_path / "other.json")]
 
 
-def test_what_stood_there_stays_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_file_stays_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: object) -> None:
         raise OSError("no room")
 
@@ -34,21 +34,21 @@ def test_what_stood_there_stays_where_writing_fails(tmp_path: Path, monkeypatch:
     assert (tmp_path / "report.md").read_text() == "old"
 
 
-def test_what_is_no_file_stays(tmp_path: Path) -> None:
+def test_a_fifo_stays(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.md")
     with pytest.raises(SaveError, match="it is not a regular file"):
         write(tmp_path / "report.md", "new")
     assert (tmp_path / "report.md").is_fifo()
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "report.md").symlink_to("elsewhere.md")
     write(tmp_path / "report.md", "new")
     assert (tmp_path / "report.md").is_symlink()
     assert (tmp_path / "elsewhere.md").read_text() == "new"
 
 
-def test_what_can_be_written_is(tmp_path: Path) -> None:
+def test_formats_beside_a_failed_format_are_written(tmp_path: Path) -> None:
     def broken() -> str:
         raise ZeroDivisionError("a defect")
 

@@ -11,7 +11,7 @@ from onnxplug_tools.report.report import ExportReport
 from tests.support import reports
 
 
-def test_what_it_says() -> None:
+def test_parts_of_the_text() -> None:
     text = reports.report().markdown()
     for part in (
         "# Export to ONNX",

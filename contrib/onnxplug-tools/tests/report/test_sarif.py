@@ -52,7 +52,7 @@ def _places(run: dict[str, Any]) -> list[tuple[str, str | None, int | None]]:
     return results
 
 
-def test_the_schema_refuses_what_is_wrong() -> None:
+def test_the_schema_refuses_a_wrong_log() -> None:
     data = json.loads(reports.hostile().sarif())
     _validate()(data)
     data["runs"][0]["results"][0]["level"] = "fatal"

@@ -10,7 +10,7 @@ from onnxplug_tools.report.times import Times
 from onnxplug.observers import Events, span
 
 
-def test_what_else_is_recorded_is_left_out() -> None:
+def test_spans_outside_of_the_report_are_left_out() -> None:
     with recording() as recorder, span("all"):
         with span("before"):
             pass

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_torch_knows_of_the_operators(folder: Path) -> None:
+def test_operators_of_a_library(folder: Path) -> None:
     result = {op.name.removeprefix("bench::"): op for op in read_library("benchlib")}
     assert sorted(result) == [
         *("accumulate.default", "composite.default", "lambda.default", "lambda.out", "scaled.default"),
@@ -68,7 +68,7 @@ def test_what_torch_knows_of_the_operators(folder: Path) -> None:
     )
 
 
-def test_the_package_imports_and_its_tests_say_what_is_missing(folder: Path) -> None:
+def test_the_package_imports_and_its_tests_name_the_missing_parts(folder: Path) -> None:
     made = write_library_package("benchlib", folder)
     assert made.folder == folder / "onnxplug-benchlib"
     assert made.summary == (

@@ -95,7 +95,7 @@ def test_expect_graph_shows_both_sides(expect_graph: Any, isolated_registry: Iso
         expect_graph(program, "Add**")
 
 
-def test_onnx_check_finds_what_is_wrong(onnx_check: Any, isolated_registry: IsolatedRegistry) -> None:
+def test_onnx_check_finds_faults(onnx_check: Any, isolated_registry: IsolatedRegistry) -> None:
     shapes = ({0: "rows"},)
     x = torch.randn(3, 4)
     onnx_check(lambda x: double(x), x, rules=[Rule("kit::double", right)], dynamic_shapes=shapes, opsets=(18, 21))
@@ -136,7 +136,7 @@ def test_samples_go_through_every_opset_promised(isolated_registry: IsolatedRegi
     assert [c.opset for c in cases_of("kit", [only], [Rule("kit::double", right, opset=(18, 20))])] == [19]
 
 
-def test_a_sample_says_what_it_is_compared_on(isolated_registry: IsolatedRegistry) -> None:
+def test_inputs_that_a_sample_is_compared_on(isolated_registry: IsolatedRegistry) -> None:
     """Random inputs unless it names others; of several results those that it names."""
     isolated_registry.add(Rule("kit::double", wrong_for_negative))
     args = (torch.full((3, 4), 1.5),)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from onnxplug_tools.library import index
 
-ROOT = Path(__file__).resolve().parents[4]
+from docs import packages as index
+
+ROOT = Path(__file__).resolve().parents[1]
 FILES = {
     "pyproject.toml": """
 [project]
@@ -39,7 +40,7 @@ def onnxplug_info(): return PluginInfo(namespaces=("annex", "annex_probe"), libr
 def test_the_page_and_the_table_are_those_of_the_packages() -> None:
     packages = index.packages_in(ROOT / "contrib")
     text = (ROOT / index.PAGE).read_text(encoding="utf-8")
-    assert index.page(packages, text) == text, "python -m onnxplug_tools.library.index"
+    assert index.page(packages, text) == text, "make index"
     assert index.table(packages) == (ROOT / index.TABLE).read_text(encoding="utf-8")
 
 
@@ -56,7 +57,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_a_package_says(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_package(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index.main(checkout)
     text = (checkout / index.PAGE).read_text(encoding="utf-8")
     for line in (

@@ -1,4 +1,4 @@
-"""The index of the packages in a folder: ``python -m onnxplug_tools.library.index``, from the root of the checkout.
+"""The index of the packages in a folder: ``python docs/packages.py``, from the root of the checkout.
 
 Writes ``docs/packages.md``, and in ``plugins/libraries.py`` which package is for which library, both from what the packages say:
 pyproject.toml, their hooks, and the operators that the installed libraries register. What depends on a library that isn't installed
@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from onnxplug_tools.library.operators import distribution_and_version, namespace_of, read_library
 from packaging.requirements import Requirement
 
 from onnxplug import LibraryFunctions
@@ -25,7 +26,6 @@ from onnxplug.plugin_api import ENTRY_POINT_GROUP
 from onnxplug.plugins.loading import load_plugin
 from onnxplug.registry.names import packet_of, without_prefix
 from onnxplug.text import counted
-from onnxplug_tools.library.operators import distribution_and_version, namespace_of, read_library
 
 PAGE, TABLE = Path("docs/packages.md"), Path("plugins/libraries.py")
 #: The rows of a section that depend on the library.
@@ -50,15 +50,10 @@ class Package:
     """A package that is a plugin.
 
     Attributes:
-        name: The distribution's name.
-        description: What its pyproject.toml says it is.
         namespaces, libraries: torch namespaces that it translates, and import names of libraries that it serves.
-        needs: Requirements of other packages than onnxplug.
         versions: Requirements of libraries that it serves without needing them.
-        tests: Requirements of its tests.
         samples: How many inputs its operators are tested with.
         files: Each file with translations to the operators that it translates.
-        runtime: What its files need to run.
     """
 
     name: str
@@ -175,7 +170,6 @@ def page(packages: Iterable[Package], before: str = "") -> str:
     """The page.
 
     Args:
-        packages: The packages.
         before: The page as it is; what depends on libraries that aren't installed is taken from it.
     """
     packages = list(packages)
@@ -253,7 +247,7 @@ def table(packages: Iterable[Package]) -> str:
     lines = [
         '"""Which of onnxplug\'s packages is for a library; errors name it where it isn\'t installed.',
         "",
-        "Written by ``python -m onnxplug_tools.library.index`` (`make index`) from what the packages say. Packages that others",
+        "Written by ``docs/packages.py`` (`make index`) from what the packages say. Packages that others",
         'publish are not known.\n"""',
         "",
         "from __future__ import annotations",
