@@ -12,6 +12,7 @@ LIBRARIES: dict[str, str] = {
     "_C": "onnxplug-vllm",
     "bitsandbytes": "onnxplug-bitsandbytes",
     "causal_conv1d": "onnxplug-mamba",
+    "detectron2": "onnxplug-mmcv",
     "diffusers": "onnxplug-diffusers",
     "fbgemm": "onnxplug-fbgemm",
     "fbgemm_gpu": "onnxplug-fbgemm",

@@ -114,7 +114,7 @@ def onnxplug_info() -> PluginInfo:
     replaced = [
         f"mmcv._ext::{name}" for name in ("nms", "box_iou_rotated", "roi_align_forward", "roi_align_rotated_forward")
     ]
-    return PluginInfo(api=1, namespaces=("onnxplug_mmcv",), libraries=("mmcv",), replaced=replaced)
+    return PluginInfo(api=1, namespaces=("onnxplug_mmcv", "detectron2"), libraries=("mmcv",), replaced=replaced)
 
 
 def stand_in() -> None:
