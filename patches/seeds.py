@@ -148,8 +148,8 @@ def _numbers(func: OpOverload, args: Any, kwargs: Any) -> torch.Tensor | None:
     if any(isinstance(leaf, torch.device) and leaf.type != "cpu" for leaf in others):
         return None
     if tensor is None:
-        return func(*args, **kwargs)  # type: ignore[no-any-return]
+        return func(*args, **kwargs)
     if tensor.device.type != "cpu":
         return None
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return func(like, *args[1:], **kwargs)  # type: ignore[no-any-return]
+    return func(like, *args[1:], **kwargs)

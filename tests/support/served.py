@@ -8,18 +8,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    extensions_map: ClassVar[dict[str, str]] = {
-        **SimpleHTTPRequestHandler.extensions_map,
-        ".mjs": "text/javascript",
-        ".wasm": "application/wasm",
-    }
-
     def __init__(self, page: str, folders: Mapping[str, Path], *args: Any) -> None:
         self._page, self._folders = page, folders
+        known = SimpleHTTPRequestHandler.extensions_map
+        self.extensions_map = {**known, ".mjs": "text/javascript", ".wasm": "application/wasm"}
         super().__init__(*args)
 
     def do_GET(self) -> None:
