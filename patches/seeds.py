@@ -149,6 +149,8 @@ def _numbers(func: OpOverload, args: Any, kwargs: Any) -> torch.Tensor | None:
         return None
     if tensor is None:
         return func(*args, **kwargs)
+    if not name.endswith(("_", "_like")):  # torch.normal reads means
+        return None
     if tensor.device.type != "cpu":
         return None
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

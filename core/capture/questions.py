@@ -130,7 +130,7 @@ class Recorded:
 
     def count(self, env: ShapeEnv) -> tuple[int, ...]:
         """The number of questions so far."""
-        return len(env.guards), len(self.questions), len(self.fixings), len(self.texts), len(self.broadcasts)
+        return len(env.guards), len(self.questions), len(self.fixings), len(self.broadcasts)
 
 
 class Replaced:

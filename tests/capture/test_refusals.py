@@ -40,6 +40,14 @@ def by_any(x: torch.Tensor) -> torch.Tensor:
     return x.sqrt()
 
 
+def with_texts(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        raise ValueError(
+            f"negative: {x} of {x.shape}, {x.shape[0]} rows, {x.shape[0] / 2}, the least {x.min().item()!s}"
+        )
+    return x.sqrt()
+
+
 def by_all(x: torch.Tensor) -> torch.Tensor:
     if not (x >= 0).all():
         raise ValueError("negative")
@@ -78,7 +86,17 @@ def of_torch(x: torch.Tensor) -> torch.Tensor:
 
 REFUSING: dict[str, Function] = {
     f.__name__: f
-    for f in (by_any, by_all, by_assert, by_a_helper, by_two_conditions, raised_again, in_every_step, of_torch)
+    for f in (
+        by_any,
+        with_texts,
+        by_all,
+        by_assert,
+        by_a_helper,
+        by_two_conditions,
+        raised_again,
+        in_every_step,
+        of_torch,
+    )
 }
 
 

@@ -136,13 +136,18 @@ def drawn_by_inputs(x: torch.Tensor) -> torch.Tensor:
     return torch.bernoulli(x.sigmoid())
 
 
+def about_means(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return x + torch.normal(x.mean(0), 1.0) + torch.normal(0.0, x.std(0)) + torch.normal(x.mean(0), x.std(0))
+
+
 def branch(x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(0)
     drawn = torch.cond(x.sum() > 0, lambda t: t + torch.rand(4), lambda t: t * 1, (x,))
     return drawn + torch.rand(4)
 
 
-@pytest.mark.parametrize("function", [sized, sized_before, dropped, drawn_by_inputs, branch])
+@pytest.mark.parametrize("function", [sized, sized_before, dropped, drawn_by_inputs, about_means, branch])
 def test_numbers_of_dynamic_sizes_or_inputs_are_a_warning(function: Function) -> None:
     program, messages = exported(Applied(function), torch.randn(3, 4))
     assert "the exported model draws other numbers, anew at each run" in messages

@@ -67,7 +67,7 @@ EMPTY = torch.zeros(COUNT)
 CONTINUOUS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]]] = {
     "rand": (lambda x: torch.rand(COUNT), uniform),
     "rand_double": (lambda x: torch.rand(COUNT, dtype=torch.float64), uniform),
-    "rand_of_generator": (lambda x: torch.rand(COUNT, generator=torch.Generator()), uniform),
+    "rand_of_generator": (lambda x: aten.rand.generator([COUNT], generator=None), uniform),
     "rand_like": (lambda x: torch.rand_like(x), uniform),
     "rand_like_of_generator": (lambda x: aten.rand_like.generator(x, generator=None), uniform),
     "uniform_": (lambda x: x.clone().uniform_(-1, 3), lambda x: (x + 1) / 4),

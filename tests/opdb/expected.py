@@ -44,8 +44,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
             "cumprod",
             "logcumsumexp",
             "masked.cumprod",
-            "normal.in_place",
-            "uniform",
             "linalg.vander",
         )
     },
