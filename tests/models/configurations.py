@@ -202,6 +202,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "wav2vec2-bert": {"vocab_size": VOCABULARY},
     "wav2vec2-conformer": {"vocab_size": VOCABULARY},
     "speecht5": {"speech_decoder_prenet_dropout": 0.0},  # it drops in evaluation too
+    "slanext_vision": {"output_channels": 256},  # its neck takes no other number
     "vits": {"use_stochastic_duration_prediction": False, "noise_scale": 0.0},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
