@@ -35,7 +35,14 @@ from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.patching import patched
 from onnxplug.capture.refusals import Answers
-from onnxplug.capture.symbolic_numbers import constant, divided, is_of_sizes, is_unequal_by_class, plain_operand
+from onnxplug.capture.symbolic_numbers import (
+    constant,
+    divided,
+    is_of_sizes,
+    is_unequal_by_class,
+    observing_reads,
+    plain_operand,
+)
 from onnxplug.torch_private import (
     FakeTensor,
     NonStrictFunctions,
@@ -128,6 +135,10 @@ class Recorded:
     decides: bool = False
     unknown: Exception | None = None
 
+    def note_read(self, frame: FrameType) -> None:
+        """Records that code got a condition of tensors' values."""
+        self.truths += [place] if (place := place_of(frame)) is not None else []
+
     def count(self, env: ShapeEnv) -> tuple[int, ...]:
         """The number of questions so far."""
         return len(env.guards), len(self.questions), len(self.fixings), len(self.broadcasts)
@@ -176,7 +187,9 @@ def recorded(*, general: bool = False, answers: Answers | None = None, decides: 
                 stack.enter_context(replaced())
             function = getattr(NonStrictFunctions, "__torch_function__", None)  # of the non-strict mode
             if decides and function is not None:
-                stack.enter_context(patched(NonStrictFunctions, "__torch_function__", _reading(record, function)))
+                stack.enter_context(
+                    patched(NonStrictFunctions, "__torch_function__", observing_reads(function, record.note_read))
+                )
             yield record
     finally:
         _local.recorded = before
@@ -382,19 +395,6 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     return answer
 
 
-def _reading(record: Recorded, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a function of torch that records conditions which code reads from a tensor."""
-
-    def call(mode: Any, function: Any, *args: Any) -> Any:
-        result = original(mode, function, *args)
-        if function in _READS and any(isinstance(leaf, torch.SymBool) for leaf in pytree.tree_leaves(result)):
-            place = place_of(sys._getframe(1))
-            record.truths += [place] if place is not None else []
-        return result
-
-    return call
-
-
 def _undecided(relation: str, *sides: Any) -> Any:
     """A true comparison as sympy's; ``None`` where it holds at the size 0 too."""
     exprs = [getattr(getattr(side, "node", None), "expr", side) for side in sides]
@@ -437,7 +437,6 @@ _evaluations = Replaced(ShapeEnv, "evaluate_expr", _evaluate_expr)
 _defaults = Replaced(symbolic_shapes, "_guard_or", _guard_or)
 _texts = [Replaced(kind, "__repr__", _text) for kind in (*_SYMBOLIC, torch.Tensor)]
 _texts.append(Replaced(torch.Tensor, "__format__", _text))
-_READS = frozenset((torch.Tensor.item, torch.Tensor.tolist))
 _prints = Replaced(builtins, "print", _print)
 
 

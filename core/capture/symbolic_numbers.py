@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 
-from onnxplug.torch_private import backed_values
+from onnxplug.torch_private import backed_values, pytree
+
+#: The functions by which code reads numbers from a tensor.
+_READS = frozenset((torch.Tensor.item, torch.Tensor.tolist))
 
 #: The methods of numbers that are operators: ``__eq__``, ``__add__``, ``__radd__``, …
 _OPERATORS = frozenset(
@@ -73,3 +78,15 @@ def is_of_sizes(number: Any) -> bool:
     """Whether a symbolic number is computed from sizes of the inputs alone, and not from data."""
     env = getattr(getattr(number, "node", None), "shape_env", None)
     return env is not None and number.node.expr.free_symbols <= backed_values(env).keys()
+
+
+def observing_reads(original: Callable[..., Any], note: Callable[[FrameType], None]) -> Callable[..., Any]:
+    """A function mode's method that notes the frame of each call that reads conditions from a tensor."""
+
+    def call(mode: Any, function: Any, *args: Any) -> Any:
+        result = original(mode, function, *args)
+        if function in _READS and any(isinstance(leaf, torch.SymBool) for leaf in pytree.tree_leaves(result)):
+            note(sys._getframe(1))
+        return result
+
+    return call

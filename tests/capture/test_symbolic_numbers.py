@@ -134,6 +134,14 @@ def test_conditions_and_texts_of_numbers_read_from_tensors_are_a_warning(name: s
         onnxplug.to_onnx(Applied(function), (torch.randn(5, 4),))
 
 
+def test_operators_keep_their_lines_where_code_compares_by_is() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row * 2 for row in x]) if model is not True else x
+
+    with pytest.raises(onnxplug.CaptureError, match=r"aten::unbind at \S*test_symbolic_numbers\.py:\d+ fixes it at 5"):
+        onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: "rows"},))
+
+
 def test_a_check_of_a_number_read_from_a_tensor_says_nothing() -> None:
     """No code of the model compares by ``is``; a weight's text is only printed."""
 
