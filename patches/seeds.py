@@ -22,7 +22,7 @@ from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import OpOverload, disable_current_modes, proxies, pytree, torch_c
 
 _ATEN = torch.ops.aten
-#: Operators that read no numbers of a tensor, as far as they have no further tensor: by their names without an underscore.
+#: Operators whose numbers depend on no values of tensors, where a tensor is at most written, or gives sizes and dtype.
 _READS_NOTHING = frozenset(
     (
         *("rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"),
@@ -145,13 +145,14 @@ def _numbers(func: OpOverload, args: Any, kwargs: Any) -> torch.Tensor | None:
     symbolic = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
     if name not in _READS_NOTHING or any(isinstance(leaf, symbolic) for leaf in (*others, *sizes)):
         return None
-    if any(isinstance(leaf, torch.device) and leaf.type != "cpu" for leaf in others):
+    devices = [leaf for leaf in others if isinstance(leaf, torch.device)] + (
+        [tensor.device] if tensor is not None else []
+    )
+    if any(device.type != "cpu" for device in devices):
         return None
     if tensor is None:
         return func(*args, **kwargs)
     if not name.endswith(("_", "_like")):  # torch.normal reads means
-        return None
-    if tensor.device.type != "cpu":
         return None
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     return func(like, *args[1:], **kwargs)

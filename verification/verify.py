@@ -489,10 +489,8 @@ def state_of(model: Any, name: str) -> torch.Tensor | None:
     """A model's buffer or parameter by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
     if not isinstance(model, torch.nn.Module):
         return None
-    known = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+    known = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
+    known.update(model.named_buffers(remove_duplicate=False))
     if name in known or not isinstance(model, torch.jit.ScriptModule):
         return known.get(name)
     owner: Any = model

@@ -137,7 +137,9 @@ class Recorded:
 
     def note_read(self, frame: FrameType) -> None:
         """Records that code got a condition of tensors' values."""
-        self.truths += [place] if (place := place_of(frame)) is not None else []
+        place = place_of(frame)
+        if place is not None:
+            self.truths.append(place)
 
     def count(self, env: ShapeEnv) -> tuple[int, ...]:
         """The number of questions so far."""

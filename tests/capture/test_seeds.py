@@ -104,7 +104,7 @@ def exported(model: nn.Module, x: torch.Tensor) -> tuple[onnxplug.OnnxProgram, s
 @pytest.mark.parametrize("name", CONSTANT)
 def test_numbers_after_a_seed_are_constants(name: str) -> None:
     model = Applied(CONSTANT[name])
-    torch.manual_seed(0)  # the model's own seed: the state before the export is no other than after it
+    torch.manual_seed(0)  # the seed that the model sets too
     before = torch.get_rng_state()
     program, messages = exported(model, torch.randn(3, 4, generator=torch.Generator()))
     assert torch.equal(torch.get_rng_state(), before)

@@ -143,7 +143,7 @@ def test_operators_keep_their_lines_where_code_compares_by_is() -> None:
 
 
 def test_a_check_of_a_number_read_from_a_tensor_says_nothing() -> None:
-    """No code of the model compares by ``is``; a weight's text is only printed."""
+    """No code of the model compares by ``is``, and texts are only printed."""
 
     class Checked(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
