@@ -12,6 +12,7 @@ from torch import nn
 
 from onnxplug import UsageError, string_tensor
 from onnxplug_transformers.decoders import Decoder, DecoderExample, fused_cases_of, padded_prompt_of
+from onnxplug_transformers.merged import move_nodes
 from onnxplug_transformers.processors import check_extensions
 from onnxplug_transformers.tasks import Part
 
@@ -245,26 +246,7 @@ def join(prompt: ir.Model, step: ir.Model, text: ir.Model) -> None:
     )
     tokens.replace_all_uses_with(results[names.index("tokens")])
     graph.inputs.extend([texts, count])
-    graph.extend([*_moved(prompt, step, "prompt"), loop, *_moved(text, step, "text")])
+    graph.extend([*move_nodes(prompt, step, "prompt"), loop, *move_nodes(text, step, "text")])
     graph.outputs.extend(outputs)
     for value in outputs:
         value.name = str(value.name).removeprefix("text.")
-
-
-def _moved(model: ir.Model, other: ir.Model, prefix: str) -> list[ir.Node]:
-    """The nodes of a model, taken out of it; its weights and functions go to the other one. No name is one of the other's."""
-    for domain, version in model.opset_imports.items():
-        assert other.opset_imports.setdefault(domain, version) == version  # all are exported with the same options
-    other.functions.update(model.functions)
-    model.graph.outputs.clear()
-    for value in list(model.graph.initializers.values()):
-        model.graph.initializers.pop(value.name)
-        value.name = f"{prefix}.{value.name}"
-        other.graph.register_initializer(value)
-    for node in model.graph.all_nodes():
-        node.name = f"{prefix}.{node.name}"
-        for value in node.outputs:
-            value.name = f"{prefix}.{value.name}"
-    nodes = list(model.graph)
-    model.graph.remove(nodes)
-    return nodes

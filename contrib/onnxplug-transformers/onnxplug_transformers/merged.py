@@ -24,14 +24,16 @@ def merge(decoder: ir.Model, projections: ir.Model) -> None:
     graph = decoder.graph
     branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
     past = {str(value.name): value for value in graph.inputs if _CROSS in str(value.name)}
-    made = _moved(projections, decoder)
+    InlinePass()(projections)
+    made = {str(value.name): value for value in projections.graph.outputs}
+    nodes = move_nodes(projections, decoder, "projections")
     kept = ir.Graph([], [], nodes=[], name="kept")
     for name, value in past.items():
         node = ir.node("Identity", [value])
         node.outputs[0].name = f"kept.{name}"
         kept.append(node)
         kept.outputs.append(node.outputs[0])
-    computed = ir.Graph([], [made[name] for name in past], nodes=list(_detached(projections)), name="computed")
+    computed = ir.Graph([], [made[name] for name in past], nodes=nodes, name="computed")
     chosen = [
         ir.Value(name=name.replace("past_key_values", "present"), type=value.type, shape=made[name].shape)
         for name, value in past.items()
@@ -66,27 +68,22 @@ def merged_samples(step: Mapping[str, Any], first: Mapping[str, Any]) -> list[di
     return [{**later, **empty, BRANCH: torch.tensor([False])}, later]
 
 
-def _moved(projections: ir.Model, decoder: ir.Model) -> Mapping[str, ir.Value]:
-    """The projections' results by their names, once the weights are the decoder's and all names differ from its own."""
-    InlinePass()(projections)
-    for domain, version in projections.opset_imports.items():
-        assert decoder.opset_imports.setdefault(domain, version) == version  # both are exported with the same options
-    results = {str(value.name): value for value in projections.graph.outputs}
-    projections.graph.outputs.clear()
-    for value in list(projections.graph.initializers.values()):
-        projections.graph.initializers.pop(value.name)
-        value.name = f"projections.{value.name}"
-        decoder.graph.register_initializer(value)
-    for node in projections.graph.all_nodes():
-        node.name = f"projections.{node.name}"
+def move_nodes(model: ir.Model, other: ir.Model, prefix: str) -> list[ir.Node]:
+    """The nodes of a model, taken out of it; its weights and functions go to the other one. No name is one of the other's."""
+    for domain, version in model.opset_imports.items():
+        assert other.opset_imports.setdefault(domain, version) == version  # all are exported with the same options
+    other.functions.update(model.functions)
+    model.graph.outputs.clear()
+    for value in list(model.graph.initializers.values()):
+        model.graph.initializers.pop(value.name)
+        value.name = f"{prefix}.{value.name}"
+        other.graph.register_initializer(value)
+    for node in model.graph.all_nodes():
+        node.name = f"{prefix}.{node.name}"
         for value in node.outputs:
-            value.name = f"projections.{value.name}"
-    return results
-
-
-def _detached(projections: ir.Model) -> list[ir.Node]:
-    nodes = list(projections.graph)
-    projections.graph.remove(nodes)
+            value.name = f"{prefix}.{value.name}"
+    nodes = list(model.graph)
+    model.graph.remove(nodes)
     return nodes
 
 
