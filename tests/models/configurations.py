@@ -132,6 +132,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "num_queries": 8,
         "group_detr": 1,
     },
+    "timesfm2_5": {"context_length": 512},  # 16384 are 512 patches, one Python loop each
     "rf_detr": {"num_queries": 5},
     "grounding-dino": {"num_queries": 10},
     "mm-grounding-dino": {"num_queries": 10},
