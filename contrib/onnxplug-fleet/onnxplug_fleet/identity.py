@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import io
 import json
 import os
 import sys
@@ -19,6 +18,8 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from onnxplug_fleet.values import Contents, hashed, value_text
 
 #: Distributions whose versions every export depends on, with Python's own.
 _ALWAYS = ("torch", "numpy", "ml-dtypes", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
@@ -33,13 +34,6 @@ _OWN = "onnxplug-fleet"
 def digest(parts: Any) -> str:
     """A digest of parts."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=20).hexdigest()
-
-
-def _hashed(*content: Any) -> str:
-    made = hashlib.blake2b(digest_size=12)
-    for piece in content:
-        made.update(piece)
-    return made.hexdigest()
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
@@ -62,7 +56,7 @@ def parts_of(arguments: Mapping[str, Any], host: Any, watched: Watched) -> dict[
         "version python": sys.version.split()[0],
         **{f"version {name}": _version(name) for name in _ALWAYS},
     }
-    parts |= watched.files(_modules_of(model))
+    parts |= watched.files(_modules_of(model), with_globals=True)
     parts |= {f"environment {name}": value for name, value in os.environ.items() if name.startswith("ONNXPLUG_")}
     return parts
 
@@ -74,60 +68,23 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
         yield pytree.keystr(path[1:]).strip("[]'") or "0", leaf
 
 
-def value_text(value: Any) -> str:
-    """Dtype, shape and a digest of a tensor; a number or a text as Python writes it."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return (
-            repr(value)
-            if isinstance(value, str | int | float | complex | bool | type(None))
-            else type(value).__qualname__
-        )
-    about = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if value.device.type == "meta" or type(value).__name__ == "FakeTensor":
-        return about
-    plain = value.detach().cpu()
-    if type(plain) is torch.Tensor and plain.layout is torch.strided and not plain.is_quantized:
-        plain = plain.resolve_conj().resolve_neg()
-        content = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return f"{about} {_hashed(repr(plain.stride()).encode(), content)}"
-    file = io.BytesIO()
-    torch.save(plain, file)  # sparse, quantised, a subclass with tensors within
-    return f"{about} {_hashed(file.getvalue())}"
-
-
 def _state(model: Any) -> dict[str, str]:
-    """Weights, buffers and what else the modules hold that is plain."""
+    """Weights, buffers and what else the modules hold; what a function is bound to."""
     import torch
 
     if isinstance(model, torch.export.ExportedProgram):
         state = {**model.state_dict, **{k: v for k, v in model.constants.items() if isinstance(v, torch.Tensor)}}
-        return {**{f"weight {k}": value_text(v) for k, v in state.items()}, "graph": _hashed(str(model).encode())}
+        return {**{f"weight {k}": value_text(v) for k, v in state.items()}, "graph": hashed(str(model).encode())}
     if not isinstance(model, torch.nn.Module):
-        return {}
+        return {"function": Contents(_is_own).of_function(model)}
     parts = {f"weight {name}": value_text(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)}
     parts |= {f"weight {name}": value_text(tensor) for name, tensor in model.named_buffers(remove_duplicate=False)}
     if isinstance(model, torch.jit.ScriptModule):
-        return {**parts, "graph": _hashed(str(getattr(model, "graph", "")).encode())}
+        return {**parts, "graph": hashed(str(getattr(model, "graph", "")).encode())}
+    contents = Contents(_is_own, [*model.parameters(), *model.buffers(), *model.modules()])
     for name, module in model.named_modules():
-        plain = {k: v for k, v in vars(module).items() if not k.startswith("_")}
-        plain_values = sorted((k, text) for k, v in plain.items() if (text := _plain(v)) is not None)
-        parts[f"module {name or '(the model)'}"] = f"{type(module).__qualname__} {_hashed(repr(plain_values).encode())}"
+        parts[f"module {name or '(the model)'}"] = f"{type(module).__qualname__} {contents.of_module(module)}"
     return parts
-
-
-def _plain(value: Any, depth: int = 0) -> str | None:
-    """A value that is made of tensors, numbers and texts; ``None`` for any other."""
-    import torch
-
-    if isinstance(value, torch.Tensor | str | int | float | complex | bool | type(None)):
-        return value_text(value)
-    if depth < 4 and isinstance(value, list | tuple):
-        return repr([_plain(item, depth + 1) for item in value])
-    if depth < 4 and isinstance(value, dict):
-        return repr([(str(key), _plain(item, depth + 1)) for key, item in value.items()])
-    return None
 
 
 def _modules_of(model: Any) -> set[str]:
@@ -162,7 +119,7 @@ def _code_of_package(name: str) -> str:
     pieces = [
         piece for path, name in sorted(files, key=lambda row: row[1]) for piece in (name.encode(), path.read_bytes())
     ]
-    return _hashed(*pieces)
+    return hashed(*pieces)
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
@@ -221,11 +178,12 @@ class Watched:
         self._place = os.path.abspath(place)
         self._without = tuple(os.path.abspath(folder) + os.sep for folder in without)
 
-    def files(self, modules: Iterable[str] = ()) -> dict[str, str]:
+    def files(self, modules: Iterable[str] = (), *, with_globals: bool = False) -> dict[str, str]:
         """The parts for files and versions by now.
 
         Args:
             modules: Names of modules that the model is of; what their code names is followed.
+            with_globals: Whether the values that files of code name are parts too.
         """
         parts: dict[str, str] = {}
         for name in self._reached(modules):
@@ -238,6 +196,8 @@ class Watched:
                     parts[f"version {distribution}"] = _version(distribution)
             elif kind == "own" and name.partition(".")[0] not in _plugin_roots():
                 parts[f"code {_relative(file)}"] = _content(file)
+                if with_globals:
+                    parts[f"globals {_relative(file)}"] = Contents(_is_own).of_globals(sys.modules[name])
         for path in sorted(_opened or ()):
             if path.endswith(".py") and path == self._place:
                 parts[f"code {_relative(path)}"] = _content(path)
@@ -296,6 +256,12 @@ def _kind(file: str) -> str:
     return "python" if path.startswith((sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))) else "own"
 
 
+def _is_own(kind: type) -> bool:
+    """Whether a class is of a file that is of no distribution and not Python's."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and _kind(file) == "own" and kind.__module__.partition(".")[0] not in _plugin_roots()
+
+
 def _relative(path: str) -> str:
     return os.path.relpath(path).replace(os.sep, "/")
 
@@ -327,6 +293,7 @@ _KINDS = (
     "option",
     "threshold",
     "code",
+    "globals",
     "weight",
     "file",
     "input",

@@ -16,10 +16,11 @@ from onnxplug.errors import OnnxplugError
 from onnxplug.observers import Observer, Span, observed
 from onnxplug_fleet.data import open_data
 from onnxplug_fleet.flags import has_own_export
-from onnxplug_fleet.identity import Watched, digest, parts_of, value_text
+from onnxplug_fleet.identity import Watched, digest, parts_of
 from onnxplug_fleet.manifest import Job
 from onnxplug_fleet.store import Store
 from onnxplug_fleet.text import plain_words
+from onnxplug_fleet.values import value_text
 
 #: Runs that the latency is the median of, and the seconds after which there is no further one.
 _RUNS, _SECONDS = 20, 1.0

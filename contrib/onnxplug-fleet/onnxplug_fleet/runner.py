@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def run_fleet(
             if result["status"] in FINE:
                 before = state.parts(number, job.name)
                 now = {**result["parts"], **result["late"]}
-                result["reasons"] = changes(before, now) if result["status"] == "exported" or before != now else []
+                result["reasons"] = _reasons(result["status"], before, now)
             state.finish(number, job.name, result)
             done += 1
             ended(job.name, result, done, len(manifest.jobs))
@@ -47,6 +47,13 @@ def run_fleet(
     run = state.run(number)
     state.close()
     return run
+
+
+def _reasons(status: str, before: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
+    """Why a job was exported, or which parts differ from the last run's although the store has the export."""
+    if status == "unchanged":
+        return ["the store has an export of equal contents"] if before is None else changes(before, now)
+    return changes(before, now) or ["the store has no export of it any more"]
 
 
 def is_fine(run: Run) -> bool:

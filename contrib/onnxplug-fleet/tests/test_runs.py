@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -92,6 +93,82 @@ def test_changed_models_are_exported_and_named(folder: Path, monkeypatch: pytest
     monkeypatch.setattr("onnxplug_fleet.identity._version", lambda name: "9.9" if name == "onnxruntime" else "1")
     reasons = result_of(run(folder))["reasons"]
     assert any(text.startswith("version onnxruntime: ") and text.endswith(" became 9.9") for text in reasons)
+
+
+HELD = """
+import dataclasses, functools, torch
+from fleet_settings import SCALE
+
+@dataclasses.dataclass
+class Settings:
+    scale: float
+
+class Net(torch.nn.Module):
+    def __init__(self, scaled, **fields):
+        super().__init__()
+        self.scaled = scaled
+        vars(self).update(fields)
+    def forward(self, x):
+        return self.scaled(self, x)
+
+{0}
+
+def make():
+    return {1}, (torch.ones(2, 4),)
+"""
+#: Where a model may have a number that its code does not show: before ``make``, and the model that it returns.
+PLACES = {
+    "a private attribute": ("", "Net(lambda net, x: x * net._scale, _scale=SCALE.value)"),
+    "an object": ("", "Net(lambda net, x: x * net.settings.scale, settings=Settings(SCALE.value))"),
+    "an array in a list": (
+        "import numpy",
+        "Net(lambda net, x: x * float(net.held[0]), held=[numpy.array(SCALE.value)])",
+    ),
+    "a partial": ("", "Net(functools.partial(lambda scale, net, x: x * scale, SCALE.value))"),
+    "a closure": ("def bound(scale): return lambda x: x * scale", "bound(SCALE.value)"),
+    "a global number": ("scale = SCALE.value", "Net(lambda net, x: x * scale)"),
+    "a class": ("class Fixed: scale = SCALE.value", "Net(lambda net, x: x * Fixed.scale)"),
+    "a module of a closure": (
+        "def closed(net):\n    torch.nn.init.constant_(net.weight, SCALE.value)\n    return lambda x: net(x)",
+        "closed(torch.nn.Linear(4, 4, bias=False))",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_number_that_is_in_no_file_is_found(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an environment variable; here it is set by hand, between two runs of this process."""
+    import types
+
+    settings = types.ModuleType("fleet_settings")
+    vars(settings)["SCALE"] = types.SimpleNamespace(value=2.0)
+    monkeypatch.setitem(sys.modules, "fleet_settings", settings)
+    (folder / "fleet_net.py").write_text(HELD.format(*PLACES[place]))
+    (folder / "fleet.toml").write_text('[[models]]\nname = "net"\ntarget = "fleet_net.py:make"\n')
+
+    def again(scale: float) -> dict[str, Any]:
+        settings.SCALE.value = scale
+        sys.modules.pop("fleet_net", None)
+        return result_of(run(folder))
+
+    assert again(2.0)["status"] == "exported"
+    assert again(2.0)["status"] == "unchanged"
+    changed = again(3.0)
+    assert changed["status"] == "exported"
+    assert len(changed["reasons"]) == 1, changed["reasons"]
+    assert again(2.0)["status"] == "unchanged"
+
+
+def test_what_the_store_has_or_lacks_is_said(folder: Path) -> None:
+    import shutil
+
+    run(folder)
+    (folder / "fleet.toml").write_text(MANIFEST + MANIFEST.replace('"net"', '"same"'))
+    second = run(folder)
+    assert result_of(second, "same")["reasons"] == ["the store has an export of equal contents"]
+    assert result_of(second)["reasons"] == []
+    shutil.rmtree(folder / "fleet" / "keys")
+    assert result_of(run(folder))["reasons"] == ["the store has no export of it any more"]
 
 
 def test_failures_and_thresholds(folder: Path) -> None:
