@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,15 @@ def test_the_table_holds_every_architecture() -> None:
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in text.partition("\n|---|---|---|---|---|\n")[2].splitlines()]
     assert [tuple(row[:3]) for row in rows] == [tuple(a) for a in architectures()]
+
+
+def test_the_figures_of_other_pages_are_those_of_the_table() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "docs/models.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    rows = [list(map(int, row)) for row in re.findall(r"^\| \w+ \|" + r" (\d+) \|" * 8, table, re.MULTILINE)]
+    total, plain, by_a_way, _, measured, passed, *_ = (sum(column) for column in zip(*rows, strict=True))
+    for page in ("README.md", "docs/index.md"):
+        text = " ".join((root / page).read_text(encoding="utf-8").split())
+        assert f"f {total} architectures of transformers, timm and torchvision {plain + by_a_way} are" in text, page
+        assert f"{plain} by the plain call" in text, page
+        assert f"exports {passed} of the {measured} on which it was measured" in text, page
