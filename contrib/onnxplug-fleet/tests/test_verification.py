@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from onnxplug_fleet.data import Sample
 from onnxplug_fleet.metrics import METRICS
 from onnxplug_fleet.verification import keep_thresholds, kept_thresholds, measure_data, verify_data
 from torch import nn
 
 import onnxplug
 from onnxplug import OnnxProgram, UsageError, VerificationError
+from tests.support.zoo import ZOO
 
 SAMPLES = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(6)]
 MODEL = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5)).eval()
@@ -31,6 +34,36 @@ def test_a_right_model_raises_no_alarm(program: OnnxProgram, tmp_path: Path) -> 
     program.save(tmp_path / "model.onnx")
     assert kept_thresholds(tmp_path / "model.onnx") == limits
     assert verify_data(tmp_path / "model.onnx", MODEL, SAMPLES).accepted
+
+
+#: Of every metric but those of boxes, what a right model reaches on few samples.
+RIGHT = {
+    "top1": 1.0,
+    "iou": 1.0,
+    "token_match": 1.0,
+    "wer": 0.0,
+    "cosine": 0.99999,
+    "largest": 1e-3,
+    "mean": 1e-5,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("resnet18", "bert", "t5") else pytest.param(n, marks=pytest.mark.long) for n in ZOO]
+)
+def test_no_model_of_the_zoo_raises_an_alarm(name: str) -> None:
+    case = ZOO[name]
+    sizes = [{}, dict.fromkeys(case.sizes, 1), {dimension: size + 2 for dimension, size in case.sizes.items()}]
+    samples = [Sample(f"seed {seed}", *case.inputs(seed=seed, **of)) for seed, of in enumerate(sizes)]
+    module, args, kwargs, shapes = case()
+    program = onnxplug.to_onnx(module, args, kwargs=kwargs, dynamic_shapes=shapes)
+    assert verify_data(program, module, samples, thresholds=RIGHT).samples == 3
+    with pytest.raises(VerificationError, match="the worst of 3 samples is seed"):
+        verify_data(program, lambda *a, **k: 1.01 * _first(module(*a, **k)), samples, thresholds=RIGHT)
+
+
+def _first(results: Any) -> torch.Tensor:
+    return results if isinstance(results, torch.Tensor) else results[0]
 
 
 def change(program: OnnxProgram, name: str, make: object) -> None:
