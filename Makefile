@@ -37,10 +37,10 @@ PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
 LIBRARIES := bitsandbytes diffusers extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio torchvision vllm xformers
-# What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray is
-# for tests of onnxplug-fleet alone.
+# What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray and
+# tritonclient, for its schema of ensembles, are for tests of onnxplug-fleet alone.
 ALONE_fbgemm := torchrec==1.9.2
-ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs
+ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs tritonclient==2.73.0
 # Without their CUDA kernels, and with triton, whose interpreter runs the others.
 ALONE_mamba := --no-build-isolation mamba_ssm==2.3.2.post1 causal_conv1d==1.7.0 einops==0.8.2 triton==3.9.0
 .venv-mamba/installed: export MAMBA_SKIP_CUDA_BUILD := TRUE

@@ -32,6 +32,7 @@ from onnxplug.version import VERSION
 from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
 from onnxplug_tools.pieces.script import Step, program_text
 from onnxplug_tools.pieces.stamp import KEY, stamp
+from onnxplug_tools.pieces.triton import check_name, ensemble_text, piece_name, piece_text
 from onnxplug_tools.verification import resized_inputs
 
 CHAIN = "chain.py"
@@ -195,6 +196,55 @@ class OnnxPieces:
             files.append(folder / _file(path))
             program.save(files[-1], external_data=external_data)
         return files + self._save_chain(folder, steps, arrays, mark) if chained else files
+
+    def save_triton(
+        self, folder: str | os.PathLike[str], name: str, *, external_data: bool | None = None
+    ) -> list[Path]:
+        """Saves a model repository of Triton's server: each piece as the model ``NAME_PATH``, the chain as the ensemble ``NAME``.
+
+        The ensemble takes what the model takes, by the same names, and returns ``output``, or ``output_0``, ``output_1`` and so on.
+
+        Args:
+            folder: The repository; it is made where it is not there, models in it of these names are replaced.
+            external_data: As ``OnnxProgram.save`` takes it.
+
+        Returns:
+            The files.
+
+        Raises:
+            SaveError: A file can't be written.
+            UsageError: The pieces can't be an ensemble: something is computed between them, a weight of the model goes to one of
+                them, or a tensor is a scalar or of a type that Triton lacks.
+        """
+        folder = Path(folder)
+        check_name(name)
+        check_folder(folder)
+        if self.gaps:
+            raise UsageError(
+                f"the pieces can't be an ensemble: {self.gaps[0]}", hint="Make a submodule of that, and a piece."
+            )
+        steps, constants = self._steps()
+        if constants:
+            raise UsageError(
+                f"the pieces can't be an ensemble: the model gives its weight {constants[0]!r} to one of them",
+                hint="Make the weight one of the submodule's own.",
+            )
+        paths = [call.path for call in self.calls]
+        texts = {name: ensemble_text(name, steps, self._outputs(), self.programs, paths)}
+        texts |= {piece_name(name, path): piece_text(name, path, p) for path, p in self.programs.items()}
+        files = []
+        try:
+            for model in texts:
+                (folder / model / "1").mkdir(parents=True, exist_ok=True)
+            for path, program in self.programs.items():
+                files.append(folder / piece_name(name, path) / "1" / "model.onnx")
+                program.save(files[-1], external_data=external_data)
+            for model, text in reversed(texts.items()):
+                files.append(folder / model / "config.pbtxt")
+                write_whole(files[-1], lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        except OSError as error:
+            raise SaveError(f"the repository {folder} can't be written: {error}") from error
+        return files
 
     def _fits_numpy(self) -> bool:
         passed = pytree.tree_leaves([(call.args, call.kwargs, call.results) for call in self.calls])
