@@ -5,7 +5,7 @@
 #   make test-all every test, the long ones too
 #   make zoo      whole models, in full      make types    static types
 #   make models   every architecture of transformers, timm and torchvision, small (the last part of make zoo);
-#                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer")
+#                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer torch.onnx --peer OnnxExporter")
 #   make libraries  exports of libraries on PyPI (their tests, or calls), by torch.onnx's two exporters and by onnxplug; goes on where it
 #                 was (LIBRARIES_FLAGS="--only timm --again"); writes docs/libraries.md
 #   make chains   20,000 random chains of operators

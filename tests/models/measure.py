@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
+import onnx_ir as ir
 import torch
 from onnxplug_tools.verification import verify_file
 from torch import nn
@@ -48,6 +49,8 @@ TABLES = {
 _TEXT = ("causal", "masked", "seq2seq")
 #: All kinds.
 KINDS = (*TABLES, "timm", "torchvision")
+#: The exporters: onnxplug, ``torch.onnx.export(dynamo=True)``, and transformers' own, which patches the former.
+EXPORTERS = ("onnxplug", "torch.onnx", "OnnxExporter")
 #: The packages of contrib/ that belong to these libraries.
 PLUGINS = ("onnxplug-transformers", "onnxplug-torchvision")
 
@@ -86,10 +89,11 @@ class Outcome:
 
     Attributes:
         status: ``pass``; ``unfit`` (no small model of it runs in PyTorch); ``capture`` (it can't be captured); ``convert``
-            (refused after capture; torch.onnx's refusals are all of this kind); ``wrong`` (another result than PyTorch);
+            (refused after capture; the others' refusals are all of this kind); ``wrong`` (another result than PyTorch);
             ``error``. The parent adds ``crash`` and ``timeout``.
         detail: The error's first lines; where a way round was needed, those of the error without it.
         seconds: How long the export took.
+        nodes: How many the model has, those of its subgraphs and functions among them.
         way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then ``static sizes`` where batch and lengths can't be
             dynamic; empty where the plain call was enough.
     """
@@ -98,6 +102,7 @@ class Outcome:
     detail: str = ""
     seconds: float = 0.0
     way: str = ""
+    nodes: int = 0
 
 
 def architectures() -> Iterator[Architecture]:
@@ -151,11 +156,14 @@ def _transformer(architecture: Architecture) -> Example:
     return Example(model, (), inputs, dynamic)
 
 
-def measure(architecture: Architecture, *, peer: bool = False) -> Outcome:
-    """Exports an architecture and compares it, by onnxplug or by ``torch.onnx.export(dynamo=True)``.
+def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
+    """Exports an architecture and compares it.
 
     Where the plain call is refused, static sizes are tried too; onnxplug is also given the plugins for these libraries, and the
     model as torch.jit.trace records it.
+
+    Args:
+        exporter: One of :data:`EXPORTERS`.
     """
     warnings.simplefilter("ignore")
     try:
@@ -164,7 +172,8 @@ def measure(architecture: Architecture, *, peer: bool = False) -> Outcome:
             example.module(*example.args, **example.kwargs)
     except Exception as error:
         return Outcome("unfit", _said(error))
-    export = _by_peer if peer else _by_onnxplug
+    peer = exporter != "onnxplug"
+    export = {"onnxplug": _by_onnxplug, "torch.onnx": _by_torch, "OnnxExporter": _by_transformers}[exporter]
     refused = ("convert", "capture")
     first = export(example, False)
     if first.status not in refused:
@@ -236,12 +245,17 @@ def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
     except Exception as error:
         return Outcome("error", f"{_said(error)} | {traceback.format_exc()[-300:]}")
     seconds = time.perf_counter() - started
+    nodes = _count_nodes(program.model)
     if example.eager is None:
-        return _compared(program.verify, seconds)
+        return _compared(program.verify, seconds, nodes)
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         program.save(file)
-        return _compared(lambda: _verify(file, example), seconds)
+        return _compared(lambda: _verify(file, example), seconds, nodes)
+
+
+def _count_nodes(model: ir.Model) -> int:
+    return sum(1 for graph in (model.graph, *model.functions.values()) for _ in graph.all_nodes())
 
 
 def _verify(file: str, example: Example) -> Any:
@@ -253,7 +267,7 @@ def _verify(file: str, example: Example) -> Any:
     return verify_file(file, example.eager or example.module, example.args, example.kwargs, dynamic)
 
 
-def _by_peer(example: Example, plugins: bool) -> Outcome:
+def _by_torch(example: Example, plugins: bool) -> Outcome:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
@@ -275,17 +289,39 @@ def _by_peer(example: Example, plugins: bool) -> Outcome:
         except Exception as error:
             return Outcome("convert", _said(error))
         seconds = time.perf_counter() - started
-        return _compared(lambda: _verify(file, example), seconds)
+        return _compared(lambda: _verify(file, example), seconds, _count_nodes(ir.load(file)))
 
 
-def _compared(compare: Callable[[], Any], seconds: float) -> Outcome:
+def _by_transformers(example: Example, plugins: bool) -> Outcome:
+    """As its authors call it; where it fixes a size that is to be dynamic, without a word, that is a refusal."""
+    exporter = importlib.import_module("transformers.exporters.exporter_onnx")
+    config = exporter.OnnxConfig(dynamic=example.dynamic is not None)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "model.onnx")
+        try:
+            exporter.OnnxExporter().export(example.module, dict(example.kwargs), config=config).save_pretrained(folder)
+        except Exception as error:
+            return Outcome("convert", _said(error))
+        seconds = time.perf_counter() - started
+        model = ir.load(file)
+        shapes = {value.name: value.shape for value in model.graph.inputs}
+        for name, axes in (example.dynamic or {}).items():
+            shape = shapes.get(name)
+            fixed = [axis for axis in axes if shape is not None and isinstance(shape[axis], int)]
+            if fixed:
+                return Outcome("convert", f"axis {fixed[0]} of the input {name} came out as {shape[fixed[0]]}", seconds)
+        return _compared(lambda: _verify(file, example), seconds, _count_nodes(model))
+
+
+def _compared(compare: Callable[[], Any], seconds: float, nodes: int) -> Outcome:
     try:
         compare()
     except VerificationError as error:
-        return Outcome("wrong", _said(error), seconds)
+        return Outcome("wrong", _said(error), seconds, nodes=nodes)
     except Exception as error:
-        return Outcome("error", f"{_said(error)} | {traceback.format_exc()[-300:]}", seconds)
-    return Outcome("pass", seconds=seconds)
+        return Outcome("error", f"{_said(error)} | {traceback.format_exc()[-300:]}", seconds, nodes=nodes)
+    return Outcome("pass", seconds=seconds, nodes=nodes)
 
 
 def _said(error: BaseException) -> str:

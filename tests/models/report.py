@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import re
 import subprocess
@@ -17,16 +18,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.models.measure import KINDS, Architecture, Outcome, architectures
+from tests.models.faults import fault
+from tests.models.measure import EXPORTERS, KINDS, TABLES, Architecture, Outcome, architectures
 
-SECONDS = 480.0
+#: Of processor time that an architecture may take, all ways round together; and of waiting for an answer on a loaded machine.
+SECONDS, WAITING = 120.0, 2400.0
 
 
 class _Worker:
     """A process with its answers."""
 
-    def __init__(self, peer: bool) -> None:
-        command = [sys.executable, "-m", "tests.models.worker", *(["--peer"] if peer else [])]
+    def __init__(self, exporter: str) -> None:
+        command = [sys.executable, "-m", "tests.models.worker", exporter]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -44,11 +47,16 @@ class _Worker:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(architecture) + "\n")
         self.process.stdin.flush()
-        try:
-            answer = self.answers.get(timeout=SECONDS)
-        except queue.Empty:
-            self.process.kill()
-            return Outcome("timeout", f"no answer after {SECONDS:.0f} s")
+        started, waited = _processor_time(self.process.pid), 0.0
+        while True:
+            try:
+                answer = self.answers.get(timeout=1)
+                break
+            except queue.Empty:
+                waited += 1
+            if _processor_time(self.process.pid) - started > SECONDS or waited > WAITING:
+                self.process.kill()
+                return Outcome("timeout", f"no answer after {SECONDS:.0f} s of processor time")
         if answer is None:
             return Outcome("crash", f"the process ended with status {self.process.wait()}")
         return Outcome(**json.loads(answer))
@@ -59,14 +67,25 @@ class _Worker:
         self.process.wait()
 
 
-def run(chosen: list[Architecture], folder: Path, workers: int, peer: bool = False) -> dict[Architecture, Outcome]:
+def _processor_time(pid: int) -> float:
+    """Seconds that a process has computed; 0 of one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run(
+    chosen: list[Architecture], folder: Path, workers: int, exporter: str = "onnxplug"
+) -> dict[Architecture, Outcome]:
     """Measures the architectures of which the folder has no outcome.
 
     Args:
         chosen: The architectures.
         folder: Where outcomes are kept, a file each.
         workers: How many processes.
-        peer: Measure ``torch.onnx.export``, not onnxplug.
+        exporter: One of :data:`tests.models.measure.EXPORTERS`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[Architecture, Outcome] = {}
@@ -79,7 +98,7 @@ def run(chosen: list[Architecture], folder: Path, workers: int, peer: bool = Fal
             pending.put(architecture)
 
     def serve() -> None:
-        worker = _Worker(peer)
+        worker = _Worker(exporter)
         while True:
             try:
                 architecture = pending.get_nowait()
@@ -88,7 +107,7 @@ def run(chosen: list[Architecture], folder: Path, workers: int, peer: bool = Fal
             outcome = results[architecture] = worker.ask(architecture)
             if outcome.status in ("crash", "timeout"):
                 worker.stop()
-                worker = _Worker(peer)
+                worker = _Worker(exporter)
             _file(folder, architecture).write_text(json.dumps(vars(outcome)))
             print(
                 f"{architecture.kind:8} {architecture.name:28} {outcome.status:8} {outcome.detail[:150]!r}", flush=True
@@ -119,7 +138,9 @@ def main() -> None:
     parser.add_argument("--shard", default="1/1", help="2/8: the second of eight parts")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("out/models"))
-    parser.add_argument("--peer", action="store_true", help="torch.onnx.export too, where onnxplug was measured")
+    parser.add_argument(
+        "--peer", action="append", choices=EXPORTERS[1:], default=[], help="this one too, where onnxplug was measured"
+    )
     parser.add_argument("--write", type=Path, help="the file for the table: docs/models.md")
     parser.add_argument("--known", action="store_true", help="measure nothing; what has no outcome yet is unmeasured")
     options = parser.parse_args()
@@ -133,14 +154,22 @@ def main() -> None:
     else:
         results = run(chosen, options.out, options.workers)
     _print("onnxplug", results)
-    known = options.out / "torch.onnx"
-    peer = {a: _read(_file(known, a)) for a in results if _file(known, a).is_file()}
-    if options.peer:
-        measurable = [a for a in results if results[a].status not in _NOT_COUNTED]
-        peer = run(measurable, known, options.workers, peer=True)
-        _print("torch.onnx", peer)
+    peers: dict[str, dict[Architecture, Outcome]] = {}
+    for name in EXPORTERS[1:]:
+        folder = options.out / name
+        if name in options.peer:
+            measurable = [a for a in results if results[a].status not in _NOT_COUNTED and _takes(name, a)]
+            peers[name] = run(measurable, folder, options.workers, name)
+            _print(name, peers[name])
+        else:
+            peers[name] = {a: _read(_file(folder, a)) for a in results if _file(folder, a).is_file()}
     if options.write is not None:
-        options.write.write_text(render(results, peer), encoding="utf-8")
+        options.write.write_text(render(results, peers), encoding="utf-8")
+
+
+def _takes(exporter: str, architecture: Architecture) -> bool:
+    """Whether an exporter is for an architecture."""
+    return exporter != "OnnxExporter" or architecture.kind in TABLES
 
 
 def _print(name: str, results: dict[Architecture, Outcome]) -> None:
@@ -162,8 +191,12 @@ _WAYS = {
 _OTHERWISE = {"capture": "export the modules that can be captured: `onnxplug.diagnose`, `pieces=`"}
 
 
-def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcome]) -> str:
-    """docs/models.md."""
+def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architecture, Outcome]]) -> str:
+    """docs/models.md.
+
+    Args:
+        peers: By exporter, what is known of it.
+    """
     lines = [
         "# Models",
         "",
@@ -172,26 +205,29 @@ def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcom
         "exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others. Batch and lengths are dynamic where",
         "the table does not say *static sizes*; images have the model's size.",
         "",
-        "| kind | architectures | pass | by a way round | don't pass | torch.onnx: measured | pass | with static sizes | don't pass |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| kind | architectures | pass | by a way round | don't pass | torch.onnx: measured | pass | with static sizes | don't pass"
+        " | OnnxExporter: measured | pass | with static sizes | don't pass |",
+        "|" + "---|" * 13,
     ]
     for kind in KINDS:
         chosen = [a for a in results if a.kind == kind and results[a].status not in _NOT_COUNTED]
         if chosen:
-            others = [peer[a] for a in chosen if a in peer]
-            counts = [*_counts([results[a] for a in chosen]), len(others), *_counts(others)]
+            counts = list(_counts([results[a] for a in chosen]))
+            for peer in EXPORTERS[1:]:
+                others = [peers[peer][a] for a in chosen if a in peers[peer]]
+                counts += [len(others), *_counts(others)]
             lines.append(f"| {kind} | {len(chosen)} | " + " | ".join(map(str, counts)) + " |")
     refused = [(a, o) for a, o in results.items() if o.status not in ("pass", "unmeasured") or o.way]
     lines += [
         "",
         "## What the plain call does not do",
         "",
-        "The cause is torch.export's, or that of the code it traces. The way round is one that passed; ways that belong together are",
-        "separated by commas. Architectures of status `unfit` are not counted above: no small model of them was made that runs in PyTorch;",
+        "The way round is one that passed; ways that belong together are separated by commas. *At fault* is what the error comes from.",
+        "Architectures of status `unfit` are not counted above: no small model of them was made that runs in PyTorch;",
         "neither are those of status `unmeasured`.",
         "",
-        "| architecture | result | way round | cause |",
-        "|---|---|---|---|",
+        "| architecture | result | way round | at fault | cause |",
+        "|---|---|---|---|---|",
     ]
     for a, outcome in refused:
         way = (
@@ -199,19 +235,24 @@ def render(results: dict[Architecture, Outcome], peer: dict[Architecture, Outcom
             if outcome.way
             else _OTHERWISE.get(outcome.status, "")
         )
-        lines.append(f"| {a.kind} {a.name} | {outcome.status} | {way} | {_cause(outcome.detail)} |")
+        lines.append(
+            f"| {a.kind} {a.name} | {outcome.status} | {way} | {fault(outcome, 'onnxplug')} | {_cause(outcome.detail)} |"
+        )
     lines += [
         "",
         "## All",
         "",
-        f"torch.onnx is `torch.onnx.export(dynamo=True)` of torch {version('torch').partition('+')[0]}, compared in the same way; a cell is empty where it was not measured.",
+        f"torch.onnx is `torch.onnx.export(dynamo=True)` of torch {version('torch').partition('+')[0]}, OnnxExporter that of transformers, with `dynamic=True`;",
+        "both are compared in the same way. Seconds are those of the export, on the machine of that run; nodes are those of the whole",
+        "model, with its subgraphs and functions; in brackets is what a failure comes from. A cell is empty where it was not measured.",
         "",
-        "| kind | architecture | class or model | onnxplug | torch.onnx |",
-        "|---|---|---|---|---|",
+        "| kind | architecture | class or model | onnxplug | s | nodes | torch.onnx | s | nodes | OnnxExporter | s | nodes |",
+        "|" + "---|" * 12,
     ]
     for a, outcome in results.items():
-        other = peer.get(a)
-        lines.append(f"| {a.kind} | {a.name} | {a.model} | {_cell(outcome)} | {_cell(other) if other else ''} |")
+        found = [outcome, *(peers[peer].get(a) for peer in EXPORTERS[1:])]
+        cells = [cell for name, one in zip(EXPORTERS, found, strict=True) for cell in _cells(one, name)]
+        lines.append(f"| {a.kind} | {a.name} | {a.model} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -229,8 +270,14 @@ def _cause(detail: str) -> str:
     return cut + "`" * (cut.count("`") % 2)
 
 
-def _cell(outcome: Outcome) -> str:
-    return outcome.status + (f", {outcome.way}" if outcome.way else "")
+def _cells(outcome: Outcome | None, exporter: str) -> tuple[str, str, str]:
+    """Result, seconds and nodes."""
+    if outcome is None:
+        return "", "", ""
+    text = outcome.status + (f", {outcome.way}" if outcome.way else "")
+    if outcome.status not in ("pass", *_NOT_COUNTED) and (words := fault(outcome, exporter)):
+        text += f" ({words})"
+    return text, f"{outcome.seconds:.1f}" if outcome.seconds else "", str(outcome.nodes or "")
 
 
 if __name__ == "__main__":

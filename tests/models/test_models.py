@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from tests.models import report
+from tests.models.faults import fault
 from tests.models.measure import Architecture, Outcome, architectures, measure, small_model
 from tests.models.report import render, run
 from tests.models.vision import TIMM, TORCHVISION
@@ -68,8 +69,8 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     requests: list[str] = []
 
     class Fake:
-        def __init__(self, peer: bool) -> None:
-            assert not peer
+        def __init__(self, exporter: str) -> None:
+            assert exporter == "onnxplug"
 
         def ask(self, architecture: Architecture) -> Outcome:
             requests.append(architecture.name)
@@ -86,10 +87,63 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [outcome.status for outcome in results.values()] == ["wrong", "crash", "pass"]
     assert run(chosen, tmp_path, 1) == results
     assert requests == ["b", "c"]
-    table = render(results, {chosen[2]: Outcome("pass", way="static sizes")})
-    assert "| causal | c | C | pass | pass, static sizes |" in table
-    assert "| causal a | wrong |  | by \\| much |" in table
-    assert "| causal | 3 | 1 | 0 | 2 | 1 | 0 | 1 | 0 |" in table
+    peers = {
+        "torch.onnx": {chosen[2]: Outcome("pass", way="static sizes", seconds=2.0, nodes=7)},
+        "OnnxExporter": {chosen[1]: Outcome("convert", "ConversionError: step 1/3")},
+    }
+    table = render(results, peers)
+    assert "| causal | c | C | pass |  |  | pass, static sizes | 2.0 | 7 |  |  |  |" in table
+    assert "| causal | b | B | crash (onnxplug) |  |  |  |  |  | convert (torch.export) |  |  |" in table
+    assert "| causal a | wrong |  | onnxplug | by \\| much |" in table
+    assert "| causal | 3 | 1 | 0 | 2 | 1 | 0 | 1 | 0 | 1 | 0 | 0 | 1 |" in table
+
+
+@pytest.mark.parametrize("exporter", ["torch.onnx", pytest.param("OnnxExporter", marks=pytest.mark.long)])
+def test_the_others(exporter: str, vision: None) -> None:
+    architecture = Architecture("masked", "electra", "ElectraForMaskedLM")
+    outcome = measure(architecture, exporter)
+    assert (outcome.status, outcome.way) == ("pass", ""), outcome.detail
+    assert outcome.seconds > 0
+    assert outcome.nodes > 20
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "words"),
+    [
+        (
+            "convert",
+            "TorchExportError: Failed to export the model with torch.export. This is step 1/3 of",
+            "torch.export",
+        ),
+        (
+            "convert",
+            "ConversionError: Failed to convert the exported program to an ONNX model. This is step 3/3",
+            "acme",
+        ),
+        ("capture", "CaptureError: torch.export can't capture the model: GuardOnDataDependentSymNode", "torch.export"),
+        (
+            "wrong",
+            "VerificationError: the model does not run: [ONNXRuntimeError] : 9 : NOT_IMPLEMENTED",
+            "ONNX Runtime",
+        ),
+        ("wrong", "VerificationError: the model does not run: [ONNXRuntimeError] : 2 : INVALID_ARGUMENT", "acme"),
+        ("wrong", "VerificationError: output 'y' differs at index [1]", "acme"),
+        ("timeout", "no answer", "acme"),
+        ("convert", "", ""),
+    ],
+)
+def test_faults(status: str, detail: str, words: str) -> None:
+    assert fault(Outcome(status, detail), "acme") == words
+
+
+def test_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "SECONDS", 0.5)
+    worker = report._Worker("onnxplug")
+    try:
+        outcome = worker.ask(Architecture("timm", "nasnet", "nasnetalarge"))
+    finally:
+        worker.stop()
+    assert (outcome.status, outcome.detail) == ("timeout", "no answer after 0 s of processor time")
 
 
 def test_a_table_of_known_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,22 +154,22 @@ def test_a_table_of_known_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.argv", ["report", "--known", "--out", str(tmp_path), "--write", str(page)])
     report.main()
     text = page.read_text()
-    assert "| detection | a | A | unmeasured |  |" in text
-    assert "| detection | b | B | pass |  |" in text
-    assert "| detection | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
+    assert "| detection | a | A | unmeasured |  |  |" in text
+    assert "| detection | b | B | pass | 1.0 |  |" in text
+    assert "| detection | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
 
 
 def test_the_table_holds_every_architecture() -> None:
     """docs/models.md is of the libraries that constraints.txt names."""
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    rows = [line.strip("| ").split(" | ") for line in text.partition("\n|---|---|---|---|---|\n")[2].splitlines()]
+    rows = [line.strip("| ").split(" | ") for line in text.partition("\n|" + "---|" * 12 + "\n")[2].splitlines()]
     assert [tuple(row[:3]) for row in rows] == [tuple(a) for a in architectures()]
 
 
 def test_the_figures_of_other_pages_are_those_of_the_table() -> None:
     root = Path(__file__).parents[2]
     table = (root / "docs/models.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    rows = [list(map(int, row)) for row in re.findall(r"^\| \w+ \|" + r" (\d+) \|" * 8, table, re.MULTILINE)]
+    rows = [list(map(int, row)) for row in re.findall(r"^\| \w+ \|" + r" (\d+) \|" * 12, table, re.MULTILINE)]
     total, plain, by_a_way, _, measured, passed, *_ = (sum(column) for column in zip(*rows, strict=True))
     for page in ("README.md", "docs/index.md"):
         text = " ".join((root / page).read_text(encoding="utf-8").split())

@@ -16,14 +16,14 @@ from tests.models.measure import Architecture, measure
 
 
 def main() -> None:
-    """Reads kind, name and class of each. ``--peer``: torch.onnx.export, not onnxplug."""
-    peer = "--peer" in sys.argv
+    """Reads kind, name and class of each; the argument is the exporter."""
+    (exporter,) = sys.argv[1:]
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print doesn't belong among the answers
     for line in sys.stdin:
-        print(json.dumps(asdict(measure(Architecture(*json.loads(line)), peer=peer))), file=answers)
+        print(json.dumps(asdict(measure(Architecture(*json.loads(line)), exporter))), file=answers)
 
 
 if __name__ == "__main__":
