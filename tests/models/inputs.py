@@ -29,6 +29,8 @@ _GIVEN: Mapping[str, tuple[str, ...]] = {
     "audio": ("input_values", "input_features"),
     "synthesis": ("input_ids", "decoder_input_values", "decoder_input_ids"),
     "series": ("past_values",),
+    "classification": ("input_ids",),
+    "choices": ("input_ids",),
 }
 
 
@@ -44,14 +46,20 @@ def draw_inputs(model: nn.Module, config: Any, model_type: str, kind: str) -> In
     own = OWN_INPUTS.get(f"{kind} {model_type}")
     if own is not None:
         return own(config)
+    if kind == "choices":
+        return {"input_ids": _ids(2, 3, 9)}, {"input_ids": {0: "batch", 1: "choices", 2: "sequence"}}
     parameters = inspect.signature(model.forward).parameters
+    given = _GIVEN.get(kind, ("pixel_values",))
+    if kind in ("pretraining", "base"):
+        given = (model.main_input_name, "decoder_input_ids" if model.main_input_name == "input_ids" else "")
     names = [
         name
         for name, parameter in parameters.items()
-        if (parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
-        or name in _GIVEN.get(kind, ("pixel_values",))
+        if (parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD) or name in given
     ]
     inputs = {name: _BY_NAME[name](config) for name in names}
+    if kind == "classification" and getattr(config, "is_encoder_decoder", False):
+        inputs["input_ids"][0][:, -1] = config.eos_token_id  # of which the class is read
     return {name: value for name, (value, _) in inputs.items()}, {name: axes for name, (_, axes) in inputs.items()}
 
 
@@ -224,6 +232,11 @@ def _longer_waveform(config: Any) -> Inputs:
     return {"input_values": torch.randn(2, 8000)}, {"input_values": {0: "batch", 1: "samples"}}
 
 
+def _channel_of_sound(config: Any) -> Inputs:
+    """What a codec takes: channels before samples."""
+    return {"input_values": torch.randn(2, 1, 3200)}, {"input_values": {0: "batch", 2: "samples"}}
+
+
 def _patches_and_text(config: Any) -> Inputs:
     inputs, axes = _patches(config)
     return {**inputs, "input_ids": _ids(2, 9)}, {**axes, "input_ids": {0: "batch"}}
@@ -286,6 +299,10 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "contrastive siglip2": _patches_and_text,
     "audio whisper": _mel_of_length(80),
     "audio audio-spectrogram-transformer": _spectrogram_of_model,
+    "base encodec": _channel_of_sound,
+    "base dac": _channel_of_sound,
+    "base mimi": _channel_of_sound,
+    "base whisper": _mel_of_length(80, "decoder_input_ids"),
     "speech whisper": _mel_of_length(80, "decoder_input_ids"),
     "synthesis speecht5": _text_and_frames,
     **dict.fromkeys(

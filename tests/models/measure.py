@@ -45,6 +45,16 @@ TABLES = {
     "speech": ("CTC", "SPEECH_SEQ_2_SEQ", "RNNT", "TDT"),
     "synthesis": ("TEXT_TO_SPECTROGRAM", "TEXT_TO_WAVEFORM"),
     "series": ("TIME_SERIES_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION"),
+    "classification": (
+        "SEQUENCE_CLASSIFICATION",
+        "TOKEN_CLASSIFICATION",
+        "QUESTION_ANSWERING",
+        "NEXT_SENTENCE_PREDICTION",
+    ),
+    "choices": ("MULTIPLE_CHOICE",),
+    "backbones": ("BACKBONE",),
+    "pretraining": ("PRETRAINING",),
+    "base": ("",),  # models without a head, codecs among them
 }
 _TEXT = ("causal", "masked", "seq2seq")
 #: All kinds.
@@ -114,7 +124,7 @@ def architectures() -> Iterator[Architecture]:
         chosen = [
             Architecture(kind, name, model if isinstance(model, str) else model[0])
             for part in parts
-            for name, model in getattr(tables, f"MODEL_FOR_{part}_MAPPING_NAMES").items()
+            for name, model in getattr(tables, f"MODEL_{f'FOR_{part}_' if part else ''}MAPPING_NAMES").items()
         ]
         # Models that read pictures or sounds and write text are in the tables of text too.
         yield from (a for a in dict.fromkeys(chosen) if kind in _TEXT or a.model not in earlier)
@@ -142,6 +152,8 @@ def _transformer(architecture: Architecture) -> Example:
     model_class = getattr(transformers, architecture.model)
     if not isinstance(config, model_class.config_class or object):
         config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 1
     torch.manual_seed(0)
     model = stirred(model_class(config).eval())
     inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)

@@ -36,8 +36,19 @@ def test_every_family_is_there(vision: None) -> None:
         Architecture("image", "dinov2", "Dinov2ForImageClassification"),
         Architecture("timm", "starnet", "starnet_s050"),
         Architecture("torchvision", "squeezenet", "squeezenet1_1"),
+        *(
+            pytest.param(Architecture(*row.split()), marks=pytest.mark.long)
+            for row in (
+                "classification bert BertForTokenClassification",
+                "classification bart BartForSequenceClassification",
+                "choices electra ElectraForMultipleChoice",
+                "backbones dinov2 Dinov2Backbone",
+                "pretraining bert BertForPreTraining",
+                "base dac DacModel",
+            )
+        ),
     ],
-    ids=lambda a: a.name,
+    ids=lambda a: f"{a.kind} {a.name}",
 )
 def test_architecture(architecture: Architecture) -> None:
     outcome = measure(architecture)
