@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
 from onnxplug import ModelSource, PluginInfo, hookimpl
 
 
@@ -23,3 +27,19 @@ def onnxplug_sources() -> list[ModelSource]:
             help="FILE is one of torch.jit.save.",
         )
     ]
+
+
+@hookimpl
+def onnxplug_patches() -> list[Callable[[Any], contextlib.AbstractContextManager[None]]]:
+    """ScriptModules within an ordinary module, which torch.export can't capture."""
+    return [_interpreted_parts]
+
+
+def _interpreted_parts(module: Any) -> contextlib.AbstractContextManager[None]:
+    import torch
+
+    if not any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        return contextlib.nullcontext()
+    from onnxplug_torchscript.module import interpreted_parts
+
+    return interpreted_parts(module)

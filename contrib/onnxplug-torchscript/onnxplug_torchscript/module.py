@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -92,6 +93,30 @@ def from_script(script: Any) -> torch.nn.Module:
     forward.__signature__ = signature  # type: ignore[attr-defined]
     module.__dict__["forward"] = forward
     return module
+
+
+@contextlib.contextmanager
+def interpreted_parts(model: torch.nn.Module) -> Iterator[None]:
+    """Replaces the ScriptModules within an ordinary module by modules that compute the same, while the context holds.
+
+    Raises:
+        CaptureError: A ScriptModule has no forward, or hooks beside its graph.
+    """
+    owners = [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    parts = [
+        (owner, name, child)
+        for owner in owners
+        for name, child in owner._modules.items()
+        if isinstance(child, torch.jit.ScriptModule)
+    ]
+    made = {script._c: from_script(script) for *_, script in parts}
+    try:
+        for owner, name, script in parts:
+            owner._modules[name] = made[script._c]
+        yield
+    finally:
+        for owner, name, script in parts:
+            owner._modules[name] = script
 
 
 def _check_hooks(script: Any) -> None:
