@@ -190,7 +190,7 @@ def _section(package: Package, before: str) -> str:
         kept = [line for line in before.splitlines() if line.startswith((_COUNTED, _LEFT))]
         count = next((line for line in kept if line.startswith(_COUNTED)), None)
         left = next((line for line in kept if line.startswith(_LEFT)), None)
-    tests = ", ".join(f"`{text}`" for text in package.tests) or "PyTorch alone"
+    tests = ", ".join(f"`{text}`" for text in package.tests or package.needs) or "PyTorch alone"
     rows = [
         f"| install | `pip install {package.name}` |",
         f"| needs | {_codes(package.needs) or 'nothing beside onnxplug'} |",
