@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
 import threading
+import types
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from onnxplug_fleet import identity
 from onnxplug_fleet.compare import compared
 from onnxplug_fleet.executors import Here, Processes
 from onnxplug_fleet.manifest import Job, read_manifest
@@ -95,6 +98,36 @@ def test_changed_models_are_exported_and_named(folder: Path, monkeypatch: pytest
     assert any(text.startswith("version onnxruntime: ") and text.endswith(" became 9.9") for text in reasons)
 
 
+def test_changed_rules_are_exported_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin whose version is the same and whose code is not."""
+    rules = folder / "fleet_rules"
+    rules.mkdir()
+    (rules / "__init__.py").write_text("from fleet_rules.gelu import NODES\n")
+    (rules / "gelu.py").write_text("NODES = 1\n")
+    importlib.import_module("fleet_rules")
+    records = [types.SimpleNamespace(status="loaded", distribution="acme", value="fleet_rules:plugin", version="1.0")]
+    host = types.SimpleNamespace(records=lambda: records)
+
+    def plugins(_: Any) -> dict[str, str]:
+        identity._code_of_package.cache_clear()  # as in a new process
+        return plugins_text(host)
+
+    plugins_text = identity.plugins_text
+    monkeypatch.setattr(identity, "plugins_text", plugins)
+    run(folder)
+    assert result_of(run(folder))["status"] == "unchanged"
+    (rules / "gelu.py").write_text("NODES = 2\n")
+    changed = result_of(run(folder))
+    assert (changed["status"], changed["reasons"]) == (
+        "exported",
+        ["plugin acme: its code changed, which has the rules"],
+    )
+    records[0].version = "1.1"
+    assert result_of(run(folder))["reasons"] == ["plugin acme: 1.0 became 1.1"]
+    records.clear()
+    assert result_of(run(folder))["reasons"] == ["plugin acme is gone"]
+
+
 HELD = """
 import dataclasses, functools, torch
 from fleet_settings import SCALE
@@ -138,8 +171,6 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_number_that_is_in_no_file_is_found(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of an environment variable; here it is set by hand, between two runs of this process."""
-    import types
-
     settings = types.ModuleType("fleet_settings")
     vars(settings)["SCALE"] = types.SimpleNamespace(value=2.0)
     monkeypatch.setitem(sys.modules, "fleet_settings", settings)
