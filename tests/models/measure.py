@@ -152,6 +152,8 @@ def _transformer(architecture: Architecture) -> Example:
     model_class = getattr(transformers, architecture.model)
     if not isinstance(config, model_class.config_class or object):
         config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
+    if architecture.kind == "classification" and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # which tells the last token of a text
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 1
     torch.manual_seed(0)

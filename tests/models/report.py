@@ -238,6 +238,8 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
         lines.append(
             f"| {a.kind} {a.name} | {outcome.status} | {way} | {fault(outcome, 'onnxplug')} | {_cause(outcome.detail)} |"
         )
+    for peer in EXPORTERS[1:]:
+        lines += _beside(peer, results, peers[peer])
     lines += [
         "",
         "## All",
@@ -254,6 +256,40 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
         cells = [cell for name, one in zip(EXPORTERS, found, strict=True) for cell in _cells(one, name)]
         lines.append(f"| {a.kind} | {a.name} | {a.model} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _beside(exporter: str, results: dict[Architecture, Outcome], others: dict[Architecture, Outcome]) -> list[str]:
+    """The classes in which another exporter does more than onnxplug, and the time of those that both export."""
+    both = [(a, results[a], other) for a, other in others.items() if results[a].status == other.status == "pass"]
+    timed = [pair for pair in both if pair[1].seconds and pair[2].seconds]
+    if not both:
+        return []
+    alone = [
+        f"{a.kind} {a.name}" for a, other in others.items() if other.status == "pass" and results[a].status != "pass"
+    ]
+    dynamic = [f"{a.kind} {a.name}" for a, ours, other in both if "static" in ours.way and "static" not in other.way]
+    slower = [
+        f"{a.kind} {a.name} ({ours.seconds:.1f} s for {other.seconds:.1f})"
+        for a, ours, other in timed
+        if ours.seconds > other.seconds
+    ]
+    rows = {
+        f"{exporter} alone exports": alone,
+        f"dynamic with {exporter} alone": dynamic,
+        "slower with onnxplug": slower,
+    }
+    ours, theirs = (sum(pair[index].seconds for pair in timed) for index in (1, 2))
+    return [
+        "",
+        f"## Beside {exporter}",
+        "",
+        f"Both export {len(both)} of the {len(others)} that were measured; {len(timed)} with seconds of both: onnxplug in {ours:.0f} s, "
+        f"{exporter} in {theirs:.0f} s.",
+        "",
+        "| | number | which |",
+        "|---|---|---|",
+        *(f"| {text} | {len(which)} | {', '.join(which)} |" for text, which in rows.items()),
+    ]
 
 
 def _counts(outcomes: list[Outcome]) -> tuple[int, int, int]:

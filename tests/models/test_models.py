@@ -99,14 +99,20 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run(chosen, tmp_path, 1) == results
     assert requests == ["b", "c"]
     peers = {
-        "torch.onnx": {chosen[2]: Outcome("pass", way="static sizes", seconds=2.0, nodes=7)},
+        "torch.onnx": {
+            chosen[0]: Outcome("pass"),
+            chosen[2]: Outcome("pass", way="static sizes", seconds=2.0, nodes=7),
+        },
         "OnnxExporter": {chosen[1]: Outcome("convert", "ConversionError: step 1/3")},
     }
     table = render(results, peers)
     assert "| causal | c | C | pass |  |  | pass, static sizes | 2.0 | 7 |  |  |  |" in table
     assert "| causal | b | B | crash (onnxplug) |  |  |  |  |  | convert (torch.export) |  |  |" in table
     assert "| causal a | wrong |  | onnxplug | by \\| much |" in table
-    assert "| causal | 3 | 1 | 0 | 2 | 1 | 0 | 1 | 0 | 1 | 0 | 0 | 1 |" in table
+    assert "| causal | 3 | 1 | 0 | 2 | 2 | 1 | 1 | 0 | 1 | 0 | 0 | 1 |" in table
+    assert "Both export 1 of the 2 that were measured; 0 with seconds of both" in table
+    assert "| torch.onnx alone exports | 1 | causal a |" in table
+    assert "Beside OnnxExporter" not in table
 
 
 @pytest.mark.parametrize("exporter", ["torch.onnx", pytest.param("OnnxExporter", marks=pytest.mark.long)])
