@@ -112,6 +112,7 @@ def names(cache: Any, prefix: str) -> list[str]:
         half, _, rest = name.partition("_") if isinstance(cache, cache_utils.EncoderDecoderCache) else ("", "", name)
         kind, *numbers = rest.split("_")
         layer = numbers[:1]
+        kind = f"{kind}_state" if kind in _STATES.values() else kind  # as onnxruntime-genai has it
         parts = [*layer, *([_HALVES[half]] if half else []), kind, *numbers[1:]]
         paths.append(".".join([prefix, *parts]))
     return paths

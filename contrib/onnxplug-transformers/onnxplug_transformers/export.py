@@ -275,9 +275,9 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
     fused = decoder.fused
     if call.layout.merged:
-        check_one_shape(example.heads, type(model).__name__, call.layout.name)
-    elif example.heads is None:
-        call.notes += ("keys and values have several shapes, and onnxruntime-genai takes one: the loop is yours",)
+        check_one_shape(example.reason, type(model).__name__, call.layout.name)
+    elif example.reason:
+        call.notes += (f"{type(model).__name__} has {example.reason.format('onnxruntime-genai')}: the loop is yours",)
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
     cases = fused_cases_of(example) if fused else None
@@ -298,7 +298,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     if adapters is not None:
         adapters.make_optional(program.model)
     call.store("model", program, report, decoder, [] if adapters else call.samples(program, decoder, samples))
-    if not call.layout.merged and example.heads is not None:
+    if not call.layout.merged and not example.reason:
         about = genai_config(
             model,
             positions=decoder.takes_positions,
@@ -314,6 +314,7 @@ def _write_generation(call: _Call, model: Any, source: Path, *, fused: bool) -> 
     """From texts to texts: the tokenizer, a loop over a language model's steps, and the text of the tokens, in one file."""
     last = model.get_output_embeddings() is not None
     decoder, example, reason = decoder_of(model, last_logits=last, fused=fused)
+    check_one_shape(example.reason, type(model).__name__, "--with-processor")
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
     parts, notes = generated.parts_of(model, decoder, example, source)
@@ -328,7 +329,7 @@ def _write_generation(call: _Call, model: Any, source: Path, *, fused: bool) -> 
 def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
     """Two models of fixed sizes: a piece of the prompt, and one token. They share their weights' file."""
     example = example_of(Decoder(model).eval())
-    check_one_shape(example.heads, type(model).__name__, "--static")
+    check_one_shape(example.reason, type(model).__name__, "--static")
     cache = example.kwargs["past_key_values"]
     check_static(model, length)
     decoder = StaticDecoder(model).eval()

@@ -22,6 +22,28 @@ _LLAMA = {
     "max_position_embeddings": 64,
     "initializer_range": _STD,
 }
+#: Without attention, and state spaces and linear attention beside it.
+_MAMBA = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "state_size": 8,
+    "num_hidden_layers": 2,
+    "initializer_range": _STD,
+    "tie_word_embeddings": False,
+}
+_OF_HEADS = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4}
+_STATES = {f"mamba_{name}": 8 for name in ("n_heads", "d_head", "d_state")} | {"mamba_chunk_size": 4}
+_HYBRID = {**_LLAMA, "max_position_embeddings": 128, "tie_word_embeddings": False}
+_DELTA_RULE = {
+    **_HYBRID,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
     "llama_tied": ("LlamaForCausalLM", "LlamaConfig", {**_LLAMA, "tie_word_embeddings": True}),
@@ -151,43 +173,72 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
-    "mamba": (
-        "MambaForCausalLM",
-        "MambaConfig",
-        {"vocab_size": 100, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2, "time_step_rank": 4},
+    "mamba": ("MambaForCausalLM", "MambaConfig", {**_MAMBA, "time_step_rank": 4}),
+    "falcon_mamba": ("FalconMambaForCausalLM", "FalconMambaConfig", {**_MAMBA, "time_step_rank": 4}),
+    "mamba2": ("Mamba2ForCausalLM", "Mamba2Config", {**_MAMBA, **_OF_HEADS}),
+    "jamba": (
+        "JambaForCausalLM",
+        "JambaConfig",
+        {**_HYBRID, "mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 2, "attn_layer_period": 2},
     ),
-    "mamba2": (
-        "Mamba2ForCausalLM",
-        "Mamba2Config",
+    "zamba": (
+        "ZambaForCausalLM",
+        "ZambaConfig",
+        {**_HYBRID, "mamba_d_state": 8, "mamba_dt_rank": 4, "layers_block_type": ["linear_attention", "hybrid"]},
+    ),
+    "bamba": ("BambaForCausalLM", "BambaConfig", {**_HYBRID, **_STATES, "attn_layer_indices": [1]}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
         {
-            "vocab_size": 100,
-            "hidden_size": 32,
-            "state_size": 8,
-            "num_hidden_layers": 2,
-            "num_heads": 8,
-            "head_dim": 8,
-            "n_groups": 2,
-            "chunk_size": 4,
+            **_HYBRID,
+            **_STATES,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
         },
     ),
+    "falcon_h1": ("FalconH1ForCausalLM", "FalconH1Config", {**_HYBRID, **_STATES, "mamba_d_ssm": 64}),
     "qwen3_next": (
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
+        {**_DELTA_RULE, **_EXPERTS, "shared_expert_intermediate_size": 32},
+    ),
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", _DELTA_RULE),
+    "olmo_hybrid": (
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
+        {**_DELTA_RULE, "linear_num_key_heads": 4, "pad_token_id": 0},
+    ),
+    "kimi_linear": (
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
         {
-            **_LLAMA,
-            "head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
+            **_DELTA_RULE,
+            **_EXPERTS,
+            "num_key_value_heads": 4,
+            "num_experts_per_token": 2,
+            "num_shared_experts": 1,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "qk_head_dim": 16,
+            "v_head_dim": 8,
+            "head_dim": 8,
+            "topk_group": 1,
+            "num_expert_group": 1,
+            "mlp_layer_types": ["dense", "sparse"],
+            "linear_num_heads": 4,
+            "pad_token_id": 0,
         },
     ),
-    "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {**_LLAMA, "layer_types": ["conv", "full_attention"]}),
+    "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {**_HYBRID, "layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": (
+        "Lfm2MoeForCausalLM",
+        "Lfm2MoeConfig",
+        {**_HYBRID, **_EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    ),
     "bart": (
         "BartForConditionalGeneration",
         "BartConfig",
