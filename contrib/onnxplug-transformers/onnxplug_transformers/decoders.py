@@ -318,6 +318,16 @@ def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
     return cases
 
 
+def cases_of(decoder: Decoder, example: DecoderExample) -> list[dict[str, Any]] | None:
+    """Inputs that a decoder is compared on; ``None`` where any sizes can be drawn for its example's dimensions."""
+    if decoder.fused:
+        return fused_cases_of(example)
+    if "total" not in example.dynamic_shapes["attention_mask"].values():
+        return None
+    step = {**example.kwargs, "input_ids": example.kwargs["input_ids"][:, -1:].contiguous()}
+    return [example.kwargs, padded_prompt_of(example), step]
+
+
 def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, DecoderExample, str]:
     """A decoder and its example.
 

@@ -21,10 +21,10 @@ from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
     Decoder,
     adapted_example_of,
+    cases_of,
     check_one_shape,
     decoder_of,
     example_of,
-    fused_cases_of,
     padded_prompt_of,
 )
 from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
@@ -280,7 +280,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
         call.notes += (f"{type(model).__name__} has {example.reason.format('onnxruntime-genai')}: the loop is yours",)
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
-    cases = fused_cases_of(example) if fused else None
+    cases = cases_of(decoder, example)
     samples = [example.kwargs, padded_prompt_of(example)]
     if adapters is not None:
         given = [adapters.tensors(name) for name in (None, *adapters.adapters)]

@@ -71,7 +71,7 @@ def selective_scan(
     if (states := options.get("states")) is None:
         state = torch.zeros(*hidden_states.shape[:2], A.shape[-1], dtype=wide, device=A.device)
     else:
-        state = next(states).to(wide)
+        state = laid_out(next(states).to(wide))
     state, results = scanned(step, state, tuple(x.permute(2, 0, 1) for x in (hidden_states, dt, B, C)))
     result = results.permute(1, 2, 0)
     if D is not None:

@@ -32,7 +32,7 @@ _MAMBA = {
     "tie_word_embeddings": False,
 }
 _OF_HEADS = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4}
-_STATES = {f"mamba_{name}": 8 for name in ("n_heads", "d_head", "d_state")} | {"mamba_chunk_size": 4}
+_STATES = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4}
 _HYBRID = {**_LLAMA, "max_position_embeddings": 128, "tie_word_embeddings": False}
 _DELTA_RULE = {
     **_HYBRID,
@@ -179,7 +179,14 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "jamba": (
         "JambaForCausalLM",
         "JambaConfig",
-        {**_HYBRID, "mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 2, "attn_layer_period": 2},
+        {
+            **_HYBRID,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "num_experts": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+        },
     ),
     "zamba": (
         "ZambaForCausalLM",
@@ -199,7 +206,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "shared_intermediate_size": 32,
         },
     ),
-    "falcon_h1": ("FalconH1ForCausalLM", "FalconH1Config", {**_HYBRID, **_STATES, "mamba_d_ssm": 64}),
+    "falcon_h1": ("FalconH1ForCausalLM", "FalconH1Config", {**_HYBRID, **_STATES, "mamba_d_ssm": 128}),
     "qwen3_next": (
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
