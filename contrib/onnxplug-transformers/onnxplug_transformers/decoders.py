@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from onnxplug_transformers.adapters import Adapters, adapted
 from onnxplug_transformers.caches import emptied, names, shapes
 from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
 from onnxplug_transformers.genai import context_length
-from onnxplug_transformers.state_spaces import state_spaces_go_on
+from onnxplug_transformers.state_spaces import NO_LIMIT, state_spaces_go_on
 from onnxplug_transformers.tasks import Part
 from onnxplug_transformers.windows import windows_by_position
 
@@ -104,7 +104,8 @@ class Decoder(Part):
     ) -> dict[str, Any]:
         given = {"position_ids": position_ids} if position_ids is not None else {}
         states = partial(_last, attention_mask=attention_mask) if self.last_logits else None
-        going_on = state_spaces_go_on() if self.has_states else nullcontext()
+        before = attention_mask.shape[1] - input_ids.shape[1]
+        going_on = state_spaces_go_on(before) if self.has_states else nullcontext()
         with windows_by_position(attention_mask), going_on, self._before_logits(states):
             if self._cache_name == "cache_params":  # a model without attention multiplies states by it
                 attention_mask = _of_new(attention_mask, input_ids)
@@ -227,10 +228,7 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
             ) from error
         about = check_cache(cache, model)
         if decoder.has_states:
-            whole = decoder(**piece(0, length, decoder.new_cache()))["logits"]
-            check_pieces(
-                decoder, whole, emptied(cache), [piece(*ends, None) for ends in pairwise((0, past, length - 1, length))]
-            )
+            check_pieces(decoder, piece, emptied(cache), past, length)
     kwargs = piece(past, length, cache)
     in_cache = shapes(cache, "batch", "past", "source")
     grows = any("past" in axes.values() for axes in in_cache)
@@ -244,25 +242,30 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     return DecoderExample(kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], *about)
 
 
-def check_pieces(decoder: Decoder, whole: torch.Tensor, cache: Any, pieces: Sequence[dict[str, Any]]) -> None:
+def check_pieces(
+    decoder: Decoder, piece: Callable[[int, int, Any], dict[str, Any]], cache: Any, past: int, length: int
+) -> None:
     """Looks whether a text that comes in pieces has the logits of the text at once.
 
     Args:
-        whole: The latter, [batch, sequence, vocabulary].
+        piece: The inputs from a token to another one, after those of a cache.
         cache: One that has seen nothing, whose states are zeros.
-        pieces: Inputs of the steps, without the cache.
+        past: Tokens of the first piece.
+        length: Tokens of the text.
 
     Raises:
         UsageError: It has others.
     """
+    exact = decoder(**piece(0, length, decoder.new_cache()))["logits"].float()
+    limits = {getattr(module, "time_step_limit", NO_LIMIT) for module in decoder.modules()}
+    ends = (0, past, length - 1, length) if limits == {NO_LIMIT} else (0, past, length)  # one by itself has no limit
     logits = []
-    for piece in pieces:
-        result = decoder(**{**piece, "past_key_values": cache})
+    for start, end in pairwise(ends):
+        result = decoder(**piece(start, end, cache))
         cache = result["past_key_values"]
         logits.append(result["logits"])
-    exact, actual = whole.float(), torch.cat(logits, 1).float()
-    allowed = (0.001 if whole.dtype == torch.float32 else 0.1) * float(exact.std())
-    if not float((actual - exact).abs().max()) <= allowed:
+    allowed = (0.001 if logits[0].dtype == torch.float32 else 0.1) * float(exact.std())
+    if not float((torch.cat(logits, 1) - exact).abs().max()) <= allowed:
         raise UsageError(f"{type(decoder._model).__name__} gives other logits for a text that comes in pieces")
 
 

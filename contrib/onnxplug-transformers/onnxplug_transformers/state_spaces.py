@@ -19,6 +19,8 @@ from onnxplug.patches.scans import laid_out, scanned
 from onnxplug_transformers.chunks import by_chunks, left_by
 from onnxplug_transformers.exchanged import parameters
 
+#: The least and the greatest time step of a state space that has no limits.
+NO_LIMIT = (0.0, float("inf"))
 #: Classes that begin from zeros when they are called with several tokens, whatever the cache has.
 _FROM_ZERO = ("MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer")
 
@@ -92,7 +94,7 @@ def chunked_state_space(
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
     dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    dt_limit: tuple[float, float] = NO_LIMIT,
     return_final_states: bool = False,
     **_: Any,
 ) -> Any:
@@ -119,7 +121,7 @@ def chunked_state_space(
         dt = dt + dt_bias.to(dt.dtype)
     if dt_softplus:
         dt = functional.softplus(dt)
-    dt = dt.clamp(*dt_limit).float().unsqueeze(-1)
+    dt = _limited(dt, *dt_limit).float().unsqueeze(-1)
     x, each = hidden_states.float(), hidden_states.shape[2] // B.shape[2]
     b, c = (y.float().repeat_interleave(each, dim=2) for y in (B, C))
 
@@ -140,6 +142,15 @@ def chunked_state_space(
     return (laid_out(result), state.mT) if return_final_states else laid_out(result)
 
 
+def _limited(dt: Tensor, least: float, greatest: float) -> Tensor:
+    """``dt`` [batch, sequence, heads] within its limits, but for a single token after others, which transformers does not limit."""
+    limited = dt.clamp(least, greatest)
+    if not _pasts or (least, greatest) == NO_LIMIT:
+        return limited
+    first, several = 1 - torch.sym_min(_pasts[-1], 1), torch.sym_min(dt.shape[1] - 1, 1)
+    return torch.where(torch.full((), torch.sym_max(first, several)) > 0, limited, dt)
+
+
 # -- from which state --------------------------------------------------------------------------------------------------
 
 
@@ -150,11 +161,23 @@ def checked_state_spaces() -> Iterator[None]:
         yield
 
 
+#: How many tokens came before those of a decoder that is called.
+_pasts: list[Any] = []
+
+
 @contextlib.contextmanager
-def state_spaces_go_on() -> Iterator[None]:
-    """Holds while a decoder is called, captured or not: any number of tokens goes on from the state that the cache has."""
-    with _mixers_changed(_going_on):
-        yield
+def state_spaces_go_on(past: Any) -> Iterator[None]:
+    """Holds while a decoder is called, captured or not: any number of tokens goes on from the state that the cache has.
+
+    Args:
+        past: How many tokens came before.
+    """
+    _pasts.append(past)
+    try:
+        with _mixers_changed(_going_on):
+            yield
+    finally:
+        _pasts.pop()
 
 
 @contextlib.contextmanager

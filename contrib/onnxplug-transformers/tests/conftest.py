@@ -33,6 +33,7 @@ _MAMBA = {
 }
 _OF_HEADS = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4}
 _STATES = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4}
+_LIMITS = {"time_step_min": 0.05, "time_step_max": 0.1}  # half of the steps are below the least one
 _HYBRID = {**_LLAMA, "max_position_embeddings": 128, "tie_word_embeddings": False}
 _DELTA_RULE = {
     **_HYBRID,
@@ -192,6 +193,36 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ZambaForCausalLM",
         "ZambaConfig",
         {**_HYBRID, "mamba_d_state": 8, "mamba_dt_rank": 4, "layers_block_type": ["linear_attention", "hybrid"]},
+    ),
+    "zamba2": (
+        "Zamba2ForCausalLM",
+        "Zamba2Config",
+        {
+            **_HYBRID,
+            **_LIMITS,
+            "layers_block_type": ["linear_attention", "hybrid"],
+            "n_mamba_heads": 8,
+            "mamba_d_state": 8,
+            "mamba_ngroups": 2,
+            "chunk_size": 4,
+            "num_mem_blocks": 1,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **_HYBRID,
+            **_LIMITS,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+            "num_hidden_layers": 3,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 4,
+            "head_dim": 8,
+        },
     ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**_HYBRID, **_STATES, "attn_layer_indices": [1]}),
     "granitemoehybrid": (

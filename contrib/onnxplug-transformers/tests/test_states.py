@@ -23,6 +23,8 @@ STATE_SPACES = ("mamba", "falcon_mamba", "mamba2")
 HYBRIDS = (
     "jamba",
     "zamba",
+    "zamba2",
+    "nemotron_h",
     "bamba",
     "granitemoehybrid",
     "falcon_h1",
