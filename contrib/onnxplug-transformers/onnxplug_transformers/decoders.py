@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -19,6 +19,7 @@ from onnxplug_transformers.adapters import Adapters, adapted
 from onnxplug_transformers.caches import emptied, names, shapes
 from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
 from onnxplug_transformers.genai import context_length
+from onnxplug_transformers.padding import layers_with_states, padding_in_front
 from onnxplug_transformers.state_spaces import NO_LIMIT, state_spaces_go_on
 from onnxplug_transformers.tasks import Part
 from onnxplug_transformers.windows import windows_by_position
@@ -38,7 +39,7 @@ class Decoder(Part):
     """A step of a language model.
 
     The cache keeps all tokens in every layer with keys and values; windows are in the mask. States of linear attention and
-    state spaces go on from the cache's, whatever the number of tokens.
+    state spaces go on from the cache's, whatever the number of tokens; padding may stand anywhere in the first of them.
 
     Args:
         last_logits: Logits of each row's last token alone, the last that the mask shows.
@@ -47,7 +48,7 @@ class Decoder(Part):
 
     Attributes:
         takes_positions: Whether a step has the input ``position_ids``.
-        has_states: Whether layers keep states of convolutions or recurrences.
+        layers_with_states: The layers that hand on states of convolutions or recurrences.
     """
 
     def __init__(self, model: Any, *, last_logits: bool = False, fused: bool = False) -> None:
@@ -63,7 +64,8 @@ class Decoder(Part):
         if self._cache_name not in takes:
             raise UsageError(f"{type(model).__name__} takes no cache of transformers, which text generation hands on")
         refuse_changing_angles(model)
-        self.config, self.has_states = config, not kinds.isdisjoint(_STATES)
+        self.config, self._has_states = config, not kinds.isdisjoint(_STATES)
+        self.layers_with_states = layers_with_states(model) if self._has_states else []
         has_positions = "position_ids" in takes
         self.takes_positions = has_positions and not fused
         self.last_logits, self.fused = last_logits, fused
@@ -104,9 +106,7 @@ class Decoder(Part):
     ) -> dict[str, Any]:
         given = {"position_ids": position_ids} if position_ids is not None else {}
         states = partial(_last, attention_mask=attention_mask) if self.last_logits else None
-        before = attention_mask.shape[1] - input_ids.shape[1]
-        going_on = state_spaces_go_on(before) if self.has_states else nullcontext()
-        with windows_by_position(attention_mask), going_on, self._before_logits(states):
+        with windows_by_position(attention_mask), self._states(input_ids, attention_mask), self._before_logits(states):
             if self._cache_name == "cache_params":  # a model without attention multiplies states by it
                 attention_mask = _of_new(attention_mask, input_ids)
             result = self._model(
@@ -114,9 +114,22 @@ class Decoder(Part):
             )
         return {"logits": result.logits, "past_key_values": getattr(result, self._cache_name, None)}
 
+    @contextmanager
+    def _states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[None]:
+        """Holds while the model is called: states go on from those in the cache, and padding is in front."""
+        if not self.layers_with_states:
+            yield
+            return
+        new = _of_new(attention_mask, input_ids)
+        with (
+            state_spaces_go_on(attention_mask.shape[1] - input_ids.shape[1]),
+            padding_in_front(self.layers_with_states, new),
+        ):
+            yield
+
     def new_cache(self) -> Any:
         """A cache that has seen nothing."""
-        if not self.has_states:
+        if not self._has_states:
             return DynamicCache()
         cache: Any = DynamicCache(config=self.config)
         for place, layer in enumerate(cache.layers):
@@ -158,7 +171,7 @@ def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
 
 def _of_new(attention_mask: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """The part of a mask that belongs to the new tokens."""
-    return attention_mask[:, attention_mask.shape[1] - new.shape[1] :]
+    return attention_mask.split([attention_mask.shape[1] - new.shape[1], new.shape[1]], dim=1)[1]
 
 
 def refuse_changing_angles(model: Any) -> None:
@@ -187,9 +200,9 @@ class DecoderExample:
         dynamic_shapes: Their dynamic dimensions.
         input_names: Names of the graph's inputs.
         layers: Layers with a cache.
-        heads: Heads of keys and values; ``None`` where the cache has not keys and values of one shape alone.
+        heads: Heads of keys and values; ``None`` where they have several shapes.
         head_size: Their width, or ``None``.
-        reason: Why there are none, for :func:`check_one_shape`.
+        reason: Why the cache has not keys and values of one shape alone, for :func:`check_one_shape`.
     """
 
     kwargs: dict[str, Any]
@@ -226,8 +239,8 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
             raise UsageError(
                 f"{model} does not take a DynamicCache, which text generation hands on: {error}"
             ) from error
-        about = check_cache(cache, model)
-        if decoder.has_states:
+        about = check_cache(cache, model, len(decoder.layers_with_states))
+        if decoder.layers_with_states:
             check_pieces(decoder, piece, emptied(cache), past, length)
     kwargs = piece(past, length, cache)
     in_cache = shapes(cache, "batch", "past", "source")
@@ -257,7 +270,7 @@ def check_pieces(
         UsageError: It has others.
     """
     exact = decoder(**piece(0, length, decoder.new_cache()))["logits"].float()
-    limits = {getattr(module, "time_step_limit", NO_LIMIT) for module in decoder.modules()}
+    limits = {tuple(getattr(module, "time_step_limit", None) or NO_LIMIT) for module in decoder.modules()}
     ends = (0, past, length - 1, length) if limits == {NO_LIMIT} else (0, past, length)  # one by itself has no limit
     logits = []
     for start, end in pairwise(ends):
@@ -358,15 +371,22 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
     return Decoder(model, last_logits=last_logits).eval(), example, reason
 
 
-def check_cache(cache: Any, model: str) -> tuple[int, int | None, int | None, str]:
-    """The layers of a cache, its heads and their width; ``None`` where it has not keys and values of one shape alone, and why.
+def check_cache(cache: Any, model: str, with_states: int = 0) -> tuple[int, int | None, int | None, str]:
+    """The layers of a cache; heads of keys and values, and their width; and why it has not these of one shape alone.
+
+    Heads are ``None`` where there are several shapes, and 1 where there are no keys and values.
+
+    Args:
+        with_states: How many layers that hand on states the model has.
 
     Raises:
         UsageError: It is none of keys and values and of states.
     """
     layers: Any = getattr(cache, "layers", ())
-    linear = [layer for layer in layers if isinstance(layer, _Linear)]
-    if cache is None or any(not any(layer.is_conv_states_initialized.values()) for layer in linear):
+    linear = [
+        layer for layer in layers if isinstance(layer, _Linear) and any(layer.is_conv_states_initialized.values())
+    ]
+    if cache is None or len(linear) != with_states:
         raise UsageError(f"{model} keeps states elsewhere than in its cache, which is what text generation hands on")
     if type(cache) is not DynamicCache or any(type(layer) not in _IN_CACHES for layer in layers):
         kinds = sorted({type(layer).__name__ for layer in layers}) or [type(cache).__name__]
@@ -374,10 +394,10 @@ def check_cache(cache: Any, model: str) -> tuple[int, int | None, int | None, st
             f"{model} has a cache of {', '.join(kinds)}; text generation takes keys and values, and states"
         )
     pairs = [(layer.keys, layer.values) for layer in layers if getattr(layer, "keys", None) is not None]
-    found = {tuple(x.shape[i] for i in (1, 3)) for pair in pairs for x in pair}
-    if linear or len(found) != 1:
-        return len(layers), None, None, _WITH_STATES if linear else _SEVERAL_SHAPES
-    return len(layers), *found.pop(), ""
+    found = {tuple(x.shape[i] for i in (1, 3)) for pair in pairs for x in pair} or {(1, 1)}
+    if len(found) > 1:
+        return len(layers), None, None, _SEVERAL_SHAPES
+    return len(layers), *found.pop(), _WITH_STATES if linear else ""
 
 
 def check_one_shape(reason: str, model: str, program: str) -> None:

@@ -276,7 +276,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     fused = decoder.fused
     if call.layout.merged:
         check_one_shape(example.reason, type(model).__name__, call.layout.name)
-    elif example.reason:
+    elif example.heads is None:
         call.notes += (f"{type(model).__name__} has {example.reason.format('onnxruntime-genai')}: the loop is yours",)
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
@@ -298,7 +298,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     if adapters is not None:
         adapters.make_optional(program.model)
     call.store("model", program, report, decoder, [] if adapters else call.samples(program, decoder, samples))
-    if not call.layout.merged and not example.reason:
+    if not call.layout.merged and example.heads is not None:
         about = genai_config(
             model,
             positions=decoder.takes_positions,

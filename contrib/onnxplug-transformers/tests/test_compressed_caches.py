@@ -12,31 +12,27 @@ import torch
 
 from onnxplug.cli.app import run
 
-STATES = "states of linear attention or convolutions in its cache; {} takes keys and values alone"
+SEVERAL = "has keys and values of several shapes; {} takes one for all layers"
+STATES = "has states of linear attention or convolutions in its cache; {} takes keys and values alone"
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("deepseek_v3", "keys and values of several shapes; {} takes one for all layers"),
-        ("mamba", STATES),
-        pytest.param("qwen3_next", STATES, marks=pytest.mark.long),
-    ],
+    "name", ["deepseek_v3", "mamba", *(pytest.param(n, marks=pytest.mark.long) for n in ("qwen3_next", "kimi_linear"))]
 )
 def test_the_readme_shows_the_loop(
-    name: str, reason: str, saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any, capsys: Any
+    name: str, saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     """With --fused too, which leaves the attention as it is."""
     from transformers import AutoModelForCausalLM
 
-    folder = saved(name)
-    output = tmp_path / "DIR"
+    folder, several = saved(name), name in ("deepseek_v3", "kimi_linear")
+    reason, output = SEVERAL if several else STATES, tmp_path / "DIR"
     assert run(["export", f"transformers:{folder}", "-o", str(output), "--fused", "--verify"]) == 0
     notes = " ".join(capsys.readouterr().err.split())
-    assert f"{reason.format('onnxruntime-genai')}: the loop is yours" in notes
     assert "the attention is not fused: " in notes
     assert reason.format("GroupQueryAttention") in notes
-    assert not (output / "genai_config.json").exists()
+    assert (f"{reason.format('onnxruntime-genai')}: the loop is yours" in notes) == several
+    assert (output / "genai_config.json").exists() == (not several)
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "text = new" in block]

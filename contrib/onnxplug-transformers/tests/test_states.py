@@ -17,7 +17,16 @@ from onnxplug.cli.app import run
 LOOSER = {
     "models": ({"rtol": 1e-3, "atol": 1e-4}, "states are handed on, and rounding adds up over the layers of a model")
 }
+og = pytest.importorskip("onnxruntime_genai")
+
 STEPS = 8
+PROMPTS = [[5, 6, 7, 8, 9, 10, 35, 21, 60], [11, 12, 13, 44, 51], [71, 22]]
+#: Where the tokens of rows stand, 9 places each.
+PADDINGS = {
+    "left": ["111111111", "000011111", "000000011"],
+    "right": ["111111111", "111110000", "110000000"],
+    "mixed": ["111111111", "001101110", "100000001"],
+}
 LONG = pytest.mark.long
 STATE_SPACES = ("mamba", "falcon_mamba", "mamba2")
 HYBRIDS = (
@@ -75,6 +84,39 @@ def check_text(folder: Path, model: Any, tokens: torch.Tensor, mask: torch.Tenso
     assert len({*text[:, tokens.shape[1] :].flatten().tolist()}) > 4  # no model that says one thing alone
 
 
+def padded(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and mask of the prompts; padding is a token that a prompt might have."""
+    mask = torch.tensor([[int(place) for place in row] for row in PADDINGS[kind]])
+    tokens = torch.full_like(mask, 33)
+    tokens[mask == 1] = torch.tensor([token for prompt in PROMPTS for token in prompt])
+    return tokens, mask
+
+
+def check_padding(folder: Path, model: Any, tokens: torch.Tensor, mask: torch.Tensor) -> None:
+    """Compares the logits of a prompt and two more tokens with those of each row by itself, without padding."""
+    steps, more = Steps(folder), torch.randint(3, 100, (len(tokens), 2))
+    logits = steps.logits(tokens, mask)
+    for end in (1, 2):
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+        logits = torch.cat([logits, steps.logits(more[:, end - 1 : end], mask)], 1)
+    for row, prompt in enumerate(PROMPTS):
+        with torch.no_grad():
+            exact = model(torch.tensor([[*prompt, *more[row].tolist()]])).logits[0]
+        torch.testing.assert_close(logits[row][mask[row] == 1], exact, **LOOSER["models"][0])
+
+
+def continued(folder: Path, **search: Any) -> list[list[int]]:
+    """The text that onnxruntime-genai writes after the prompts, which it pads on the right."""
+    model, width = og.Model(str(folder)), max(map(len, PROMPTS))
+    settings = og.GeneratorParams(model)
+    settings.set_search_options(max_length=width + STEPS, batch_size=len(PROMPTS), **search)
+    generator = og.Generator(model, settings)
+    generator.append_tokens(np.array([p + [0] * (width - len(p)) for p in PROMPTS], dtype=np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [generator.get_sequence(row)[width:].tolist() for row in range(len(PROMPTS))]
+
+
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "lfm2", *LATER])
 def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], exported: Any) -> None:
     """Prompts that are shorter than the convolution, longer, and longer than a chunk, which they don't fill; padded ones."""
@@ -87,9 +129,16 @@ def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], e
     for batch, length in ((2, 2), (1, 7), (2, 70)):
         tokens = torch.randint(3, 100, (batch, length))
         check_text(output, model, tokens, torch.ones_like(tokens))
-    tokens = torch.randint(3, 100, (3, 9))
-    check_text(output, model, tokens, (torch.arange(9) >= torch.tensor([[0], [4], [7]])).long())
+    check_text(output, model, *padded("left"))
+    for kind in PADDINGS:
+        check_padding(output, model, *padded(kind))
     names = [str(value.name) for value in ir.load(output / "model.onnx").graph.inputs if "past" in str(value.name)]
+    assert (output / "genai_config.json").exists() == (name != "kimi_linear")
+    if name != "kimi_linear":
+        tokens, mask = padded("left")
+        with torch.no_grad():
+            text = model.generate(tokens, attention_mask=mask, max_new_tokens=STEPS, do_sample=False)
+        assert continued(output) == text[:, tokens.shape[1] :].tolist()
     assert names[0] == "past_key_values.0.conv_state"
     assert ("past_key_values.0.recurrent_state" in names) == ("lfm2" not in name)
     assert any(name.endswith("key") for name in names) == (name not in STATE_SPACES)
