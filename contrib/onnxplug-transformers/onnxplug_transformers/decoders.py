@@ -16,7 +16,7 @@ from transformers import DynamicCache, cache_utils
 
 from onnxplug import UsageError
 from onnxplug_transformers.adapters import Adapters, adapted
-from onnxplug_transformers.caches import emptied, names, shapes
+from onnxplug_transformers.caches import argument_of, emptied, names, shapes
 from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
 from onnxplug_transformers.genai import context_length
 from onnxplug_transformers.padding import layers_with_states, padding_in_front
@@ -60,9 +60,7 @@ class Decoder(Part):
                 f"{type(model).__name__} has layers of the kind {', '.join(sorted(other))}; text generation takes "
                 f"{', '.join(_LAYERS[:-1])} and {_LAYERS[-1]}"
             )
-        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
-        if self._cache_name not in takes:
-            raise UsageError(f"{type(model).__name__} takes no cache of transformers, which text generation hands on")
+        self._cache_name = argument_of(model)
         refuse_changing_angles(model)
         self.config, self._has_states = config, not kinds.isdisjoint(_STATES)
         self.layers_with_states = layers_with_states(model) if self._has_states else []
@@ -235,6 +233,8 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     with torch.no_grad():
         try:
             cache = decoder(**piece(0, past, decoder.new_cache()))["past_key_values"]
+        except UsageError:
+            raise
         except (AttributeError, ValueError) as error:
             raise UsageError(
                 f"{model} does not take a DynamicCache, which text generation hands on: {error}"
@@ -277,8 +277,10 @@ def check_pieces(
         result = decoder(**piece(start, end, cache))
         cache = result["past_key_values"]
         logits.append(result["logits"])
-    allowed = (0.001 if logits[0].dtype == torch.float32 else 0.1) * float(exact.std())
-    if not float((torch.cat(logits, 1) - exact).abs().max()) <= allowed:
+    # of the row that is nearer, on average: rounding may choose another expert for a token
+    distance = (torch.cat(logits, 1) - exact).abs().mean((1, 2)).min()
+    allowed = (1e-4 if logits[0].dtype == torch.float32 else 0.1) * exact.std()
+    if not bool(distance <= allowed):
         raise UsageError(f"{type(decoder._model).__name__} gives other logits for a text that comes in pieces")
 
 

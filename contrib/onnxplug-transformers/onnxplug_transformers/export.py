@@ -278,6 +278,8 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
         check_one_shape(example.reason, type(model).__name__, call.layout.name)
     elif example.heads is None:
         call.notes += (f"{type(model).__name__} has {example.reason.format('onnxruntime-genai')}: the loop is yours",)
+    elif any(name.endswith("recurrent_state") for name in example.input_names):
+        call.notes += ("onnxruntime-genai does not reorder states of recurrences by beams: num_beams has to be 1",)
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
     cases = cases_of(decoder, example)

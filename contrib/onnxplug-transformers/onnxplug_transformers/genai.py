@@ -84,7 +84,10 @@ def genai_config(
             },
         },
     }
-    return {"model": about, "search": _search(generation, length, shared_buffers)}
+    search = _search(generation, length, shared_buffers)
+    if "recurrent" in states:
+        search.pop("num_beams", None)  # these states are not reordered by beams
+    return {"model": about, "search": search}
 
 
 def images_config(model: Any, parts: Parts, processor: str | None) -> dict[str, Any]:

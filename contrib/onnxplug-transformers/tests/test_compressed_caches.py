@@ -32,6 +32,7 @@ def test_the_readme_shows_the_loop(
     assert "the attention is not fused: " in notes
     assert reason.format("GroupQueryAttention") in notes
     assert (f"{reason.format('onnxruntime-genai')}: the loop is yours" in notes) == several
+    assert ("states of recurrences by beams: num_beams has to be 1" in notes) == (not several)
     assert (output / "genai_config.json").exists() == (not several)
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
