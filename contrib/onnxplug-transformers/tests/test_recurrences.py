@@ -74,6 +74,7 @@ KIMI = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 8, "time_step_rank": 4, "num_hidden_layers": 1}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8, "time_step_rank": 4}),
+    "mamba2": ("Mamba2", {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 100}),
     "jamba": ("Jamba", {**STATE_SPACE, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "zamba": (
         "Zamba",
