@@ -7,6 +7,7 @@ of a layer that keeps all of them, and where there is none, a number beside the 
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -49,6 +50,15 @@ def register() -> None:
                 serialized_type_name=f"{kind.__module__}.{kind.__name__}",
                 flatten_with_keys_fn=flatten_with_keys,
             )
+
+
+def argument_of(model: Any) -> str:
+    """The argument that takes the cache of a model, which its result has by the same name."""
+    takes = inspect.signature(model.forward).parameters
+    for name in ("past_key_values", "cache_params"):
+        if name in takes:
+            return name
+    raise UsageError(f"{type(model).__name__} takes no cache of transformers, which text generation hands on")
 
 
 def _check_registration(kind: type) -> None:
@@ -112,6 +122,7 @@ def names(cache: Any, prefix: str) -> list[str]:
         half, _, rest = name.partition("_") if isinstance(cache, cache_utils.EncoderDecoderCache) else ("", "", name)
         kind, *numbers = rest.split("_")
         layer = numbers[:1]
+        kind = f"{kind}_state" if kind in _STATES.values() else kind  # as onnxruntime-genai has it
         parts = [*layer, *([_HALVES[half]] if half else []), kind, *numbers[1:]]
         paths.append(".".join([prefix, *parts]))
     return paths

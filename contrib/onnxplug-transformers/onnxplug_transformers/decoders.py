@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,19 +16,30 @@ from transformers import DynamicCache, cache_utils
 
 from onnxplug import UsageError
 from onnxplug_transformers.adapters import Adapters, adapted
-from onnxplug_transformers.caches import emptied, names, shapes
+from onnxplug_transformers.caches import argument_of, emptied, names, shapes
 from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
 from onnxplug_transformers.genai import context_length
+from onnxplug_transformers.padding import layers_with_states, padding_in_front
+from onnxplug_transformers.state_spaces import NO_LIMIT, state_spaces_go_on
 from onnxplug_transformers.tasks import Part
 from onnxplug_transformers.windows import windows_by_position
 
-_LAYERS = ("full_attention", "sliding_attention")
+#: Kinds of layers that have keys and values, states of convolutions and recurrences, both, or nothing in a cache.
+_KEYS, _STATES = ("full_attention", "sliding_attention"), ("linear_attention", "conv", "hybrid")
+_LAYERS = (*_KEYS, *_STATES, "moe", "mlp")
+_DynamicLayer, _Linear = cache_utils.DynamicLayer, cache_utils.LinearAttentionLayer
+#: Their classes.
+_IN_CACHES = (_DynamicLayer, _Linear, cache_utils.LinearAttentionAndFullAttentionLayer, cache_utils.DummyLayer)
+#: Why a program does not take a cache.
+_SEVERAL_SHAPES = "keys and values of several shapes; {} takes one for all layers"
+_WITH_STATES = "states of linear attention or convolutions in its cache; {} takes keys and values alone"
 
 
 class Decoder(Part):
     """A step of a language model.
 
-    The cache keeps all tokens in every layer; windows are in the mask.
+    The cache keeps all tokens in every layer with keys and values; windows are in the mask. States of linear attention and
+    state spaces go on from the cache's, whatever the number of tokens; padding may stand anywhere in the first of them.
 
     Args:
         last_logits: Logits of each row's last token alone, the last that the mask shows.
@@ -36,20 +48,23 @@ class Decoder(Part):
 
     Attributes:
         takes_positions: Whether a step has the input ``position_ids``.
+        layers_with_states: The layers that hand on states of convolutions or recurrences.
     """
 
     def __init__(self, model: Any, *, last_logits: bool = False, fused: bool = False) -> None:
         super().__init__(model)
         config = model.config
-        other = set(getattr(config, "layer_types", None) or ()) - set(_LAYERS)
-        if other:
+        kinds, takes = set(getattr(config, "layer_types", None) or ()), inspect.signature(model.forward).parameters
+        if other := kinds.difference(_LAYERS):
             raise UsageError(
                 f"{type(model).__name__} has layers of the kind {', '.join(sorted(other))}; text generation takes "
-                f"{' and '.join(_LAYERS)}"
+                f"{', '.join(_LAYERS[:-1])} and {_LAYERS[-1]}"
             )
+        self._cache_name = argument_of(model)
         refuse_changing_angles(model)
-        self.config = config
-        has_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.config, self._has_states = config, not kinds.isdisjoint(_STATES)
+        self.layers_with_states = layers_with_states(model) if self._has_states else []
+        has_positions = "position_ids" in takes
         self.takes_positions = has_positions and not fused
         self.last_logits, self.fused = last_logits, fused
         if fused:
@@ -89,15 +104,36 @@ class Decoder(Part):
     ) -> dict[str, Any]:
         given = {"position_ids": position_ids} if position_ids is not None else {}
         states = partial(_last, attention_mask=attention_mask) if self.last_logits else None
-        with windows_by_position(attention_mask), self._before_logits(states):
+        with windows_by_position(attention_mask), self._states(input_ids, attention_mask), self._before_logits(states):
+            if self._cache_name == "cache_params":  # a model without attention multiplies states by it
+                attention_mask = _of_new(attention_mask, input_ids)
             result = self._model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                past_key_values=past,
-                use_cache=True,
-                **given,
+                input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **{self._cache_name: past}, **given
             )
-        return {"logits": result.logits, "past_key_values": result.past_key_values}
+        return {"logits": result.logits, "past_key_values": getattr(result, self._cache_name, None)}
+
+    @contextmanager
+    def _states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[None]:
+        """Holds while the model is called: states go on from those in the cache, and padding is in front."""
+        if not self.layers_with_states:
+            yield
+            return
+        new = _of_new(attention_mask, input_ids)
+        with (
+            state_spaces_go_on(attention_mask.shape[1] - input_ids.shape[1]),
+            padding_in_front(self.layers_with_states, new),
+        ):
+            yield
+
+    def new_cache(self) -> Any:
+        """A cache that has seen nothing."""
+        if not self._has_states:
+            return DynamicCache()
+        cache: Any = DynamicCache(config=self.config)
+        for place, layer in enumerate(cache.layers):
+            if type(layer) is cache_utils.DynamicSlidingWindowLayer:
+                cache.layers[place] = _DynamicLayer()
+        return cache
 
     def _fused_step(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, past: Any) -> dict[str, Any]:
         cache = FusedCache(past, input_ids, attention_mask, context_length(self.config.get_text_config()))
@@ -126,10 +162,14 @@ class Decoder(Part):
 
 def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """[batch, 1, width] of [batch, sequence, width]: what belongs to the last new token that the mask shows."""
-    sequence = states.shape[1]
-    new = attention_mask[:, attention_mask.shape[1] - sequence :]
-    place = (torch.arange(sequence, device=new.device) * new).argmax(-1)
+    new = _of_new(attention_mask, states)
+    place = (torch.arange(states.shape[1], device=new.device) * new).argmax(-1)
     return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1]))
+
+
+def _of_new(attention_mask: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """The part of a mask that belongs to the new tokens."""
+    return attention_mask.split([attention_mask.shape[1] - new.shape[1], new.shape[1]], dim=1)[1]
 
 
 def refuse_changing_angles(model: Any) -> None:
@@ -160,6 +200,7 @@ class DecoderExample:
         layers: Layers with a cache.
         heads: Heads of keys and values; ``None`` where they have several shapes.
         head_size: Their width, or ``None``.
+        reason: Why the cache has not keys and values of one shape alone, for :func:`check_one_shape`.
     """
 
     kwargs: dict[str, Any]
@@ -168,6 +209,7 @@ class DecoderExample:
     layers: int
     heads: int | None
     head_size: int | None
+    reason: str
 
 
 def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int = 2) -> DecoderExample:
@@ -176,29 +218,70 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     Raises:
         UsageError: Its cache is none of keys and values.
     """
-    vocabulary = decoder.config.get_text_config().vocab_size
+    vocabulary, length = decoder.config.get_text_config().vocab_size, past + sequence
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, vocabulary, (batch, past + sequence), generator=generator)
+    tokens = torch.randint(0, vocabulary, (batch, length), generator=generator)
     mask = torch.ones_like(tokens)
-    positions = torch.arange(past + sequence).expand(batch, -1)
-    cache: Any = DynamicCache()
-    seen = {"position_ids": positions[:, :past]} if decoder.takes_positions else {}
+
+    def piece(start: int, end: int, cache: Any) -> dict[str, Any]:
+        parts = {"input_ids": tokens[:, start:end].contiguous(), "attention_mask": mask[:, :end].contiguous()}
+        if decoder.takes_positions:
+            parts["position_ids"] = torch.arange(start, end).expand(batch, -1).contiguous()
+        return {**parts, "past_key_values": cache}
+
+    model = type(decoder._model).__name__
     with torch.no_grad():
-        cache = decoder(tokens[:, :past], mask[:, :past], cache, **seen)["past_key_values"]
-    layers, heads, head_size = check_cache(cache, type(decoder._model).__name__)
-    kwargs: dict[str, Any] = {"input_ids": tokens[:, past:].contiguous(), "attention_mask": mask}
+        try:
+            cache = decoder(**piece(0, past, decoder.new_cache()))["past_key_values"]
+        except UsageError:
+            raise
+        except (AttributeError, ValueError) as error:
+            raise UsageError(
+                f"{model} does not take a DynamicCache, which text generation hands on: {error}"
+            ) from error
+        about = check_cache(cache, model, len(decoder.layers_with_states))
+        if decoder.layers_with_states:
+            check_pieces(decoder, piece, emptied(cache), past, length)
+    kwargs = piece(past, length, cache)
+    in_cache = shapes(cache, "batch", "past", "source")
+    grows = any("past" in axes.values() for axes in in_cache)
     dynamic: dict[str, Any] = {
         "input_ids": {0: "batch", 1: "sequence"},
-        "attention_mask": {0: "batch", 1: "past + sequence"},
+        "attention_mask": {0: "batch", 1: "past + sequence" if grows else "total"},
     }
     if decoder.takes_positions:
-        kwargs["position_ids"] = positions[:, past:].contiguous()
         dynamic["position_ids"] = {0: "batch", 1: "sequence"}
-    kwargs["past_key_values"] = cache
-    dynamic["past_key_values"] = shapes(cache, "batch", "past", "source")
-    return DecoderExample(
-        kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], layers, heads, head_size
-    )
+    dynamic["past_key_values"] = in_cache
+    return DecoderExample(kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], *about)
+
+
+def check_pieces(
+    decoder: Decoder, piece: Callable[[int, int, Any], dict[str, Any]], cache: Any, past: int, length: int
+) -> None:
+    """Looks whether a text that comes in pieces has the logits of the text at once.
+
+    Args:
+        piece: The inputs from a token to another one, after those of a cache.
+        cache: One that has seen nothing, whose states are zeros.
+        past: Tokens of the first piece.
+        length: Tokens of the text.
+
+    Raises:
+        UsageError: It has others.
+    """
+    exact = decoder(**piece(0, length, decoder.new_cache()))["logits"].float()
+    limits = {tuple(getattr(module, "time_step_limit", None) or NO_LIMIT) for module in decoder.modules()}
+    ends = (0, past, length - 1, length) if limits == {NO_LIMIT} else (0, past, length)  # one by itself has no limit
+    logits = []
+    for start, end in pairwise(ends):
+        result = decoder(**piece(start, end, cache))
+        cache = result["past_key_values"]
+        logits.append(result["logits"])
+    # of the row that is nearer, on average: rounding may choose another expert for a token
+    distance = (torch.cat(logits, 1) - exact).abs().mean((1, 2)).min()
+    allowed = (1e-4 if logits[0].dtype == torch.float32 else 0.1) * exact.std()
+    if not bool(distance <= allowed):
+        raise UsageError(f"{type(decoder._model).__name__} gives other logits for a text that comes in pieces")
 
 
 def adapted_example_of(example: DecoderExample, adapters: Adapters) -> DecoderExample:
@@ -253,6 +336,16 @@ def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
     return cases
 
 
+def cases_of(decoder: Decoder, example: DecoderExample) -> list[dict[str, Any]] | None:
+    """Inputs that a decoder is compared on; ``None`` where any sizes can be drawn for its example's dimensions."""
+    if decoder.fused:
+        return fused_cases_of(example)
+    if "total" not in example.dynamic_shapes["attention_mask"].values():
+        return None
+    step = {**example.kwargs, "input_ids": example.kwargs["input_ids"][:, -1:].contiguous()}
+    return [example.kwargs, padded_prompt_of(example), step]
+
+
 def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, DecoderExample, str]:
     """A decoder and its example.
 
@@ -267,7 +360,7 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
     if fused:
         before = attentions_of(model)
         try:
-            check_one_shape(example.heads, type(model).__name__, "GroupQueryAttention")
+            check_one_shape(example.reason, type(model).__name__, "GroupQueryAttention")
             decoder = Decoder(model, last_logits=last_logits, fused=True).eval()
             example_of_fused = fused_example_of(example)
             with torch.no_grad():
@@ -280,25 +373,43 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
     return Decoder(model, last_logits=last_logits).eval(), example, reason
 
 
-def check_cache(cache: Any, model: str) -> tuple[int, int | None, int | None]:
-    """The layers of a cache, its heads and their width, ``None`` where keys and values have several shapes.
+def check_cache(cache: Any, model: str, with_states: int = 0) -> tuple[int, int | None, int | None, str]:
+    """The layers of a cache; heads of keys and values, and their width; and why it has not these of one shape alone.
+
+    Heads are ``None`` where there are several shapes, and 1 where there are no keys and values.
+
+    Args:
+        with_states: How many layers that hand on states the model has.
 
     Raises:
-        UsageError: It is none of keys and values.
+        UsageError: It is none of keys and values and of states.
     """
     layers: Any = getattr(cache, "layers", ())
-    if type(cache) is not DynamicCache or any(type(layer) is not cache_utils.DynamicLayer for layer in cache.layers):
-        kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", ())}) or [type(cache).__name__]
-        raise UsageError(f"{model} has a cache of {', '.join(kinds)}; text generation takes keys and values alone")
-    found = {tuple(x.shape[i] for i in (1, 3)) for layer in layers for x in (layer.keys, layer.values)}
-    return (len(layers), *(found.pop() if len(found) == 1 else (None, None)))
+    linear = [
+        layer for layer in layers if isinstance(layer, _Linear) and any(layer.is_conv_states_initialized.values())
+    ]
+    if cache is None or len(linear) != with_states:
+        raise UsageError(f"{model} keeps states elsewhere than in its cache, which is what text generation hands on")
+    if type(cache) is not DynamicCache or any(type(layer) not in _IN_CACHES for layer in layers):
+        kinds = sorted({type(layer).__name__ for layer in layers}) or [type(cache).__name__]
+        raise UsageError(
+            f"{model} has a cache of {', '.join(kinds)}; text generation takes keys and values, and states"
+        )
+    pairs = [(layer.keys, layer.values) for layer in layers if getattr(layer, "keys", None) is not None]
+    found = {tuple(x.shape[i] for i in (1, 3)) for pair in pairs for x in pair} or {(1, 1)}
+    if len(found) > 1:
+        return len(layers), None, None, _SEVERAL_SHAPES
+    return len(layers), *found.pop(), _WITH_STATES if linear else ""
 
 
-def check_one_shape(heads: int | None, model: str, program: str) -> None:
-    """Looks whether keys and values have one shape.
+def check_one_shape(reason: str, model: str, program: str) -> None:
+    """Looks whether a cache has keys and values of one shape alone.
+
+    Args:
+        reason: Why not, as of :func:`check_cache`.
 
     Raises:
-        UsageError: They have several, and this program takes one.
+        UsageError: It has others, which this program does not take.
     """
-    if heads is None:
-        raise UsageError(f"{model} has keys and values of several shapes; {program} takes one for all layers")
+    if reason:
+        raise UsageError(f"{model} has {reason.format(program)}")

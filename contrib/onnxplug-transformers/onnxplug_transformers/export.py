@@ -21,10 +21,10 @@ from onnxplug_transformers.caches import names, register
 from onnxplug_transformers.decoders import (
     Decoder,
     adapted_example_of,
+    cases_of,
     check_one_shape,
     decoder_of,
     example_of,
-    fused_cases_of,
     padded_prompt_of,
 )
 from onnxplug_transformers.dtypes import FORMATS, check_dtypes, in_format
@@ -275,12 +275,14 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
     decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
     fused = decoder.fused
     if call.layout.merged:
-        check_one_shape(example.heads, type(model).__name__, call.layout.name)
+        check_one_shape(example.reason, type(model).__name__, call.layout.name)
     elif example.heads is None:
-        call.notes += ("keys and values have several shapes, and onnxruntime-genai takes one: the loop is yours",)
+        call.notes += (f"{type(model).__name__} has {example.reason.format('onnxruntime-genai')}: the loop is yours",)
+    elif any(name.endswith("recurrent_state") for name in example.input_names):
+        call.notes += ("onnxruntime-genai does not reorder states of recurrences by beams: num_beams has to be 1",)
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
-    cases = fused_cases_of(example) if fused else None
+    cases = cases_of(decoder, example)
     samples = [example.kwargs, padded_prompt_of(example)]
     if adapters is not None:
         given = [adapters.tensors(name) for name in (None, *adapters.adapters)]
@@ -314,6 +316,7 @@ def _write_generation(call: _Call, model: Any, source: Path, *, fused: bool) -> 
     """From texts to texts: the tokenizer, a loop over a language model's steps, and the text of the tokens, in one file."""
     last = model.get_output_embeddings() is not None
     decoder, example, reason = decoder_of(model, last_logits=last, fused=fused)
+    check_one_shape(example.reason, type(model).__name__, "--with-processor")
     if reason:
         call.notes += (f"the attention is not fused: {reason}",)
     parts, notes = generated.parts_of(model, decoder, example, source)
@@ -328,7 +331,7 @@ def _write_generation(call: _Call, model: Any, source: Path, *, fused: bool) -> 
 def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
     """Two models of fixed sizes: a piece of the prompt, and one token. They share their weights' file."""
     example = example_of(Decoder(model).eval())
-    check_one_shape(example.heads, type(model).__name__, "--static")
+    check_one_shape(example.reason, type(model).__name__, "--static")
     cache = example.kwargs["past_key_values"]
     check_static(model, length)
     decoder = StaticDecoder(model).eval()

@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from onnxplug import UsageError
+from onnxplug_transformers.caches import argument_of
 from onnxplug_transformers.four_bit_experts import FourBitExperts, gate_of
+from onnxplug_transformers.padding import layers_with_states
 from onnxplug_transformers.rounding import in_steps, restored, rounded, stored
 
 DOMAIN = "com.microsoft"
@@ -141,6 +144,8 @@ class FourBitLinear(nn.Module):
 
     #: Whether the activations are rounded too.
     step = False
+    #: Mamba asks for the dtype of the weight of the layer of the logits, and converts that layer's input to it.
+    weight = SimpleNamespace(dtype=torch.float32)
     levels: torch.Tensor
     scales: torch.Tensor
     bias: Any
@@ -344,6 +349,9 @@ def round_weights(
     text = _drawn(model)
     with _inputs_of(modules, rounded) as inputs:
         before, bytes_before = _scores(model, text), _bytes(model)
+    # the layer reads such a weight itself: that of Mamba's dt_proj
+    unread = {id(part) for layer in layers_with_states(model) for part in layer.children()}
+    rounded = [name for name in rounded if name in inputs or id(modules[name]) not in unread]
     made: dict[str, Any] = {}
     for name in gates.keys() - kept:
         made[name] = FourBitExperts(modules[name], gates[name], size, zero_points=zero_points)
@@ -477,10 +485,11 @@ def _drawn(model: Any) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, model.config.get_text_config().vocab_size, (_ROWS, 1), generator=generator)
     past: Any = None
+    cache = argument_of(model)
     with torch.no_grad():
         for _ in range(_TOKENS):
-            result = model(input_ids=text[:, -1:], past_key_values=past, use_cache=True)
-            past = result.past_key_values
+            result = model(input_ids=text[:, -1:], use_cache=True, **{cache: past})
+            past = result[cache]
             chances = result.logits[:, -1].float().softmax(-1)
             text = torch.cat([text, torch.multinomial(chances, 1, generator=generator)], 1)
     return text

@@ -31,6 +31,8 @@ _SESSION: dict[str, Any] = {"log_id": "onnxruntime-genai", "provider_options": [
 _VISION = {"pixel_attention_mask": "attention_mask"}
 #: Mean and deviation of images where a processor names none: CLIP's.
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+#: Kinds of layers with states of convolutions and recurrences.
+_STATES = {"linear_attention", "hybrid"}
 #: Frames of sound that onnxruntime-genai gives Whisper.
 SPEECH_FRAMES = 3000
 
@@ -40,8 +42,8 @@ def genai_config(
 ) -> dict[str, Any]:
     """What ``genai_config.json`` says of a decoder.
 
-    The type is always ``decoder``: with the names of models onnxruntime-genai connects graphs of another form (gpt2) or
-    special cases of other exporters (phi3).
+    The type is ``decoder``: with the names of models onnxruntime-genai connects graphs of another form (gpt2) or
+    special cases of other exporters (phi3). States of convolutions without those of recurrences have the type ``lfm2``.
 
     Args:
         positions: Whether the graph has the input ``position_ids``.
@@ -53,30 +55,39 @@ def genai_config(
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if positions:
         inputs["position_ids"] = "position_ids"
+    kinds = list(getattr(config, "layer_types", None) or ())
+    convolutions = "conv" in kinds
+    states = ["conv"] if convolutions else ["conv", "recurrent"] if not _STATES.isdisjoint(kinds) else []
     about = {
-        "type": "decoder",
+        "type": "lfm2" if convolutions else "decoder",
         **_tokens(config, generation, length),
         "decoder": {
             "filename": "model.onnx",
             "session_options": _SESSION,
             "hidden_size": config.hidden_size,
-            "num_attention_heads": config.num_attention_heads,
+            "num_attention_heads": getattr(config, "num_attention_heads", heads),
             "num_hidden_layers": layers,
+            **({"layer_types": kinds} if convolutions else {}),
             "num_key_value_heads": heads,
             "head_size": head_size,
             "inputs": {
                 **inputs,
                 "past_key_names": "past_key_values.%d.key",
                 "past_value_names": "past_key_values.%d.value",
+                **{f"past_{state}_names": f"past_key_values.%d.{state}_state" for state in states},
             },
             "outputs": {
                 "logits": "logits",
                 "present_key_names": "present.%d.key",
                 "present_value_names": "present.%d.value",
+                **{f"present_{state}_names": f"present.%d.{state}_state" for state in states},
             },
         },
     }
-    return {"model": about, "search": _search(generation, length, shared_buffers)}
+    search = _search(generation, length, shared_buffers)
+    if "recurrent" in states:
+        search.pop("num_beams", None)  # these states are not reordered by beams
+    return {"model": about, "search": search}
 
 
 def images_config(model: Any, parts: Parts, processor: str | None) -> dict[str, Any]:
@@ -254,6 +265,8 @@ def context_length(config: Any) -> int:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
             return value
+    if set(getattr(config, "layer_types", None) or ()) == {"linear_attention"}:
+        return 2**20  # without attention there is no limit, and onnxruntime-genai asks for one
     raise UsageError(
         f"{type(config).__name__} does not say how many tokens a text may have",
         hint="Set max_position_embeddings in its config.json.",

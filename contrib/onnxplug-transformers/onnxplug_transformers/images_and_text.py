@@ -262,8 +262,8 @@ def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
 
     with torch.no_grad():
         cache = step(**piece(0, past, DynamicCache()))["past_key_values"]
-    layers, heads, width = check_cache(cache, type(model).__name__)
-    check_one_shape(heads, type(model).__name__, "the loop of images and text")
+    layers, heads, width, reason = check_cache(cache, type(model).__name__)
+    check_one_shape(reason, type(model).__name__, "the loop of images and text")
     later = piece(past, ids.shape[1], cache)
     own = [*list(later)[:-1], *names(cache, "past_key_values")]
     of_step = PartExample(

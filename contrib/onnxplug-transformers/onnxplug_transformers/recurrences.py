@@ -6,8 +6,6 @@ transformers' own functions loop in Python as often as the sequence is long, and
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from onnxplug.capture.patching import patched
-from onnxplug.errors import CaptureError
 from onnxplug.patches.scans import laid_out, scanned
-from onnxplug_transformers.exchanged import exchanged, parameters
+from onnxplug_transformers.chunks import by_chunks, left_by, visible_tokens
+from onnxplug_transformers.exchanged import exchanged
+from onnxplug_transformers.state_spaces import checked_state_spaces, chunked_state_space, selective_scan
 
 
 @contextlib.contextmanager
@@ -30,35 +28,8 @@ def exportable_recurrences() -> Iterator[None]:
     from onnxplug_transformers.indexers import selected_tokens
 
     table = {**_EXCHANGED, "Qwen4ExpTextQSAIndexer.forward": (selected_tokens, _never)}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(exchanged(table))
-        for path, module in list(sys.modules.items()):
-            for name in _FROM_ZERO if path.startswith("transformers.models.") else ():
-                owner = vars(module).get(name)
-                if owner is not None and parameters(owner.forward) == parameters(_mixer):
-                    stack.enter_context(patched(owner, "forward", _checked(owner.forward)))
+    with exchanged(table), checked_state_spaces():
         yield
-
-
-def _checked(before: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        _mixer(*args, **kwargs)
-        return before(*args, **kwargs)
-
-    return checked
-
-
-def _mixer(self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **_: Any) -> None:
-    """Refuses what transformers' state spaces don't compute: a number of tokens that isn't known to be 1, after others."""
-    if cache_params is None or isinstance(hidden_states.shape[1], int):
-        return
-    if cache_params.get_recurrent_state(self.layer_idx) is not None:
-        raise CaptureError(
-            f"{type(self).__name__} takes one token after those that its cache has seen; of several, transformers computes the "
-            "state from zeros",
-            hint="Export the steps with one token, a static size, and the prompt without a past as another model.",
-        )
 
 
 # -- delta rules -------------------------------------------------------------------------------------------------------
@@ -135,16 +106,10 @@ def _delta_rule(
     the chunk, and A strictly lower triangular, ``(I + A) W = beta (V - K S)``, where keys are decayed (S. Yang, J. Kautz and
     A. Hatamizadeh, Gated Delta Networks, 2024).
     """
-    dtype, (batch, length, heads, width) = query.dtype, key.shape
+    dtype, (batch, _, heads, width) = query.dtype, key.shape
     query, key, value, decay, beta = (x.float() for x in (query, key, value, decay, beta.unsqueeze(-1)))
     if normalized:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
-    count = (length + chunk - 1) // chunk
-
-    def chunks(x: Tensor) -> Tensor:
-        """[count, batch, heads, chunk, ...]; padding neither decays the state (``decay`` 0) nor writes to it (``beta`` 0)."""
-        padded = functional.pad(x, (0, 0, 0, 0, 0, count * chunk - length))
-        return padded.unflatten(1, (count, chunk)).permute(1, 0, 3, 2, 4)
 
     def step(state: Tensor, tokens: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         query, key, value, decay, beta = tokens
@@ -152,7 +117,7 @@ def _delta_rule(
         last = since[..., -1:, :]
         written, read = _within(key * beta, query, key, since)
         wanted = beta * (value - (key * since.exp()) @ state)
-        fresh = _inverse(written.tril(-1)) @ wanted
+        fresh = _inverse(written.tril(-1), chunk) @ wanted
         result = (query * since.exp()) @ state + read @ fresh
         return state * last.exp().mT + (key * (last - since).exp()).mT @ fresh, result
 
@@ -160,8 +125,8 @@ def _delta_rule(
         state = value.new_zeros(batch, heads, width, value.shape[-1])
     else:
         state = initial.to(value)
-    state, results = scanned(step, state, tuple(chunks(x) for x in (query * width**-0.5, key, value, decay, beta)))
-    result, _ = results.permute(1, 0, 3, 2, 4).flatten(1, 2).split([length, count * chunk - length], dim=1)
+    # padding neither decays the state (decay is 0) nor writes to it (beta is 0)
+    state, result = by_chunks(step, state, (query * width**-0.5, key, value, decay, beta), chunk)
     return laid_out(result.to(dtype)), state if final else None
 
 
@@ -170,11 +135,10 @@ def _within(left: Tensor, query: Tensor, key: Tensor, since: Tensor) -> tuple[Te
 
     The logarithms are subtracted before they are exponentials, of numbers that are never positive: nothing overflows.
     """
-    places = torch.arange(key.shape[-2], device=key.device)
-    visible = places[:, None] >= places
     if since.shape[-1] == 1:
-        left_by = (since - since.mT).masked_fill(~visible, float("-inf")).exp()
-        return left @ key.mT * left_by, query @ key.mT * left_by
+        kept = left_by(since)
+        return left @ key.mT * kept, query @ key.mT * kept
+    visible = visible_tokens(since)
     between = since.unsqueeze(-2) - since.unsqueeze(-3)
     decayed = key.unsqueeze(-3) * between.masked_fill(~visible.unsqueeze(-1), float("-inf")).exp()
     products = torch.stack([left, query], -2) @ decayed.mT  # for each token: [2, K] by [K, chunk]
@@ -182,8 +146,8 @@ def _within(left: Tensor, query: Tensor, key: Tensor, since: Tensor) -> tuple[Te
     return first, second
 
 
-def _inverse(strict: Tensor) -> Tensor:
-    """``(I + strict)⁻¹`` of strictly lower triangular matrices: of blocks of 1, of 2, of 4, ...
+def _inverse(strict: Tensor, limit: int) -> Tensor:
+    """``(I + strict)⁻¹`` of strictly lower triangular matrices of ``limit`` rows at most: of blocks of 1, of 2, of 4, ...
 
     ``[[P, 0], [M, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ M P⁻¹, Q⁻¹]]``; a power series would lose all digits where keys are alike.
     """
@@ -191,69 +155,12 @@ def _inverse(strict: Tensor) -> Tensor:
     places = torch.arange(size, device=strict.device)
     result = torch.eye(size, dtype=strict.dtype, device=strict.device)
     block = 1
-    while block < size:
+    while block < limit:
         halves, wholes = places // block, places // (2 * block)
         beside = (wholes[:, None] == wholes) & (halves[:, None] != halves)
         result = result - result @ (strict * beside) @ result
         block *= 2
     return result
-
-
-# -- state spaces ------------------------------------------------------------------------------------------------------
-
-
-def selective_scan(
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    use_mambapy: bool = False,
-    use_associative_scan: bool = False,
-    **_: Any,
-) -> Any:
-    """Mamba's state space: ``h = exp(dt A) h + dt B x`` for each token, whose result is ``C h + D x``.
-
-    Args:
-        hidden_states: x, [batch, channels, sequence]
-        dt: [batch, channels, sequence]
-        A: [channels, N]
-        B: [batch, N, sequence]
-        C: [batch, N, sequence]
-        D: [channels]
-        z: [batch, channels, sequence], a gate of the results.
-        delta_bias: [channels], added to ``dt``.
-        delta_softplus: Whether ``dt`` passes through softplus.
-        return_last_state: Whether the last state is returned too.
-
-    Returns:
-        [batch, channels, sequence], and the last state, [batch, channels, N], if asked for.
-    """
-    dtype = hidden_states.dtype
-    if delta_bias is not None:
-        dt = dt + delta_bias.to(dt.dtype)[..., None]
-    if delta_softplus:
-        dt = functional.softplus(dt)
-
-    def step(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        x, dt, b, c = token
-        state = torch.exp(A * dt[..., None]) * state + dt[..., None] * b[:, None, :].float() * x[..., None].float()
-        return state, torch.matmul(state.to(dtype), c[..., None]).squeeze(-1)
-
-    wide = functools.reduce(torch.promote_types, (A.dtype, dt.dtype), torch.float32)
-    state = torch.zeros(*hidden_states.shape[:2], A.shape[-1], dtype=wide, device=A.device)
-    state, results = scanned(step, state, tuple(x.permute(2, 0, 1) for x in (hidden_states, dt, B, C)))
-    result = results.permute(1, 2, 0)
-    if D is not None:
-        result = result + hidden_states * D[None, :, None]
-    if z is not None:
-        result = result * functional.silu(z)
-    return (result, state) if return_last_state else result
 
 
 # -- other recurrences -------------------------------------------------------------------------------------------------
@@ -464,14 +371,12 @@ def _continues(module: Any, *_: Any, past_key_values: Any = None, **__: Any) -> 
     return past_key_values is not None and past_key_values.get_linear_cache(module.layer_idx) is not None
 
 
-#: Classes that begin from zeros when they are called with several tokens, whatever the cache has.
-_FROM_ZERO = ("MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer")
-
 #: Functions of transformers' modules and methods of its classes: what is called instead, and for which calls it is not.
 _EXCHANGED: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
     "torch_chunk_gated_delta_rule": (gated_delta_rule, _is_packed),
     "chunk_kimi_delta_attention": (kimi_delta_attention, _is_packed),
     "mamba_selective_scan": (selective_scan, _is_packed),
+    "mamba2_chunk_scan": (chunked_state_space, _is_packed),
     "rwkv_linear_attention": (weighted_key_values, _is_packed),
     "RecurrentGemmaRglru._rnn_scan": (linear_recurrence, _is_packed),
     "xLSTMBackend.forward": (matrix_memory, _is_training),

@@ -265,7 +265,7 @@ def test_names_of_other_caches(decoder: Any) -> None:
     with torch.no_grad():
         states = decoder("mamba")(input_ids=ids(2, 5), use_cache=True).cache_params
         windows = decoder("mistral")(input_ids=ids(2, 5)).past_key_values
-    assert cache_names(states, "past")[:3] == ["past.0.conv", "past.0.recurrent", "past.1.conv"]
+    assert cache_names(states, "past")[:3] == ["past.0.conv_state", "past.0.recurrent_state", "past.1.conv_state"]
     assert cache_names(windows)[-1] == "past_key_values.length"
 
 

@@ -1,4 +1,4 @@
-"""Folders of models whose keys and values have several shapes: DeepSeek's compressed ones, by the loop that the README shows."""
+"""Folders of models whose cache is not keys and values of one shape alone, by the loop that the README shows."""
 
 from __future__ import annotations
 
@@ -7,22 +7,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from onnxplug.cli.app import run
 
+SEVERAL = "has keys and values of several shapes; {} takes one for all layers"
+STATES = "has states of linear attention or convolutions in its cache; {} takes keys and values alone"
 
-def test_the_readme_shows_the_loop(saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+
+@pytest.mark.parametrize(
+    "name", ["deepseek_v3", "mamba", *(pytest.param(n, marks=pytest.mark.long) for n in ("qwen3_next", "kimi_linear"))]
+)
+def test_the_readme_shows_the_loop(
+    name: str, saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     """With --fused too, which leaves the attention as it is."""
     from transformers import AutoModelForCausalLM
 
-    folder = saved("deepseek_v3")
-    output = tmp_path / "DIR"
+    folder, several = saved(name), name in ("deepseek_v3", "kimi_linear")
+    reason, output = SEVERAL if several else STATES, tmp_path / "DIR"
     assert run(["export", f"transformers:{folder}", "-o", str(output), "--fused", "--verify"]) == 0
     notes = " ".join(capsys.readouterr().err.split())
-    assert "keys and values have several shapes, and onnxruntime-genai takes one: the loop is yours" in notes
-    assert "the attention is not fused: DeepseekV3ForCausalLM has keys and values of several shapes" in notes
-    assert not (output / "genai_config.json").exists()
+    assert "the attention is not fused: " in notes
+    assert reason.format("GroupQueryAttention") in notes
+    assert (f"{reason.format('onnxruntime-genai')}: the loop is yours" in notes) == several
+    assert ("states of recurrences by beams: num_beams has to be 1" in notes) == (not several)
+    assert (output / "genai_config.json").exists() == (not several)
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "text = new" in block]

@@ -74,6 +74,7 @@ KIMI = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 8, "time_step_rank": 4, "num_hidden_layers": 1}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8, "time_step_rank": 4}),
+    "mamba2": ("Mamba2", {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 100}),
     "jamba": ("Jamba", {**STATE_SPACE, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "zamba": (
         "Zamba",
@@ -221,6 +222,24 @@ def _in_half(length: int, gated: bool) -> dict[str, Any]:
     return {k: v.half() if isinstance(v, Tensor) and k not in wide else v for k, v in given.items()}
 
 
+def _by_heads(length: int, started: bool) -> dict[str, Any]:
+    """More than a chunk, of heads that keep everything and next to nothing; some ``dt`` are at their limits."""
+    return {
+        "hidden_states": torch.randn(2, length, 4, 6),
+        "dt": torch.randn(2, length, 4),
+        "A": -torch.tensor([0.0, 0.1, 1.0, 16.0]),
+        "B": torch.randn(2, length, 2, 8),
+        "C": torch.randn(2, length, 2, 8),
+        "chunk_size": 100,
+        "D": torch.randn(4),
+        "dt_bias": torch.randn(4),
+        "initial_states": torch.randn(2, 4, 6, 8) if started else None,
+        "dt_softplus": True,
+        "dt_limit": (0.2, 1.5),
+        "return_final_states": True,
+    }
+
+
 def _weighted(length: int, started: bool) -> dict[str, Any]:
     state = [torch.randn(2, 6), torch.rand(2, 6) + 1, torch.randn(2, 6)]
     return {
@@ -286,6 +305,7 @@ CASES = {
     "kimi": Case("kimi_linear.modeling_kimi_linear", "chunk_kimi_delta_attention", "kimi_delta_attention", _by_channel),
     "mamba": Case("mamba.modeling_mamba", "mamba_selective_scan", "selective_scan", _state_space),
     "mamba_half": Case("mamba.modeling_mamba", "mamba_selective_scan", "selective_scan", _in_half),
+    "mamba2": Case("mamba2.modeling_mamba2", "mamba2_chunk_scan", "chunked_state_space", _by_heads),
     "rwkv": Case("rwkv.modeling_rwkv", "rwkv_linear_attention", "weighted_key_values", _weighted),
     "recurrent_gemma": Case(
         "recurrent_gemma.modeling_recurrent_gemma", "RecurrentGemmaRglru._rnn_scan", "linear_recurrence", _linear
@@ -326,6 +346,8 @@ def test_no_state_where_none_is_asked_for() -> None:
         assert getattr(recurrences, case.name)(**given)[1] is found(case)(**given)[1] is None
     given = {**_state_space(3, False), "return_last_state": False}
     assert recurrences.selective_scan(**given).shape == (2, 6, 3)
+    given = {**_by_heads(3, False), "return_final_states": False}
+    assert recurrences.chunked_state_space(**given).shape == (2, 3, 4, 6)
     assert recurrences.weighted_key_values(**{**_weighted(3, False), "return_state": False})[1] is None
 
 
