@@ -244,6 +244,7 @@ def test_small_models(name: str, count: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)  # 40 of MobileNet take eight minutes on a quiet machine
 @pytest.mark.parametrize(("name", "count"), WHOLE)
 def test_whole_models(name: str, count: int) -> None:
     unnoticed, tried = refused(whole(name), count)
