@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxplug.capture.locations import runs_models
-from onnxplug.errors import CaptureError
+from onnxplug.errors import CaptureError, UsageError
 from onnxplug.torch_private import is_alias_of
 from onnxplug_torchscript import (
     branches,
@@ -278,7 +278,25 @@ def _signature(schema: Any, *, method: bool) -> tuple[inspect.Signature, list[st
         default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
         parameters.append(inspect.Parameter(argument.name, kind, default=default))
         kinds.append(str(argument.type).removeprefix("Optional[").removesuffix("]"))
-    return inspect.Signature(parameters), kinds
+    return _Signature(parameters), kinds
+
+
+class _Signature(inspect.Signature):
+    """A script's signature; a call that does not fit it is an error that says how the command line takes inputs, too."""
+
+    def bind(self, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        """Raises:
+        UsageError: The call does not fit.
+        """
+        try:
+            return super().bind(*args, **kwargs)
+        except TypeError as error:
+            needed = [p.name for p in self.parameters.values() if p.default is inspect.Parameter.empty]
+            inputs = " ".join(f"--input '{name}=float32[2,3]'" for name in needed)
+            raise UsageError(
+                f"the inputs don't fit forward{self}: {error}",
+                hint=f"onnxplug export FILE -o PATH {inputs}, each with its dtype and sizes; to_onnx has args= and kwargs=.",
+            ) from None
 
 
 # -- a call ------------------------------------------------------------------------------------------------------------

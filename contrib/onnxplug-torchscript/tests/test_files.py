@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+import onnxplug
+from onnxplug import UsageError
 from onnxplug.cli.app import run
 
 
@@ -75,3 +77,14 @@ def test_a_script_by_another_name(tmp_path: Path) -> None:
     torch.jit.script(_model()).save(str(tmp_path / "script.pth"))
     arguments = ["-o", str(tmp_path / "model.onnx"), "--input", "input=float32[2,4]", "--verify"]
     assert run(["export", str(tmp_path / "script.pth"), *arguments]) == 0
+
+
+def test_a_script_without_inputs(tmp_path: Path, capsys: Any) -> None:
+    torch.jit.script(_model()).save(str(tmp_path / "script.pt"))
+    assert run(["export", str(tmp_path / "script.pt"), "-o", str(tmp_path / "model.onnx")]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "the inputs don't fit forward(input): missing a required argument: 'input'" in printed
+    assert "onnxplug export FILE -o PATH --input 'input=float32[2,3]'" in printed
+    assert not (tmp_path / "model.onnx").exists()
+    with pytest.raises(UsageError, match=r"forward\(input\): missing"):
+        onnxplug.to_onnx(torch.jit.script(_model()), ())
