@@ -152,6 +152,7 @@ latency: $(VENV)/installed
 
 consumers: $(VENV)/installed
 	@echo "==> Quantisers, optimizers and other tools, each beside torch.onnx's files (half an hour; packages go into out/consumers)"
+	@command -v node npm > /dev/null || { echo "make consumers needs node and npm: apt-get install nodejs npm"; exit 1; }
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python benchmarks/consumers.py --write
 
 targets: $(VENV)/installed

@@ -1,5 +1,6 @@
 """What one consumer makes of files: ``consumers.py`` starts this as a process of its own, with the consumer's packages on the path.
 
+``python consumer_process.py CONSUMER FOLDER``; FOLDER has the consumer's packages.
 A line of the standard input is a file as JSON, a line of the standard output what became of it: ``{"figure": 12}``, or ``{"error": "…"}``.
 """
 
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -215,11 +218,66 @@ def openvino(file: File, out: Path) -> int:
 
     compiled = openvino.Core().compile_model(file["path"], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     feed = feed_of(file)
-    session = onnxruntime.InferenceSession(file["path"], providers=["CPUExecutionProvider"])
-    expected = session.run(None, {x.name: feed[x.name] for x in session.get_inputs()})
     results = compiled({port.any_name: feed[port.any_name] for port in compiled.inputs})
-    for i, value in enumerate(expected):
-        np.testing.assert_allclose(results[i], value, rtol=1e-2, atol=1e-3 * max(1.0, float(np.abs(value).max())))
+    return _same([results[i] for i in range(len(results))], file)
+
+
+def web_in_node(file: File, out: Path) -> int:
+    """Results as ONNX Runtime has them, by onnxruntime-web's wasm."""
+    script = Path(__file__).with_name("web.mjs")
+    command = ["node", script, _modules(), _for_the_web(file, out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-400:])
+    return _same(json.loads(done.stdout), file)
+
+
+def web_in_chromium(file: File, out: Path) -> int:
+    """The same in a browser without a window."""
+    from tests.support.browser import browser
+    from tests.support.served import served
+
+    html = """<!doctype html><script type="module">
+        import * as ort from "/modules/onnxruntime-web/dist/ort.wasm.min.mjs";
+        import { results } from "/here/web.mjs";
+        ort.env.wasm.wasmPaths = "/modules/onnxruntime-web/dist/";
+        const read = async (name) => new Uint8Array(await (await fetch(`/model/${name}`)).arrayBuffer());
+        window.found = () => results(ort, read);
+        </script>"""
+    folders = {"modules": _modules(), "here": Path(__file__).parent, "model": _for_the_web(file, out)}
+    with served(html, **folders) as address, browser() as page:
+        page.navigate(address)
+        return _same(json.loads(page.run("found()", timeout=300)), file)
+
+
+def _modules() -> Path:
+    return Path(sys.argv[2]).resolve() / "node_modules"
+
+
+def _for_the_web(file: File, out: Path) -> Path:
+    """A folder with the model, and its inputs as bytes."""
+    folder = out.parent / "web"
+    folder.mkdir()
+    shutil.copy(file["path"], folder / "model.onnx")
+    about = []
+    for number, (name, array) in enumerate(_feed_of_model(file).items()):
+        (folder / f"{number}.bin").write_bytes(array.tobytes())
+        about.append({"name": name, "type": array.dtype.name, "dims": array.shape, "file": f"{number}.bin"})
+    (folder / "feed.json").write_text(json.dumps(about))
+    return folder
+
+
+def _feed_of_model(file: File) -> dict[str, np.ndarray]:
+    feed = feed_of(file)
+    return {value.name: feed[value.name] for value in onnx.load(file["path"], load_external_data=False).graph.input}
+
+
+def _same(results: Any, file: File) -> int:
+    """1, where a runtime's results are ONNX Runtime's own."""
+    session = onnxruntime.InferenceSession(file["path"], providers=["CPUExecutionProvider"])
+    for result, value in zip(results, session.run(None, _feed_of_model(file)), strict=True):
+        found = np.asarray(result, np.float64).reshape(value.shape)
+        np.testing.assert_allclose(found, value, rtol=1e-2, atol=1e-3 * max(1.0, float(np.abs(value).max())))
     return 1
 
 
@@ -240,6 +298,8 @@ CONSUMERS: dict[str, Callable[[File, Path], int]] = {
         onnxsim,
         polygraphy,
         openvino,
+        web_in_node,
+        web_in_chromium,
     )
 }
 

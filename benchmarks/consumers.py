@@ -51,6 +51,8 @@ TITLES: dict[str, tuple[str, str]] = {
     "onnxsim": ("onnxsim", ""),
     "polygraphy": ("polygraphy's constant folding", ""),
     "openvino": ("OpenVINO, compared with ONNX Runtime", ""),
+    "web_in_node": ("onnxruntime-web in Node, compared too", ""),
+    "web_in_chromium": ("onnxruntime-web in Chromium, compared too", ""),
 }
 #: Consumer to what pip installs for it.
 PACKAGES: dict[str, Sequence[str]] = {
@@ -60,6 +62,8 @@ PACKAGES: dict[str, Sequence[str]] = {
     "polygraphy": ["polygraphy==0.53.6", "onnx-graphsurgeon==0.6.1"],
     "openvino": ["openvino==2026.4.1", "openvino-telemetry==2025.2.0"],
 }
+#: Consumer to what npm installs for it.
+NPM = dict.fromkeys(["web_in_node", "web_in_chromium"], "onnxruntime-web@1.30.0")
 _BERT = {"model_type": "bert", "num_heads": 4, "hidden_size": 256}
 #: What ONNX Runtime's optimizer is told of a model; of the others, that it is like BERT, as its command does.
 OPTIMIZER: dict[str, dict[str, Any]] = {
@@ -172,11 +176,14 @@ MODELS: dict[str, ZooModel] = {
 
 def installed(consumer: str) -> Path | None:
     """The folder of a consumer's own packages, installed if it isn't there; ``None`` where the environment has them."""
-    packages = PACKAGES.get(consumer)
+    packages = PACKAGES.get(consumer, [NPM[consumer]] if consumer in NPM else None)
     if packages is None:
         return None
     folder = OUT / "packages" / "-".join(packages)
-    if not folder.exists():
+    if consumer in NPM and not folder.exists():
+        npm = ["npm", "install", "--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        subprocess.run([*npm, *packages], check=True)
+    elif not folder.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
         subprocess.run(pip, check=True)
     return folder
@@ -213,7 +220,8 @@ def consume(consumer: str, files: Iterable[dict[str, Any]], seconds: float = 300
             *map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))),
         ]
     )
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve().with_name("consumer_process.py")), consumer]
+    script = Path(__file__).resolve().with_name("consumer_process.py")
+    command = [sys.executable, "-W", "ignore", str(script), consumer, str(extra.resolve() if extra else "")]
     outcomes: list[int | str] = []
     files = list(files)
     while len(outcomes) < len(files):
@@ -273,7 +281,9 @@ def page(found: Mapping[str, Outcomes]) -> str:
         for line in behind(consumer, outcomes)
     ]
     count = len(next(iter(found.values())))
-    packages = ", ".join(package for packages in PACKAGES.values() for package in packages)
+    packages = ", ".join(
+        [*(package for packages in PACKAGES.values() for package in packages), *sorted({*NPM.values()})]
+    )
     lines = [
         "# What other tools make of the files",
         "",
@@ -300,7 +310,9 @@ def main() -> None:
     parser.add_argument("--consumers", nargs="+", default=list(TITLES), choices=list(TITLES), metavar="NAME")
     parser.add_argument("--target", default="onnxruntime", help="of our files; none for portable ones")
     parser.add_argument("--fresh", action="store_true", help="make torch.onnx's files anew")
-    parser.add_argument("--kept", action="store_true", help="take our files that are there, too")
+    parser.add_argument(
+        "--kept", action="store_true", help="take what is there: our files, and outcomes of other consumers"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -327,7 +339,10 @@ def main() -> None:
         )
         for line in behind(consumer, of_consumer):
             console.print(f"    {line}", markup=False)
-    (OUT / "outcomes.json").write_text(json.dumps(found, indent=1))
+    kept = OUT / "outcomes.json"
+    if arguments.kept and kept.exists():
+        found = {**json.loads(kept.read_text()), **found}
+    kept.write_text(json.dumps(found, indent=1))
     if arguments.write:
         PAGE.write_text(page(found))
 
