@@ -15,6 +15,7 @@ from onnxplug.errors import UsageError
 from onnxplug.text import did_you_mean
 from onnxplug_targets.features import features, graphs_of, must_be_known, since_of
 from onnxplug_targets.forms import DTYPES
+from onnxplug_targets.groups import is_circular
 from onnxplug_targets.table import WRONG, load
 
 _ONNX = ("", "ai.onnx")
@@ -90,14 +91,21 @@ class Judge:
         """The nodes of a model and of its functions that are not computed; a loop is one of them if one of its nodes is."""
         opset = next((model.opset_imports[name] for name in _ONNX if name in model.opset_imports), 1)
         known = {function.identifier()[:2] for function in model.functions.values()}
-        for graph in (model.graph, *model.functions.values()):
-            for node in graph:
-                if (node.domain in _ONNX and node.op_type == "Constant") or (node.domain, node.op_type) in known:
-                    continue
-                judgement = self.judge(node, opset)
-                if judgement is not None:
-                    operator = f"{node.domain}::{node.op_type}" if node.domain not in _ONNX else node.op_type
-                    yield Fallback(node.name or "", operator, *judgement, node.metadata_props.get(SOURCE, ""))
+        judged = {
+            node: self.judge(node, opset)
+            for graph in (model.graph, *model.functions.values())
+            for node in graph
+            if not (node.domain in _ONNX and node.op_type == "Constant") and (node.domain, node.op_type) not in known
+        }
+        if self.table.get("overlooks_subgraphs"):
+            left = [node for node, judgement in judged.items() if judgement is not None]
+            if is_circular(model.graph, left):
+                reason = "a group of nodes is computed before and after a loop that reads of it, so that ONNX Runtime takes none"
+                judged = {node: judgement or (reason, "") for node, judgement in judged.items()}
+        for node, judgement in judged.items():
+            if judgement is not None:
+                operator = f"{node.domain}::{node.op_type}" if node.domain not in _ONNX else node.op_type
+                yield Fallback(node.name or "", operator, *judgement, node.metadata_props.get(SOURCE, ""))
 
     def judge(self, node: ir.Node, opset: int) -> tuple[str, str] | None:
         """Why a node is not computed, and what breaks; ``None`` for one that is."""

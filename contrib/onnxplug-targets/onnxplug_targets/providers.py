@@ -21,6 +21,7 @@ class Provider:
         since, until: The versions of ai.onnx that it is asked about.
         library: The module of a provider that is a library of its own, which says where that is.
         tolerance: How far its float32 may be from the CPU's, as a part.
+        overlooks_subgraphs: Whether its groups of nodes are made without what subgraphs read (:mod:`onnxplug_targets.groups`).
     """
 
     target: str
@@ -32,6 +33,7 @@ class Provider:
     until: int = 23
     library: str = ""
     tolerance: float = 1e-2
+    overlooks_subgraphs: bool = False
 
     def facts(self) -> dict[str, Any]:
         """What its table says of it."""
@@ -43,6 +45,7 @@ class Provider:
             "options": self.options,
             "command": f"python -m onnxplug_targets.probing {self.target}",
             "opsets": [self.since, self.until],
+            **({"overlooks_subgraphs": True} if self.overlooks_subgraphs else {}),
         }
 
     def session(self, model: bytes | str, *, plain: bool = True) -> Any:
@@ -113,6 +116,7 @@ PROVIDERS = {
             until=21,
             library="onnxruntime_qnn",
             tolerance=2e-2,
+            overlooks_subgraphs=True,
         ),
     )
 }

@@ -120,6 +120,25 @@ def test_nodes_of_a_subgraph_count_for_its_owner() -> None:
     assert result[0].reason == "Hardmax in it: no kernel"
 
 
+@pytest.mark.parametrize(("read", "is_whole"), [("x", True), ("a", True), ("b", False), ("y", False)])
+def test_groups_around_a_loop(read: str, is_whole: bool) -> None:
+    """What onnxruntime-qnn 2.7.0 did with each: a loop waits for the group whose first nodes it reads, and not for later ones."""
+    text = "g (float[2,3] x, int64 n, bool c) => (float[2,3] y, float[3] z) { a = Relu(x) b = Mul(a, a) y = Tanh(b) "
+    graph = onnx.parser.parse_graph(text + "o = Loop(n, c) s = Shape(o) f = Cast <to = 1> (s) z = Mul(f, f) }")
+    text = f"b (int64 i, bool e) => (bool d, float[2,3] p) {{ d = Identity(e) p = Add({read}, {read}) }}"
+    graph.node[3].attribute.append(onnx.helper.make_attribute("body", onnx.parser.parse_graph(text)))
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    result = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "qnn")
+    loop = ["Loop", "Shape"]
+    whole = ["Relu", "Mul", "Tanh", *loop, "Cast", "Mul"]
+    assert [f.operator for f in result] == (loop if is_whole else whole)
+    assert {f.reason.startswith("a group of nodes is computed before and after") for f in result} == {
+        False,
+        not is_whole,
+    }
+    assert [f.operator for f in fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "webgpu")] != whole
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnxplug.to_onnx(Mixed(), MIXED).save(path)
