@@ -159,6 +159,8 @@ def export_folder(
             raise UsageError(
                 "--with-processor is for text generation and for models of text or images with one call, without --for"
             )
+        if processor and not tokenizer:
+            raise UsageError("--with-processor and --no-tokenizer exclude one another")
         flags = {
             "--static": static is not None,
             "--last-logits": last_logits,

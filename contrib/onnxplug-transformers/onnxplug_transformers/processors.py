@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from onnxplug import UsageError, string_tensor
+from onnxplug_transformers.folders import preprocessor_of
 from onnxplug_transformers.tasks import TaskExample
 
 _TEXTS = ("A cat sleeps on the sofa.", "")
@@ -108,6 +109,10 @@ def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> 
     if original.main_input_name == "pixel_values":
         from transformers import AutoImageProcessor
 
+        if not preprocessor_of(folder):
+            raise UsageError(
+                f"{folder} has no preprocessor_config.json", hint="AutoImageProcessor's save_pretrained(FOLDER) writes it."
+            )
         example.add("images", _images(), "batch", "height", "width", None)
         return WithPixels(model, labels, AutoImageProcessor.from_pretrained(folder)).eval(), example
     from transformers import AutoTokenizer

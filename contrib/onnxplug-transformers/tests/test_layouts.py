@@ -84,10 +84,10 @@ def test_the_merged_decoder_writes_the_text_of_transformers(
 def test_formats_and_their_notes(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     """A file of each, loaded and run; the first is that of whoever asks for none."""
     folder, output = saved("llama"), tmp_path / "onnx"
-    options = ["--for", "transformers.js", "--dtypes", "q4,int8,uint8", "--external-data"]
+    options = ["--for", "transformers.js", "--dtypes", "q4,int8,uint8,q4f16", "--external-data"]
     assert run(["export", f"transformers:{folder}", "-o", str(output), *options]) == 0
     assert "MatMulNBits" in capsys.readouterr().err
-    names = ["model_int8.onnx", "model_q4.onnx", "model_uint8.onnx"]
+    names = ["model_int8.onnx", "model_q4.onnx", "model_q4f16.onnx", "model_uint8.onnx"]
     assert sorted(path.name for path in (output / "onnx").glob("*.onnx")) == names
     assert sorted(path.name for path in (output / "onnx").glob("*_data*")) == [f"{name}_data" for name in names]
     about = json.loads((output / "config.json").read_text())["transformers.js_config"]
@@ -95,6 +95,8 @@ def test_formats_and_their_notes(saved: Callable[[str], Path], tmp_path: Path, c
     for name in names:
         session = onnxruntime.InferenceSession(output / "onnx" / name)
         assert session.get_inputs()[0].shape == ["batch_size", "sequence_length"]
+        kinds = {value.type for value in session.get_inputs() if value.name.startswith("past_key_values.")}
+        assert kinds == {"tensor(float)"}  # of which the client makes empty ones, without kv_cache_dtype
 
 
 def test_weights_in_several_files(saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
@@ -140,6 +142,7 @@ def test_a_processor_of_transformers_5(tmp_path: Path) -> None:
         (["--for", "transformers.js", "--fused"], "--fused is for --for genai"),
         (["--for", "optimum", "--last-logits"], "--last-logits is for --for genai"),
         (["--for", "transformers.js", "--dtype", "float16"], "--dtype is for --for genai"),
+        (["--with-processor", "--no-tokenizer"], "--with-processor and --no-tokenizer exclude one another"),
         (["--for", "optimum", "--task", "object-detection"], "optimum has no model for object-detection"),
     ],
 )
