@@ -20,6 +20,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchao import quantization
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    from torchao.quantization.pt2e import move_exported_model_to_eval
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
 CONFIGS: dict[str, Any] = {
     "int8_weight_only": quantization.Int8WeightOnlyConfig,
@@ -117,3 +120,41 @@ def test_half_the_file() -> None:
             for rows in (x, -2 * x):
                 (result,) = session.run(None, {program.model.graph.inputs[0].name: rows.numpy()})
                 torch.testing.assert_close(torch.from_numpy(result), model(rows), **looser("restored weights"))
+
+
+class Convolved(nn.Module):
+    """A convolution with its batch norm, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.linear = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 4] of images [batch, 3, height, width]."""
+        return self.linear(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["static", "dynamic", "trained"])
+def test_pt2e(kind: str) -> None:
+    """What convert_pt2e returns: scales from data, scales computed as the model runs, and fake quantisation that was trained."""
+    x, batch = torch.randn(2, 3, 8, 8), torch.export.Dim("batch")
+    trained = kind == "trained"
+    settings = x86.get_default_x86_inductor_quantization_config(is_qat=trained, is_dynamic=kind == "dynamic")
+    quantizer = x86.X86InductorQuantizer().set_global(settings)
+    module = torch.export.export(Convolved().train(trained), (x,), dynamic_shapes=({0: batch},)).module()
+    prepared = (prepare_qat_pt2e if trained else prepare_pt2e)(module, quantizer)
+    for _ in range(4):
+        prepared(torch.randn(4, 3, 8, 8))
+    model = convert_pt2e(prepared)
+    if trained:
+        move_exported_model_to_eval(model)
+    others = [(torch.randn(5, 3, 8, 8) * 3,), (torch.randn(1, 3, 8, 8),)]
+    program = check(model, x, others=others, dynamic=({0: batch},), **looser("quantised layers"))
+    operators = [node.op_type for node in program.model.graph]
+    assert operators.count("QuantizeLinear") == (3 if trained else 2)  # QAT's quantiser has one at the result too
+    stored = {value.dtype for value in program.model.graph.initializers.values()}
+    assert {ir.DataType.INT8, ir.DataType.UINT8} & stored
+    exported = onnxplug.to_onnx(torch.export.export(model, (x,), dynamic_shapes=({0: batch},)), verify=True)
+    for (images,) in others:
+        torch.testing.assert_close(exported(images)[0], model(images), **looser("quantised layers"))

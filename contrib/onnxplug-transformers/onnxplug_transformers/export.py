@@ -155,12 +155,8 @@ def export_folder(
         kind, whole = task_of(config, task, source), source
         source = transformer_folder(source)
         chosen.check_task(kind)
-        if processor and (kind in (IMAGES_AND_TEXT, *ENCODER_DECODERS) or chosen.name != "genai"):
-            raise UsageError(
-                "--with-processor is for text generation and for models of text or images with one call, without --for"
-            )
-        if processor and not tokenizer:
-            raise UsageError("--with-processor and --no-tokenizer exclude one another")
+        if processor:
+            _check_processor(kind, chosen, tokenizer=tokenizer)
         flags = {
             "--static": static is not None,
             "--last-logits": last_logits,
@@ -260,6 +256,15 @@ def _check_decoder(
         raise UsageError(f"--dtype is for --for genai, and not for {layout.name}", hint="--dtypes fp16 does the same.")
     if not layout.merged and tuple(dtypes) != ("fp32",):
         raise UsageError("--dtypes is for --for transformers.js and optimum", hint="--dtype float16, or --int4.")
+
+
+def _check_processor(kind: str, layout: Layout, *, tokenizer: bool) -> None:
+    if kind in (IMAGES_AND_TEXT, *ENCODER_DECODERS) or layout.name != "genai":
+        raise UsageError(
+            "--with-processor is for text generation and for models of text or images with one call, without --for"
+        )
+    if not tokenizer:
+        raise UsageError("--with-processor and --no-tokenizer exclude one another")
 
 
 def _check_companions(source: Path, layout: Layout, model: Any) -> None:

@@ -111,7 +111,8 @@ def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> 
 
         if not preprocessor_of(folder):
             raise UsageError(
-                f"{folder} has no preprocessor_config.json", hint="AutoImageProcessor's save_pretrained(FOLDER) writes it."
+                f"{folder} has no preprocessor_config.json",
+                hint="AutoImageProcessor's save_pretrained(FOLDER) writes it.",
             )
         example.add("images", _images(), "batch", "height", "width", None)
         return WithPixels(model, labels, AutoImageProcessor.from_pretrained(folder)).eval(), example
