@@ -11,8 +11,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import onnxplug
 from onnxplug import ExportedFile, UsageError
 from onnxplug_transformers import encoder_decoders, generated, images_and_text
@@ -357,7 +355,7 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
 def _write_images_and_text(call: _Call, model: Any, source: Path) -> None:
     """Three models: images, embeddings, and the decoder's step, as the program that loads them calls them."""
     in_browsers = call.layout.name == BROWSERS
-    parts = images_and_text.parts_of(model, torch.bool if in_browsers else torch.int64)  # as the processors have it
+    parts = images_and_text.parts_of(model, in_browsers=in_browsers)
     models = {
         "vision_encoder" if in_browsers else "vision": parts.images,
         "embed_tokens" if in_browsers else "embedding": parts.tokens if in_browsers else parts.embeddings,

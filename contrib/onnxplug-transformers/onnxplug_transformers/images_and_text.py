@@ -28,6 +28,14 @@ class Images(Part):
         return {"image_features": states.flatten(0, 1)}
 
 
+class MarkedImages(Images):
+    """Images with one more number, 1, by which :class:`StepBetweenMarks` knows them from tokens."""
+
+    def forward(self, pixel_values: torch.Tensor) -> dict[str, Any]:
+        """[images * tokens, width + 1] of [images, channels, height, width]."""
+        return {"image_features": nn.functional.pad(super().forward(pixel_values)["image_features"], (0, 1), value=1.0)}
+
+
 class Tiles(Part):
     """Tiles of images as the decoder reads them."""
 
@@ -75,6 +83,14 @@ class Tokens(Part):
         if config.image_token_id >= config.get_text_config().vocab_size:
             input_ids = input_ids.masked_fill(input_ids == config.image_token_id, 0)
         return {"inputs_embeds": self._model.get_input_embeddings()(input_ids)}
+
+
+class MarkedTokens(Tokens):
+    """Tokens with one more number, 0."""
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, Any]:
+        """[batch, sequence, width + 1] of [batch, sequence]."""
+        return {"inputs_embeds": nn.functional.pad(super().forward(input_ids)["inputs_embeds"], (0, 1))}
 
 
 class Embeddings(Tokens):
@@ -152,15 +168,20 @@ class StepBetweenImages(Part):
         Returns:
             ``logits``, [batch, sequence, vocabulary], and ``past_key_values``, the new cache.
         """
+        is_image = input_ids == self._model.config.image_token_id
+        return self._between(is_image, inputs_embeds, attention_mask, past_key_values)
+
+    def _between(
+        self, is_image: torch.Tensor, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor, past_key_values: Any
+    ) -> dict[str, Any]:
         config = self._model.config
-        sequence, total = input_ids.shape[1], attention_mask.shape[1]
+        sequence, total = is_image.shape[1], attention_mask.shape[1]
         past = total - sequence
         positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
-        is_image = input_ids == config.image_token_id
         starts = is_image & ~nn.functional.pad(is_image, (1, 0))[:, :-1]
         number = torch.where(is_image, starts.cumsum(-1), 0)  # of the image, from 1
         seen = nn.functional.pad(number, (past, 0))
-        places = torch.arange(total, device=input_ids.device)
+        places = torch.arange(total, device=is_image.device)
         of_queries = places[past:]
         before = places <= of_queries[:, None]
         together = (number[:, :, None] == seen[:, None]) & (number[:, :, None] > 0)
@@ -179,6 +200,21 @@ class StepBetweenImages(Part):
             use_cache=True,
         )
         return {"logits": self._model.lm_head(result.last_hidden_state), "past_key_values": result.past_key_values}
+
+
+class StepBetweenMarks(StepBetweenImages):
+    """The same, for a client that gives the decoder no tokens."""
+
+    def forward(  # type: ignore[override]
+        self, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor, past_key_values: Any
+    ) -> dict[str, Any]:
+        """One step.
+
+        Args:
+            inputs_embeds: [batch, sequence, width + 1], the last number 1 where images are.
+            attention_mask, past_key_values: As there.
+        """
+        return self._between(inputs_embeds[..., -1] > 0.5, inputs_embeds[..., :-1], attention_mask, past_key_values)
 
 
 @dataclass(frozen=True)
@@ -216,12 +252,12 @@ class Parts:
     head_size: int | None
 
 
-def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
+def parts_of(model: Any, *, in_browsers: bool = False) -> Parts:
     """The parts of a model, with example inputs.
 
     Args:
         model: The model.
-        masks: Element type of masks of pixels.
+        in_browsers: Whether the client is transformers.js: it has booleans for masks of pixels, and no tokens for the decoder.
 
     Raises:
         UsageError: It is of another kind, or its cache is none of keys and values of the same shape in every layer.
@@ -231,9 +267,11 @@ def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
     if kind not in KINDS_WITH_IMAGES:
         raise UsageError(f"models of images and text are taken of {', '.join(KINDS_WITH_IMAGES)}, and this is {kind}")
     refuse_changing_angles(model)
-    of_images = _packed(model, generator) if kind in PACKED else _tiled(model, generator, masks)
+    is_marked = in_browsers and kind in BETWEEN_IMAGES
+    of_images = _packed(model, generator) if kind in PACKED else _tiled(model, generator, in_browsers=in_browsers)
     with torch.no_grad():
         features = of_images.model(**of_images.example.kwargs)["image_features"]
+    features = features[:, :-1] if is_marked else features
     count, vocabulary = features.shape[0], config.get_text_config().vocab_size
     ids = torch.randint(0, vocabulary, (2, count + 8), generator=generator)
     ids[ids == config.image_token_id] += 1 if config.image_token_id == 0 else -1
@@ -242,10 +280,13 @@ def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
     embeddings, between = Embeddings(model).eval(), kind in BETWEEN_IMAGES
-    step = (StepBetweenImages if between else Step)(model).eval()
+    step = (StepBetweenMarks if is_marked else StepBetweenImages if between else Step)(model).eval()
     with torch.no_grad():
-        whole = {"inputs_embeds": embeddings(ids, features)["inputs_embeds"]}
-    whole = {"input_ids": ids, **whole} if between else whole
+        embedded = embeddings(ids, features)["inputs_embeds"]
+    if is_marked:
+        embedded = torch.cat([embedded, (ids == config.image_token_id)[..., None].to(embedded.dtype)], -1)
+    whole = {"input_ids": ids} if between and not is_marked else {}
+    whole["inputs_embeds"] = embedded
     if kind in PACKED:  # of the frame, the row and the column
         places = torch.arange(ids.shape[1]).expand(2, -1)
         whole["position_ids"] = torch.stack([places, places // 2 + 1, places * 3 % 7])
@@ -287,7 +328,7 @@ def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
     return Parts(
         of_images,
         PartOfFolder(embeddings, of_embeddings, [{**text, "image_features": features[:0]}]),
-        PartOfFolder(Tokens(model).eval(), of_tokens, [text]),
+        PartOfFolder((MarkedTokens if is_marked else Tokens)(model).eval(), of_tokens, [text]),
         PartOfFolder(step, of_step, [piece(0, ids.shape[1], emptied(cache))]),
         layers,
         heads,
@@ -295,7 +336,7 @@ def parts_of(model: Any, masks: torch.dtype = torch.int64) -> Parts:
     )
 
 
-def _tiled(model: Any, generator: torch.Generator, masks: torch.dtype) -> PartOfFolder:
+def _tiled(model: Any, generator: torch.Generator, *, in_browsers: bool) -> PartOfFolder:
     """Images of one size; tiles have a mask of pixels, and some are padding."""
     about, output = model.config.vision_config, ["image_features"]
     size = about.image_size
@@ -304,8 +345,8 @@ def _tiled(model: Any, generator: torch.Generator, masks: torch.dtype) -> PartOf
         whole = PartExample(
             {"pixel_values": pixels[:, 0].contiguous()}, {"pixel_values": {0: "images"}}, ["pixel_values"], output
         )
-        return PartOfFolder(Images(model).eval(), whole, [])
-    mask = torch.ones(2, 3, size, size, dtype=masks)
+        return PartOfFolder((MarkedImages if in_browsers else Images)(model).eval(), whole, [])
+    mask = torch.ones(2, 3, size, size, dtype=torch.bool if in_browsers else torch.int64)
     mask[0, 1, size // 2 :], mask[1, 0, :, size // 2 :], mask[1, 2] = 0, 0, 0
     pixels = pixels * mask[:, :, None]
     tiles = {0: "batch", 1: "images"}

@@ -26,7 +26,7 @@ TILED = ("idefics3", "smolvlm")
 #: Those whose images are patches in one row, with their sizes as an input, and whose tokens have three positions.
 PACKED = ("qwen2_vl", "qwen2_5_vl")
 #: Those that transformers.js calls by embeddings alone, and whose configuration it reads.
-IN_BROWSERS = (*TILED, "qwen2_5_vl")
+IN_BROWSERS = (*BETWEEN_IMAGES, *TILED, "qwen2_5_vl")
 KINDS_WITH_IMAGES = (*BETWEEN_IMAGES, *TILED, *PACKED)
 #: Task to the class that loads its models, and the table of transformers that names their classes.
 TASKS: dict[str, tuple[str, str]] = {

@@ -402,6 +402,20 @@ def model_with_images(kind: str) -> Any:
                 tie_word_embeddings=False,
             )
         )
+    elif kind == "gemma3":  # windows are shorter than prompts
+        windows = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = transformers.Gemma3Config(
+            text_config={**text, **ends, **windows, "num_hidden_layers": 3, "head_dim": 16},
+            vision_config={**vision, "image_size": 32, "patch_size": 8, "vision_use_head": False},
+            mm_tokens_per_image=4,
+            image_token_index=110,
+            boi_token_index=111,
+            eoi_token_index=112,
+            tie_word_embeddings=False,
+        )
+        made = transformers.Gemma3ForConditionalGeneration(config)
+        nn.init.normal_(made.model.multi_modal_projector.mm_input_projection_weight, 0, 0.5)
     else:
         vision = {**_LLAMA, "image_size": 32, "patch_size": 4, "hidden_size": 32}
         name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[kind]

@@ -405,7 +405,7 @@ def text_at_its_positions(model: Any, row: list[int], steps: int) -> list[list[i
     return [text]
 
 
-@pytest.mark.parametrize("kind", ["smolvlm", "qwen2_5_vl"])
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen2_5_vl", "gemma3"])
 def test_images_and_text(kind: str, with_images: Callable[[str], Any], tmp_path: Path) -> None:
     """Two images, of two sizes for Qwen2.5-VL, and none."""
     model = with_images(kind)
@@ -415,6 +415,9 @@ def test_images_and_text(kind: str, with_images: Callable[[str], Any], tmp_path:
     if kind == "smolvlm":
         images = {"pixel_values": torch.randn(1, 2, 3, 32, 32), "pixel_attention_mask": torch.ones(1, 2, 32, 32).bool()}
         kinds = {}
+    elif kind == "gemma3":  # whose tokens of an image see all of it
+        images = {"pixel_values": torch.randn(2, 3, 32, 32)}
+        kinds = {"token_type_ids": (torch.tensor(rows[:1]) == 110).long()}
     else:
         images = {"pixel_values": torch.randn(32, 96), "image_grid_thw": torch.tensor([[1, 4, 4], [1, 2, 8]])}
         kinds = {"mm_token_type_ids": (torch.tensor(rows[:1]) == 110).int()}
@@ -426,4 +429,8 @@ def test_images_and_text(kind: str, with_images: Callable[[str], Any], tmp_path:
             expected = text_at_its_positions(model, row, 10)
         assert len({*expected[0][len(row) :]}) > 4
         assert generated(tmp_path, **inputs, **pictures) == expected
+        if kind == "gemma3" and pictures:  # the text tells whether they do
+            with torch.no_grad():
+                other = model.generate(**inputs, **pictures, max_new_tokens=10, do_sample=False).tolist()
+            assert other != expected
         assert len(generated(tmp_path, "q8", **inputs, **pictures)[0]) == len(row) + 10
