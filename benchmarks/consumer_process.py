@@ -185,6 +185,18 @@ def ort_format(file: File, out: Path) -> int:
     return 1
 
 
+def mobile(file: File, out: Path) -> int:
+    """The checker's advice for NNAPI and the two forms of CoreML models, with sizes fixed: 2 for yes, 1 for perhaps."""
+    from onnxruntime.tools.mobile_helpers.usability_checker import check_coreml_partitions, check_nnapi_partitions
+    from onnxruntime.tools.onnx_model_utils import ModelProtoWithShapeInfo, optimize_model
+
+    optimize_model(Path(file["path"]), out)
+    model = ModelProtoWithShapeInfo(out).model_with_shape_info
+    kinds = ("neuralnetwork", "mlprogram")
+    found = [check_coreml_partitions(model, False, f"coreml_supported_{kind}_ops.md") for kind in kinds]
+    return sum(int(checked.suitability()) for checked in (check_nnapi_partitions(model, False), *found))
+
+
 def onnxslim(file: File, out: Path) -> int:
     """Simplified."""
     import onnxslim
@@ -294,6 +306,7 @@ CONSUMERS: dict[str, Callable[[File, Path], int]] = {
         fixed_shapes,
         extract_model,
         ort_format,
+        mobile,
         onnxslim,
         onnxsim,
         polygraphy,

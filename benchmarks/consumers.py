@@ -47,6 +47,7 @@ TITLES: dict[str, tuple[str, str]] = {
     "fixed_shapes": ("`make_dynamic_shape_fixed`", ""),
     "extract_model": ("`onnx.utils.extract_model`", ""),
     "ort_format": ("conversion to `.ort`", ""),
+    "mobile": ("ONNX Runtime's checker for NNAPI and CoreML", "points: 2 where it advises one, 1 where it may"),
     "onnxslim": ("onnxslim", ""),
     "onnxsim": ("onnxsim", ""),
     "polygraphy": ("polygraphy's constant folding", ""),
