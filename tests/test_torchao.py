@@ -19,10 +19,16 @@ from tests.support.tolerances import looser
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchao import quantization
-    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
     from torchao.quantization.pt2e import move_exported_model_to_eval
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+
+def _packed_by_torch() -> Any:
+    """Absent from the releases of torchao for torch before 2.13."""
+    module = pytest.importorskip("torchao.prototype.quantization.int4")
+    return module.PrototypeInt4WeightOnlyConfig(group_size=32, set_inductor_config=False)
+
 
 CONFIGS: dict[str, Any] = {
     "int8_weight_only": quantization.Int8WeightOnlyConfig,
@@ -40,7 +46,7 @@ CONFIGS: dict[str, Any] = {
     "int3_groups": lambda: quantization.IntxWeightOnlyConfig(
         weight_dtype=torch.int3, granularity=quantization.PerGroup(16)
     ),
-    "int4_packed_by_torch": lambda: PrototypeInt4WeightOnlyConfig(group_size=32, set_inductor_config=False),
+    "int4_packed_by_torch": _packed_by_torch,
     "int8_activation_int4_weight": lambda: quantization.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4),
 }
 

@@ -78,6 +78,7 @@ def test_a_module_that_is_imported_meanwhile(monkeypatch: pytest.MonkeyPatch, tm
     assert inplace_late.taken is TORCHS[0]
 
 
+@pytest.mark.skipif(not hasattr(torch.onnx, "ExportableModule"), reason="torch.onnx has none before torch 2.10")
 def test_an_exportable_module_exports_itself() -> None:
     from tests.support.torch_onnx_calls import Exportable
 

@@ -151,13 +151,18 @@ def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], e
     assert any(name.endswith("key") for name in names) == (name not in STATE_SPACES)
 
 
-@pytest.mark.parametrize("name", ["mamba", pytest.param("qwen3_next", marks=LONG)])
-def test_four_bits(name: str, saved: Callable[[str], Path], exported: Any, restore: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("mamba", ()), pytest.param("qwen3_next", ("--int4-keep", "*.experts"), marks=LONG)],
+)
+def test_four_bits(
+    name: str, options: tuple[str, ...], saved: Callable[[str], Path], exported: Any, restore: Any
+) -> None:
     """But of a weight that a layer reads by itself: Mamba's dt_proj."""
     from transformers import AutoModelForCausalLM
 
     folder = saved(name)
-    output = exported(folder, "--int4", "--accuracy-level", "1", "--verify")
+    output = exported(folder, "--int4", "--accuracy-level", "1", "--verify", *options)
     model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config.eos_token_id = None
     restore(model, output / "model.onnx")
