@@ -127,7 +127,7 @@ def _together(results: np.ndarray, between: Any, way: tuple[str, ...]) -> Iterat
         return
     rows = results.reshape(-1, results.shape[-1])
     axes = range(rows[0, 0].ndim)
-    ways = {"one": lambda row: row[0], "sum": lambda row: between(list(row))}
+    ways: dict[str, Any] = {"one": lambda row: row[0], "sum": lambda row: between(list(row))}
     ways |= {f"concat{axis}": lambda row, axis=axis: np.concatenate(list(row), axis) for axis in axes}
     for name, put in ways.items():
         if name == "one" and not all(_same(row[0], other) for row in rows for other in row):
@@ -141,7 +141,7 @@ def _together(results: np.ndarray, between: Any, way: tuple[str, ...]) -> Iterat
 def _local(
     node: onnx.NodeProto, specs: Mapping[str, Any], values: Arrays, device: int, model: onnx.ModelProto
 ) -> np.ndarray:
-    parts = [held(values[name], specs[name], device) if name else None for name in node.input]
+    parts: list[Any] = [held(values[name], specs[name], device) if name else None for name in node.input]
     if node.op_type == "Gather":  # a shard of the table answers for its rows
         axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
         table = values[node.input[0]]

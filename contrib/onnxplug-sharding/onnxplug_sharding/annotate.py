@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -60,13 +61,14 @@ def shard(
     parameters = {
         target: len(part.shape) for origin in known.values() for part in parts_of(origin) for target in part.targets
     }
-    folded = sorted(program.folded - parameters.keys())
-    try:
-        resolved = resolve(plan, mesh, parameters, _embeddings(program, known))
-    except UsageError as error:
-        if folded:
-            error.add_note(f"optimize() has computed with {', '.join(folded)}: shard the program before.")
-        raise
+    state = program.exported_program.state_dict if program.folded and program.exported_program is not None else {}
+    folded = {target: state[target].dim() for target in program.folded if target in state}
+    resolved = resolve(plan, mesh, {**folded, **parameters}, _embeddings(program, known))
+    for parameter in sorted(program.folded & resolved.layouts.keys()):
+        if any(resolved.layouts[parameter]):
+            raise UsageError(
+                f"{parameter!r} has been computed with by optimize()", hint="Shard the program, and leave it as it is."
+            )
     layouts: dict[ir.Value, Layout] = {}
     for value, origin in known.items():
         layout = stored_layout(value, origin, resolved.layouts, resolved.mesh)
@@ -74,16 +76,38 @@ def shard(
             layouts[value] = tuple(s if n > 1 else None for s, n in zip(layout, resolved.mesh.shape, strict=True))
             _checked(value, origin.targets[0] if origin.targets else value.name, layouts[value], resolved.mesh)
     model = program.model
-    configuration = _configuration(model, name, resolved.mesh)
-    model.ir_version = max(model.ir_version, IR_VERSION)
-    for value in layouts:
-        placed = [(target, agreed(p, resolved.layouts)) for p in parts_of(known[value]) for target in p.targets]
-        noted = {target: [each and (each.axis, each.blocks) for each in layout] for target, layout in placed if layout}
-        value.metadata_props[PARAMETERS + name] = json.dumps(noted)
-    _Writer(model, resolved, configuration, layouts, known).write()
-    if stages:
-        assign_stages(model, configuration, stages)
-    return read_shardings(model, name)
+    with _all_or_nothing(model):
+        configuration = _configuration(model, name, resolved.mesh)
+        for value in layouts:
+            placed = [(target, agreed(p, resolved.layouts)) for p in parts_of(known[value]) for target in p.targets]
+            noted = {
+                target: [each and (each.axis, each.blocks) for each in layout] for target, layout in placed if layout
+            }
+            value.metadata_props[PARAMETERS + name] = json.dumps(noted)
+        _Writer(model, resolved, configuration, layouts, known).write()
+        if stages:
+            assign_stages(model, configuration, stages)
+        return read_shardings(model, name)
+
+
+@contextmanager
+def _all_or_nothing(model: ir.Model) -> Iterator[None]:
+    """Leaves the model as it was when there is an error."""
+    version, configurations, noted = model.ir_version, model.device_configurations, dict(model.metadata_props)
+    of_nodes = [(node, node.device_configurations) for node in model.graph.all_nodes()]
+    of_weights = [(value, dict(value.metadata_props)) for value in model.graph.initializers.values()]
+    try:
+        yield
+    except BaseException:
+        model.ir_version, model.device_configurations = version, configurations
+        for node, entries in of_nodes:
+            node.device_configurations = entries
+        model.metadata_props.clear()
+        model.metadata_props.update(noted)
+        for value, properties in of_weights:
+            value.metadata_props.clear()
+            value.metadata_props.update(properties)
+        raise
 
 
 def _configuration(model: ir.Model, name: str, mesh: Mesh) -> ir.ModelConfiguration:
@@ -91,6 +115,9 @@ def _configuration(model: ir.Model, name: str, mesh: Mesh) -> ir.ModelConfigurat
         raise UsageError(f"name= is the name of a configuration, got {name!r}")
     if any(configuration.name == name for configuration in model.device_configurations):
         model.remove_device_configuration(name, cascade=True)
+        for value in model.graph.initializers.values():
+            value.metadata_props.pop(PARAMETERS + name, None)
+    model.ir_version = max(model.ir_version, IR_VERSION)
     model.metadata_props[MESH + name] = json.dumps({"shape": mesh.shape, "names": mesh.names, "ranks": mesh.ranks})
     return model.add_device_configuration(name, device_names=mesh.devices)
 
@@ -232,7 +259,7 @@ class _Writer:
         """The node of a linear layer's result: the one that adds the bias."""
         consumers = node.outputs[0].consumers() if node.outputs else ()
         if len(consumers) == 1 and consumers[0].op_type == "Add":
-            read = [self._known[value] for value in consumers[0].inputs if value in self._known]
+            read = [self._known[value] for value in consumers[0].inputs if value is not None and value in self._known]
             if any(f"{module}.bias" in origin.targets for origin in read):
                 return consumers[0]
         return node

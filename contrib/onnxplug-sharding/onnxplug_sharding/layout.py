@@ -108,7 +108,7 @@ class Mesh:
 def shape_of(value: ir.Value) -> ir.Shape | None:
     """The shape of a value: that of its content, where a file says no other."""
     if value.shape is None and value.const_value is not None:
-        return ir.Shape(value.const_value.shape)
+        return ir.Shape(value.const_value.shape.numpy())
     return value.shape
 
 

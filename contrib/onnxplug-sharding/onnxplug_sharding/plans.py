@@ -106,10 +106,10 @@ def _tensors(module: torch.nn.Module) -> dict[str, Any]:
 
 def _of_tensors(tensors: Mapping[str, Any], mesh: Any, parameters: Mapping[str, int]) -> Plan:
     meshes = [tensor.device_mesh for tensor in tensors.values()]
-    if any(other != meshes[0] for other in meshes) or (mesh is not None and Mesh.of(mesh) != Mesh.of(meshes[0])):
-        raise UsageError(
-            "the DTensors lie on several meshes", hint="A configuration of ONNX has one: a mesh of two dimensions."
-        )
+    if any(other != meshes[0] for other in meshes):
+        raise UsageError("the DTensors lie on several meshes", hint="A configuration of ONNX has a single one.")
+    if mesh is not None and Mesh.of(mesh).shape != Mesh.of(meshes[0]).shape:
+        raise UsageError(f"the DTensors lie on a mesh of {list(Mesh.of(meshes[0]).shape)}, which mesh= contradicts")
     plan = Plan(Mesh.of(meshes[0]))
     for name, tensor in tensors.items():
         layout = _layout(name, tensor.placements, tensor.dim(), plan.mesh)
@@ -132,14 +132,13 @@ def _of_patterns(
         raise UsageError("a plan needs mesh=: a DeviceMesh, its sizes or a number of devices")
     plan = Plan(Mesh.of(mesh))
     plan.along = plan.mesh.names.index("tp") if "tp" in plan.mesh.names else len(plan.mesh.shape) - 1
+    of_modules: dict[str, Layout] = {}
     for pattern, entry in patterns.items():
-        is_placed = isinstance(entry, Sequence) and not isinstance(entry, str)
-        style = None if is_placed else _style(pattern, entry)
-        owner = {name: name if _matches(name, pattern) else name.rpartition(".")[0] for name in parameters}
-        names = [name for name in parameters if _matches(owner[name], pattern)]
-        if not names and not (
-            style == Style() and any(_matches(name, f"{pattern}.*", prefix=True) for name in parameters)
-        ):
+        style = None if isinstance(entry, Sequence) and not isinstance(entry, str) else _style(pattern, entry)
+        names = [name for name in parameters if _matches(name, pattern)]
+        placed = plan.layouts if names else of_modules
+        names = names or [name for name in parameters if _matches(name.rpartition(".")[0], pattern)]
+        if not names and not (style == Style() and any(_matches(name, pattern, within=True) for name in parameters)):
             if strict:
                 raise _unknown(pattern, parameters)
             plan.unused.append(pattern)
@@ -151,17 +150,18 @@ def _of_patterns(
                 layout = tuple(split if d == plan.along else None for d in range(len(plan.mesh.shape)))
                 if style.moved:
                     plan.results[name.rpartition(".")[0]] = style
-            if plan.layouts.setdefault(name, layout) != layout:
+            if placed.setdefault(name, layout) != layout:
                 raise UsageError(f"two entries of the plan place {name!r} differently")
+    plan.layouts = {**of_modules, **plan.layouts}  # what names a parameter goes before what names its module
     return plan
 
 
-def _matches(name: str, pattern: Any, *, prefix: bool = False) -> bool:
-    """Whether a name fits a pattern, in which ``*`` stands for (a part of) one of its words."""
+def _matches(name: str, pattern: Any, *, within: bool = False) -> bool:
+    """Whether a name fits a pattern, in which ``*`` stands for (a part of) one of its words; or begins with such a name."""
     if not isinstance(pattern, str):
         raise UsageError(f"a plan's patterns are names of modules and parameters, got {pattern!r}")
     words, wanted = name.split("."), pattern.split(".")
-    if len(words) != len(wanted) and not (prefix and len(words) > len(wanted)):
+    if len(words) != len(wanted) and not (within and len(words) > len(wanted)):
         return False
     return all(fnmatchcase(word, other) for word, other in zip(words, wanted, strict=False))
 
@@ -200,7 +200,7 @@ def _style(pattern: str, entry: Any) -> Style:
 
 def _split(style: Style, rank: int, is_embedding: bool) -> Split | None:
     """The split of a parameter of a module."""
-    if not style.by:
+    if not style.by or rank == 0:
         return None
     if style.embedding if style.embedding is not None else is_embedding:
         return Split(0 if style.by == "rows" else rank - 1, style.blocks)

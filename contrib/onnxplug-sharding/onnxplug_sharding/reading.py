@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,18 +74,24 @@ def read_shardings(model: Any, name: str | None = None, *, mesh: Any = None) -> 
     grid = _mesh(model, configuration, mesh)
     nodes: dict[str, dict[ir.Value, Layout]] = {}
     undefined, stages = [], {}
+    names = Counter(node.name for node in model.graph.all_nodes())
     for node in model.graph.all_nodes():
+        key = (
+            node.name
+            if node.name and names[node.name] == 1
+            else f"{node.name or node.op_type} of {node.outputs[0].name}"
+        )
         for entry in node.device_configurations:
             if not any(entry.configuration is declared for declared in model.device_configurations):
                 raise UsageError(f"{node.name!r} has a configuration that the model does not declare")
             if entry.configuration is not configuration:
                 continue
             if entry.pipeline_stage is not None:
-                stages[node.name or ""] = entry.pipeline_stage
+                stages[key] = entry.pipeline_stage
             if entry.sharding_specs:
-                nodes[node.name or ""] = layouts = _layouts(node, entry, configuration, grid)
+                nodes[key] = layouts = _layouts(node, entry, configuration, grid)
                 if not _is_defined(node, layouts, grid):
-                    undefined.append(node.name or "")
+                    undefined.append(key)
     weights = [(v, layout) for of in nodes.values() for v, layout in of.items() if v.is_initializer()]
     parameters: dict[str, Placements] = {}
     for value, layout in weights if mesh is None else ():
@@ -203,7 +210,7 @@ def _problem(node: ir.Node, spec: ir.ShardingSpec, devices: int) -> str | None:
             if isinstance(simple.dim, int) and simple.dim % simple.num_shards:
                 return f"divides {simple.dim} into {simple.num_shards} shards, which leaves a remainder"
             total *= simple.num_shards
-        if all(isinstance(size, int) for size in (*sizes, shape[axis])) and math.prod(sizes) != shape[axis]:  # type: ignore[arg-type]
+        if all(isinstance(size, int) for size in (*sizes, shape[axis])) and math.prod(sizes) != shape[axis]:
             return f"divides {'*'.join(map(str, sizes))} on axis {axis}, which has {shape[axis]}"
     groups = {entry.key: entry.value for entry in spec.index_to_device_group_map}
     if total > 1 and len(spec.device) != total:

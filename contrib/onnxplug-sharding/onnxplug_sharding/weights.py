@@ -60,7 +60,9 @@ def stored_layout(value: ir.Value, origin: Origin, layouts: Mapping[str, Layout]
                 continue
             shards = mesh.shape[dimension]
             found = (
-                replace(split, axis=order.index(split.axis)) if order else _probed(value, origin, number, split, shards)
+                replace(split, axis=order.index(split.axis))
+                if order is not None
+                else _probed(value, origin, number, split, shards)
             )
             if result[dimension] not in (None, found):
                 raise UsageError(

@@ -9,10 +9,12 @@ from typing import Any
 import onnx
 import pytest
 import torch
+import torch.distributed as dist
 from onnxplug_sharding import Split, read_shardings, shard
 from torch import nn
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DeviceMesh, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from typer.testing import CliRunner
 
 import onnxplug
@@ -81,12 +83,24 @@ def test_plans(plan: Any, mesh: Any, message: str) -> None:
         shard(export(), plan, mesh=mesh)
 
 
-def test_a_refused_plan_leaves_no_configuration() -> None:
+@pytest.mark.parametrize(
+    ("plan", "stages"),
+    [
+        ({"layers.0": "colwise", "layers.1": "colwize"}, None),
+        ({"layers.0": ColwiseParallel(output_layouts=Shard(1))}, None),
+        ({"layers.0": "colwise"}, {"layers.0": 1, "layers.1": 0}),
+    ],
+)
+def test_a_refused_plan_leaves_everything_as_it_was(plan: Any, stages: Any) -> None:
     program = export()
+    before = program.model_proto.SerializeToString(deterministic=True)
     with pytest.raises(onnxplug.UsageError):
-        shard(program, {"layers.0": "colwise"}, mesh=5)
-    assert not program.model.device_configurations
-    assert program.model.ir_version < 11
+        shard(program, plan, mesh=2, stages=stages)
+    assert program.model_proto.SerializeToString(deterministic=True) == before
+    placed = shard(program, {"layers.0": "colwise"}, mesh=2)
+    with pytest.raises(onnxplug.UsageError):
+        shard(program, plan, mesh=2, stages=stages)
+    assert read_shardings(program) == placed
 
 
 def test_a_models_own_plan_may_name_more_than_the_program_has() -> None:
@@ -95,16 +109,36 @@ def test_a_models_own_plan_may_name_more_than_the_program_has() -> None:
     assert shard(export(), model, mesh=2).parameters["layers.0.weight"] == (Shard(0),)
 
 
-def test_quantised_and_optimised_programs() -> None:
+def test_parameters_go_before_their_modules() -> None:
+    plan = {"layers.*": "replicate", "layers.0.weight": "colwise", "layers.1.bias": [Shard(0)]}
+    placed = shard(export(), plan, mesh=2).parameters
+    assert placed == {"layers.0.weight": (Shard(0),), "layers.1.bias": (Shard(0),)}
+
+
+def test_dtensors_have_their_mesh() -> None:
+    model, program = Two(), export()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        two, four = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [0, 1, 2, 3])
+        weight = distribute_tensor(model.layers[0].weight.data, two, [Shard(0)], src_data_rank=None)
+        model.layers[0].weight = nn.Parameter(weight)  # type: ignore[assignment]
+        assert shard(program, model).devices == ("cpu:0", "cpu:1")
+        with pytest.raises(onnxplug.UsageError, match=r"on a mesh of \[2\], which mesh= contradicts"):
+            shard(program, model, mesh=4)
+        model.other = nn.Parameter(distribute_tensor(torch.ones(4), four, [Shard(0)], src_data_rank=None))
+        with pytest.raises(onnxplug.UsageError, match="on several meshes"):
+            shard(program, model)
+        model.other = nn.Parameter(distribute_tensor(torch.ones(4), two, [Shard(0)], src_data_rank=None))
+        with pytest.raises(onnxplug.UsageError, match="names 'other', which is no parameter of the program"):
+            shard(program, model)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_quantised_programs() -> None:
     program = export(quantize="int4")
     with pytest.raises(onnxplug.UsageError, match="quantised program are packed"):
         shard(program, {"layers.0": "colwise"}, mesh=2)
-    program = export()
-    program.optimize()
-    known = {value.name for value in program.model.graph.initializers.values()}
-    if "layers.0.weight.transposed" not in known:
-        with pytest.raises(onnxplug.UsageError, match="no parameter"):
-            shard(program, {"layers.0": "colwise"}, mesh=2)
 
 
 class Fused(nn.Module):

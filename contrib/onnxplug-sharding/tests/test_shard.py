@@ -291,6 +291,59 @@ def test_weights_are_replaced_after_sharding(tmp_path: Path) -> None:
     prove(path, {"ids": IDS.numpy()})
 
 
+def test_optimised_programs() -> None:
+    """``optimize()`` turns the tied weight, and no longer says what it has turned."""
+    program = export(Block())
+    program.optimize()
+    assert program.folded == {"emb.weight", "head.weight"}
+    with pytest.raises(onnxplug.UsageError, match=r"'emb\.weight' has been computed with by optimize"):
+        shard(program, TP, mesh=2)
+    assert shard(program, {"up": "colwise", "head": "replicate"}, mesh=2).parameters.keys() == {"up.weight", "up.bias"}
+
+
+def test_the_proof_finds_a_wrong_axis(tmp_path: Path) -> None:
+    program = export(Block())
+    path = saved(program, shard(program, TP, mesh=2), tmp_path)
+    proto = onnx.load(path)
+    node = next(node for node in proto.graph.node if node.name == "up/Add")
+    spec = next(s for s in node.device_configurations[0].sharding_spec if s.tensor_name in node.output)
+    spec.sharded_dim[0].axis = 1  # the result lies by columns, and not by words
+    spec.sharded_dim[0].simple_sharding[0].ClearField("dim")
+    onnx.save(proto, path)
+    assert prove(path, {"ids": IDS.numpy()})["concat"] == 2  # it takes a message that the right one does not
+    spec = next(s for s in node.device_configurations[0].sharding_spec if s.tensor_name == "up.bias")
+    spec.device[:] = [1, 0]
+    onnx.save(proto, path)
+    with pytest.raises(AssertionError, match="up/Add: its shards do not give its result"):
+        prove(path, {"ids": IDS.numpy()})
+
+
+class Branches(nn.Module):
+    """A weight that a branch reads, and a layer that is a function of the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.outer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One result."""
+        y = torch.cond(x.sum() > 0, lambda x: self.inner(x), lambda x: x.sin(), (x,))
+        return self.outer(y)
+
+
+@pytest.mark.parametrize("functions", [None, [nn.Linear]])
+def test_branches_and_functions_are_left_to_the_runtime(functions: Any, tmp_path: Path) -> None:
+    model, x = Branches(), torch.randn(4, 8)
+    program = export(model, x, dynamic=({0: "batch"},), functions=functions)
+    shardings = shard(program, {"inner": "colwise", "outer": "colwise"}, mesh=2)
+    assert shardings.parameters.keys() == {"inner.weight", "inner.bias", "outer.weight", "outer.bias"}
+    assert len(shardings.undefined) == (1 if functions is None else 2)
+    path = saved(program, shardings, tmp_path)
+    for given in (x.abs(), -x[:1].abs()):
+        torch.testing.assert_close(run(path, given), model(given))
+
+
 def test_configurations_stand_side_by_side(tmp_path: Path) -> None:
     program = export(Block())
     shard(program, TP, mesh=2, name="two")
@@ -339,39 +392,53 @@ def test_onnxruntime_ignores_them(tmp_path: Path) -> None:
     torch.testing.assert_close(run(path, IDS), model(IDS))
 
 
-@pytest.fixture
-def llama(vision: Callable[..., Any]) -> nn.Module:
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "counts"),
+    [
+        # The lookup and two products in each layer are summed, the head's columns put together.
+        ("Llama", {}, {"sum": 5, "concat": 1}),
+        ("Llama", {"tie_word_embeddings": True}, {"sum": 5, "concat": 1}),
+        ("Qwen2", {}, {"sum": 5, "concat": 1}),  # with biases
+        ("Gemma2", {"head_dim": 8}, {"sum": 5, "concat": 1}),
+        ("Phi3", {}, {"sum": 5, "concat": 5}),  # packed weights, whose results are whole
+        ("Mixtral", {"num_local_experts": 4}, {"sum": 3, "concat": 1}),  # the experts are in a loop
+    ],
+)
+def test_models_of_transformers(
+    name: str, extra: dict[str, Any], counts: dict[str, int], vision: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Their own plans."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    )
+    config = getattr(transformers, f"{name}Config")(**SMALL, **extra)
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config).eval()
-
-
-def test_a_model_of_transformers(llama: nn.Module, tmp_path: Path) -> None:
-    """Its own plan: every product has its split, and the feed-forward networks need no message in between."""
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     ids = torch.randint(0, 64, (2, 6))
-    inputs = {"input_ids": ids, "use_cache": False}
     dynamic = {"input_ids": {0: "batch", 1: "length"}, "use_cache": None}
-    program = onnxplug.to_onnx(llama, kwargs=inputs, dynamic_shapes=dynamic)
+    program = onnxplug.to_onnx(model, kwargs={"input_ids": ids, "use_cache": False}, dynamic_shapes=dynamic)
     stages = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1, "model.norm": 1, "lm_head": 1}
-    shardings = shard(program, llama, mesh=4, stages=stages)
-    assert shardings.undefined == ()
-    placed = shardings.parameters
+    shardings = shard(program, model, mesh=4, stages=stages)
+    assert bool(shardings.undefined) == (name == "Mixtral")
     for layer in ("model.layers.0", "model.layers.1"):
-        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
-            assert placed[f"{layer}.{name}.weight"] == (Shard(0),)
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            assert placed[f"{layer}.{name}.weight"] == (Shard(1),)
+        placed = {n: shardings.parameters.get(f"{layer}.{n}.weight") for n in ("self_attn.q_proj", "mlp.down_proj")}
+        assert placed == {
+            "self_attn.q_proj": None if name == "Phi3" else (Shard(0),),
+            "mlp.down_proj": None if name == "Mixtral" else (Shard(1),),
+        }
+    if name == "Mixtral":
+        assert shardings.parameters["model.layers.1.mlp.experts.gate_up_proj"] == (Split(1, 2),)
     path = saved(program, shardings, tmp_path)
     for x in (ids, ids[:1, :3]):
-        torch.testing.assert_close(run(path, x), llama(input_ids=x).logits)
-        counts = prove(path, {"input_ids": x.numpy()})
-        assert counts["sum"] == 5  # the lookup, and two products in each layer
-        assert counts["concat"] == 1
+        torch.testing.assert_close(run(path, x), model(input_ids=x).logits)
+        found = prove(path, {"input_ids": x.numpy()})
+        assert {way: found[way] for way in counts} == counts
