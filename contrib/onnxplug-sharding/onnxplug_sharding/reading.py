@@ -66,7 +66,8 @@ def read_shardings(model: Any, name: str | None = None, *, mesh: Any = None) -> 
             A single dimension, when neither says it.
 
     Raises:
-        UsageError: There is no such configuration, or a specification contradicts the standard, its node or the mesh.
+        UsageError: The file can't be read, there is no such configuration, or a specification contradicts the standard, its node or
+            the mesh.
     """
     model = _model(model)
     configuration = _configuration(model, name)
@@ -116,7 +117,10 @@ def _model(model: Any) -> ir.Model:
         return model
     if not os.path.isfile(model):
         raise UsageError(f"there is no file {model}")
-    return ir.load(model)
+    try:
+        return ir.load(model)
+    except Exception as error:  # protobuf's, or of onnx_ir's serialisation
+        raise UsageError(f"{model} is no ONNX file that can be read: {error}") from error
 
 
 def _configuration(model: ir.Model, name: str | None) -> ir.ModelConfiguration:

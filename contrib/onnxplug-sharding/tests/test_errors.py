@@ -237,6 +237,9 @@ def test_a_file_without_the_mesh(path: Path) -> None:
         read_shardings(path, mesh=4)
     with pytest.raises(onnxplug.UsageError, match="there is no file"):
         read_shardings(path.with_name("none.onnx"))
+    path.write_text("no model")
+    with pytest.raises(onnxplug.UsageError, match="is no ONNX file that can be read"):
+        read_shardings(path)
 
 
 def test_the_command(path: Path) -> None:
