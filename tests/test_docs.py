@@ -22,6 +22,7 @@ PAGES += [
         "precision",
         "quantized",
         "reference",
+        "sharding",
         "targets",
         "tools",
         "torch-onnx",
@@ -32,6 +33,7 @@ PAGES += [
 PLUGINS = {
     "generation.md": ("onnxplug-transformers",),
     "graph-networks.md": ("onnxplug-torch-geometric",),
+    "sharding.md": ("onnxplug-sharding",),
     "mixtures-of-experts.md": ("onnxplug-transformers",),
 }
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -38,6 +38,7 @@ BESIDE = (
         "onnxplug_fleet",
         "onnxplug_precision",
         "onnxplug_quantized",
+        "onnxplug_sharding",
         "onnxplug_targets",
         "onnxplug_tools",
         "onnxplug_torch_onnx",
