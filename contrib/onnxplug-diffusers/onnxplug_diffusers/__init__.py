@@ -16,7 +16,11 @@ def onnxplug_sources() -> list[ModelSource]:
 @hookimpl
 def onnxplug_patches() -> list[LibraryPatch]:
     """Images of any size, and any number of them."""
-    return [LibraryPatch(("diffusers.models.upsampling",), "onnxplug_diffusers.sizes:of_any_size")]
+    hunyuan = "diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15"
+    return [
+        LibraryPatch(("diffusers.models.upsampling",), "onnxplug_diffusers.sizes:of_any_size"),
+        LibraryPatch((hunyuan,), "onnxplug_diffusers.sizes:of_any_length"),
+    ]
 
 
 @hookimpl

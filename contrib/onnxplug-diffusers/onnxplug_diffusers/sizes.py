@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from onnxplug.capture.patching import patched
@@ -37,6 +38,22 @@ def _upsample(self: Any, hidden_states: Tensor, output_size: Any = None, *_: Any
     if not self.use_conv:
         return x
     return (self.conv if self.name == "conv" else self.Conv2d_0)(x)
+
+
+def _causal_mask(n_frame: int, n_hw: int, dtype: Any, device: Any, batch_size: int | None = None) -> Tensor:
+    """``prepare_causal_attention_mask``, which has a loop over all positions: each sees its frame and those before it."""
+    frames = torch.arange(n_frame, device=device)[:, None].expand(n_frame, n_hw).reshape(n_frame * n_hw)
+    mask = torch.where(frames[None] <= frames[:, None], 0.0, float("-inf")).to(dtype)
+    return mask if batch_size is None else mask.unsqueeze(0).expand(batch_size, -1, -1)
+
+
+@contextmanager
+def of_any_length() -> Iterator[None]:
+    """Holds while HunyuanVideo 1.5's autoencoder is captured."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
+
+    with patched(HunyuanVideo15AttnBlock, "prepare_causal_attention_mask", staticmethod(_causal_mask)):
+        yield
 
 
 @contextmanager
