@@ -51,7 +51,7 @@ def test_every_model_is_written_down_well(kind: str) -> None:
     for name, small in OTHERS[kind].items():
         arguments, dynamic = draw_arguments(small)
         assert set(arguments) == set(dynamic), name
-        assert any(dynamic.values()) or "1 3" in small.inputs, f"nothing of {name} is dynamic"
+        assert any(dynamic.values()), f"nothing of {name} is dynamic"
 
 
 def test_a_library_that_is_not_to_be_had(
@@ -61,7 +61,7 @@ def test_a_library_that_is_not_to_be_had(
     (tmp_path / "causal-a-A.json").write_text(json.dumps(vars(Outcome("pass"))))
     monkeypatch.setattr(report, "architectures", lambda: chosen)
     monkeypatch.setattr(libraries, "PACKAGES", tmp_path / "packages")
-    monkeypatch.setitem(libraries.PROJECTS, "monai", ("monai==0.0.0.nowhere",))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr("sys.argv", ["report", "--out", str(tmp_path), "--write", str(tmp_path / "page.md")])
     report.main()
     assert "monai is left out" in capsys.readouterr().out
