@@ -48,11 +48,48 @@ def _causal_mask(n_frame: int, n_hw: int, dtype: Any, device: Any, batch_size: i
 
 
 @contextmanager
-def of_any_length() -> Iterator[None]:
+def hunyuan_video() -> Iterator[None]:
     """Holds while HunyuanVideo 1.5's autoencoder is captured."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     with patched(HunyuanVideo15AttnBlock, "prepare_causal_attention_mask", staticmethod(_causal_mask)):
+        yield
+
+
+def _times_and_places(self: Any, timestep: Tensor) -> Tensor:
+    """``ChromaCombinedTimestepTextProjEmbeddings.forward``, which makes a list as long as the batch."""
+    guidance = self.guidance_proj(torch.zeros_like(timestep))
+    times = torch.cat([self.time_proj(timestep), guidance], dim=1).to(timestep.dtype)
+    places = self.mod_proj.to(timestep)
+    count = timestep.shape[0]
+    return torch.cat([times[:, None].expand(-1, places.shape[0], -1), places[None].expand(count, -1, -1)], dim=-1)
+
+
+@contextmanager
+def chroma() -> Iterator[None]:
+    """Holds while Chroma's transformer is captured."""
+    from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
+
+    with patched(ChromaCombinedTimestepTextProjEmbeddings, "forward", _times_and_places):
+        yield
+
+
+def _experts(self: Any, x: Tensor, flat_expert_indices: Tensor, flat_expert_weights: Tensor) -> Tensor:
+    """``MOEFeedForwardSwiGLU.moe_infer``, which sorts tokens in NumPy: every expert of every token, by its weight or 0."""
+    chosen = flat_expert_indices.view(x.shape[0], -1)
+    weights = flat_expert_weights.view(x.shape[0], -1)
+    result = torch.zeros_like(x)
+    for number, expert in enumerate(self.experts):
+        result = result + expert(x) * torch.where(chosen == number, weights, 0.0).sum(1, keepdim=True)
+    return result
+
+
+@contextmanager
+def hidream() -> Iterator[None]:
+    """Holds while HiDream's transformer is captured."""
+    from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
+
+    with patched(MOEFeedForwardSwiGLU, "moe_infer", _experts):
         yield
 
 

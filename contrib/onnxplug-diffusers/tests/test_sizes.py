@@ -10,6 +10,46 @@ import onnxplug
 diffusers = pytest.importorskip("diffusers")
 
 
+def test_a_batch_of_any_size() -> None:
+    """Chroma, whose features of times come from a list as long as the batch."""
+    torch.manual_seed(0)
+    model = diffusers.ChromaTransformer2DModel(
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 4, 8),
+        approximator_num_channels=8,
+        approximator_hidden_dim=32,
+        approximator_layers=1,
+    ).eval()
+    inputs = {
+        "hidden_states": torch.randn(2, 12, 4),
+        "encoder_hidden_states": torch.randn(2, 7, 32),
+        "timestep": torch.rand(2),
+        "img_ids": torch.randn(12, 3),
+        "txt_ids": torch.randn(7, 3),
+    }
+    sizes = ({0: "batch", 1: "n"}, {0: "batch", 1: "text"}, {0: "batch"}, {0: "n"}, {0: "text"})
+    program = onnxplug.to_onnx(model, kwargs=inputs, dynamic_shapes=dict(zip(inputs, sizes, strict=True)))
+    assert [str(d) for d in program.model.graph.inputs[2].shape] == ["batch"]
+    program.verify()
+
+
+def test_experts() -> None:
+    """HiDream's mixture of experts: weights and choices of the model's own gate."""
+    from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
+
+    torch.manual_seed(0)
+    model = MOEFeedForwardSwiGLU(16, 24, 4, 2, _force_inference_output=True).eval()
+    with torch.no_grad():
+        model.gate.weight.normal_()
+    program = onnxplug.to_onnx(model, (torch.randn(2, 5, 16),), dynamic_shapes=({0: "batch", 1: "tokens"},))
+    program.verify()
+
+
 def test_causal_attention_over_frames() -> None:
     """HunyuanVideo 1.5's autoencoder, whose mask has a loop over frames, height and width."""
     torch.manual_seed(0)
