@@ -52,7 +52,7 @@ def row(
     name: str, *inputs: str, sizes: Mapping[str, int] = {}, constants: Mapping[str, Any] = {}, **settings: Any
 ) -> tuple[str, Small]:
     """A model by the name of its class; attention over all pixels of a film needs few, as sizes of four times these are drawn."""
-    if name.endswith("Transformer3DModel"):
+    if any("frames 4 height" in text or "frames height" in text for text in inputs):
         sizes = {"height": 4, "width": 6, **sizes}
     return name, Small(f"diffusers:{name}", "; ".join(inputs), settings, sizes, constants)
 

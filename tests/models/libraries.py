@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.utils._pytree import tree_map
 
 from tests.libraries.rows import LIBRARIES
 from tests.models.diffusion import COMMON, TRANSFORMERS
@@ -81,9 +82,9 @@ def other_model(kind: str, name: str) -> tuple[nn.Module, dict[str, Any], dict[s
 
 
 def draw_arguments(small: Small) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of a small model, and the dynamic dimensions of each by axis; ``None`` of an argument that is no tensor."""
+    """Arguments of a small model, and the dynamic dimensions of each by axis; ``None`` of what is no tensor."""
     arguments: dict[str, Any] = dict(small.constants)
-    dynamic: dict[str, Any] = dict.fromkeys(small.constants)
+    dynamic: dict[str, Any] = tree_map(lambda _: None, dict(small.constants))
     for part in small.inputs.split(";"):
         name, _, text = part.partition(":")
         arguments[name.strip()] = _drawn(text.split(), small.sizes)

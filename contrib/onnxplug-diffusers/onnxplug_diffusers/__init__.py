@@ -20,6 +20,7 @@ def onnxplug_patches() -> list[LibraryPatch]:
         "upsampling": "of_any_size",
         "autoencoders.autoencoder_kl_hunyuanvideo15": "hunyuan_video",
         "transformers.transformer_chroma": "chroma",
+        "transformers.transformer_cosmos": "cosmos",
         "transformers.transformer_hidream_image": "hidream",
     }
     return [

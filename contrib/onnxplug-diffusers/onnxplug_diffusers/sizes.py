@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -71,6 +72,26 @@ def chroma() -> Iterator[None]:
     from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
 
     with patched(ChromaCombinedTimestepTextProjEmbeddings, "forward", _times_and_places):
+        yield
+
+
+def _positions(self: Any, hidden_states: Tensor) -> Tensor:
+    """``CosmosLearnablePositionalEmbed.forward``, which gives NumPy a quotient of sizes."""
+    tables = (self.pos_emb_t, self.pos_emb_h, self.pos_emb_w)
+    counts = [size // patch for size, patch in zip(hidden_states.shape[2:], self.patch_size, strict=True)]
+    frames, rows, columns = (table[:count] for table, count in zip(tables, counts, strict=True))
+    places = (frames[:, None, None] + rows[:, None] + columns).flatten(0, 2)
+    length = torch.linalg.vector_norm(places, dim=-1, keepdim=True, dtype=torch.float32)
+    places = places / (self.eps + length / math.sqrt(places.shape[-1]))
+    return places.expand(hidden_states.shape[0], -1, -1).type_as(hidden_states)
+
+
+@contextmanager
+def cosmos() -> Iterator[None]:
+    """Holds while Cosmos' transformer is captured."""
+    from diffusers.models.transformers.transformer_cosmos import CosmosLearnablePositionalEmbed
+
+    with patched(CosmosLearnablePositionalEmbed, "forward", _positions):
         yield
 
 

@@ -50,6 +50,20 @@ def test_experts() -> None:
     program.verify()
 
 
+def test_positions_in_a_film() -> None:
+    """Cosmos, whose positions are divided by their mean length."""
+    from diffusers.models.transformers.transformer_cosmos import CosmosLearnablePositionalEmbed
+
+    torch.manual_seed(0)
+    model = CosmosLearnablePositionalEmbed(16, (8, 32, 32), (1, 2, 2)).eval()
+    with torch.no_grad():
+        for table in model.parameters():
+            table.normal_()
+    axes = {0: "batch", 2: "frames", 3: "height", 4: "width"}
+    program = onnxplug.to_onnx(model, (torch.randn(2, 4, 3, 8, 12),), dynamic_shapes=(axes,))
+    program.verify()
+
+
 def test_causal_attention_over_frames() -> None:
     """HunyuanVideo 1.5's autoencoder, whose mask has a loop over frames, height and width."""
     torch.manual_seed(0)
