@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -86,12 +87,24 @@ def _positions(self: Any, hidden_states: Tensor) -> Tensor:
     return places.expand(hidden_states.shape[0], -1, -1).type_as(hidden_states)
 
 
+class _Unaware:
+    """torch, for a module that makes tensors of sizes while it is exported: it isn't told."""
+
+    onnx = SimpleNamespace(is_in_onnx_export=lambda: False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
 @contextmanager
 def cosmos() -> Iterator[None]:
     """Holds while Cosmos' transformer is captured."""
-    from diffusers.models.transformers.transformer_cosmos import CosmosLearnablePositionalEmbed
+    from diffusers.models.transformers import transformer_cosmos
 
-    with patched(CosmosLearnablePositionalEmbed, "forward", _positions):
+    with (
+        patched(transformer_cosmos.CosmosLearnablePositionalEmbed, "forward", _positions),
+        patched(transformer_cosmos, "torch", _Unaware()),
+    ):
         yield
 
 

@@ -51,16 +51,32 @@ def test_experts() -> None:
 
 
 def test_positions_in_a_film() -> None:
-    """Cosmos, whose positions are divided by their mean length."""
-    from diffusers.models.transformers.transformer_cosmos import CosmosLearnablePositionalEmbed
-
+    """Cosmos, whose positions are divided by their mean length, and which makes tensors of sizes in an export."""
     torch.manual_seed(0)
-    model = CosmosLearnablePositionalEmbed(16, (8, 32, 32), (1, 2, 2)).eval()
+    model = diffusers.CosmosTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=1,
+        text_embed_dim=32,
+        adaln_lora_dim=32,
+        max_size=(8, 32, 32),
+    ).eval()
     with torch.no_grad():
-        for table in model.parameters():
-            table.normal_()
-    axes = {0: "batch", 2: "frames", 3: "height", 4: "width"}
-    program = onnxplug.to_onnx(model, (torch.randn(2, 4, 3, 8, 12),), dynamic_shapes=(axes,))
+        for name, parameter in model.named_parameters():
+            if ".pos_emb_" in name:
+                parameter.normal_()
+    inputs = {
+        "hidden_states": torch.randn(1, 4, 3, 4, 6),
+        "timestep": torch.randn(1),
+        "encoder_hidden_states": torch.randn(1, 7, 32),
+        "padding_mask": torch.randn(1, 1, 4, 6),
+    }
+    film, image = {2: "frames", 3: "height", 4: "width"}, {2: "height", 3: "width"}
+    sizes = dict(zip(inputs, (film, {}, {1: "text"}, image), strict=True))
+    program = onnxplug.to_onnx(model, kwargs=inputs, dynamic_shapes=sizes)
+    assert [str(d) for d in program.model.graph.inputs[0].shape] == ["1", "4", "frames", "height", "width"]
     program.verify()
 
 
