@@ -4,7 +4,7 @@
 #   make test     the tests                  make lint     style problems (and formatting)
 #   make test-all every test, the long ones too
 #   make zoo      whole models, in full      make types    static types
-#   make models   every architecture of transformers, timm and torchvision, small (the last part of make zoo);
+#   make models   every architecture of transformers, timm and torchvision, and models of six more libraries, small (the last part of make zoo);
 #                 goes on where it was (MODELS_FLAGS="--shard 1/4 --peer torch.onnx --peer OnnxExporter")
 #   make libraries  exports of libraries on PyPI (their tests, or calls), by torch.onnx's two exporters and by onnxplug; goes on where it
 #                 was (LIBRARIES_FLAGS="--only timm --again"); writes docs/libraries.md
@@ -114,7 +114,7 @@ zoo: $(VENV)/installed
 	@$(MAKE) --no-print-directory models
 
 models: $(VENV)/installed
-	@echo "==> Every architecture of transformers, and timm's and torchvision's families (outcomes in out/models)"
+	@echo "==> Every architecture of transformers, timm's and torchvision's families, models of six more libraries (outcomes in out/models)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.models.report $(MODELS_FLAGS)
 
 libraries: $(VENV)/installed

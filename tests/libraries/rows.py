@@ -46,7 +46,7 @@ LIBRARIES = [
     Library("timm", "1.0.31"),
     Library("sentence-transformers", "6.2.0", _SCIKIT),
     Library("segmentation-models-pytorch", "0.6.0"),
-    Library("monai", "1.6.1"),
+    Library("monai", "1.6.1", ("einops==0.8.2",)),
     Library("kornia", "0.9.0", ("kornia_rs==0.2.0",)),
     Library(
         "ultralytics",

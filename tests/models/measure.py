@@ -22,6 +22,7 @@ import onnxplug
 from onnxplug import CaptureError, VerificationError
 from tests.models.configurations import small_settings
 from tests.models.inputs import draw_inputs
+from tests.models.libraries import OTHERS, PLUGINS_OF_OTHERS, other_model
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
 from tests.support.contrib import plugged
 from tests.support.vision import define_vision_schemas
@@ -58,15 +59,15 @@ TABLES = {
 }
 _TEXT = ("causal", "masked", "seq2seq")
 #: All kinds.
-KINDS = (*TABLES, "timm", "torchvision")
+KINDS = (*TABLES, "timm", "torchvision", *OTHERS)
 #: The exporters: onnxplug, ``torch.onnx.export(dynamo=True)``, and transformers' own, which patches the former.
 EXPORTERS = ("onnxplug", "torch.onnx", "OnnxExporter")
-#: The packages of contrib/ that belong to these libraries.
+#: The packages of contrib/ that belong to transformers, timm and torchvision.
 PLUGINS = ("onnxplug-transformers", "onnxplug-torchvision")
 
 
 class Architecture(NamedTuple):
-    """An architecture of transformers, or a family of timm or torchvision.
+    """An architecture of transformers, a family of timm or torchvision, or a model of another library.
 
     Attributes:
         kind: One of :data:`KINDS`.
@@ -84,6 +85,7 @@ class Example(NamedTuple):
 
     Attributes:
         eager: What the export is compared with where that isn't ``module``.
+        plugins: The packages of contrib/ that belong to its library.
     """
 
     module: nn.Module
@@ -91,6 +93,7 @@ class Example(NamedTuple):
     kwargs: dict[str, Any]
     dynamic: Any
     eager: nn.Module | None = None
+    plugins: tuple[str, ...] = PLUGINS
 
 
 @dataclass
@@ -116,7 +119,7 @@ class Outcome:
 
 
 def architectures() -> Iterator[Architecture]:
-    """The architectures of transformers' tables, and the families of timm and torchvision."""
+    """The architectures of transformers' tables, the families of timm and torchvision, and the models of other libraries."""
     define_vision_schemas()
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
     earlier: set[str] = set()
@@ -132,6 +135,9 @@ def architectures() -> Iterator[Architecture]:
     for kind, families in (("timm", TIMM), ("torchvision", TORCHVISION)):
         for name, small in sorted(families.items()):
             yield Architecture(kind, name, small.model)
+    for kind, models in OTHERS.items():
+        for name, other in sorted(models.items()):
+            yield Architecture(kind, name, other.target.rpartition(":")[2])
 
 
 def small_model(architecture: Architecture) -> Example:
@@ -139,6 +145,9 @@ def small_model(architecture: Architecture) -> Example:
     define_vision_schemas()
     if architecture.kind in TABLES:
         return _transformer(architecture)
+    if architecture.kind in OTHERS:
+        made, kwargs, axes = other_model(architecture.kind, architecture.name)
+        return Example(made, (), kwargs, axes, plugins=PLUGINS_OF_OTHERS[architecture.kind])
     make = timm_model if architecture.kind == "timm" else torchvision_model
     module, args = make(architecture.name)
     dynamic = tuple({0: "batch"} for _ in args) if isinstance(args[0], torch.Tensor) else None
@@ -246,7 +255,7 @@ def _traced(example: Example) -> Example:
 def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
     options: dict[str, Any] = {}
     if plugins:
-        options["registry"] = plugged(*PLUGINS)
+        options["registry"] = plugged(*example.plugins)
     started = time.perf_counter()
     try:
         program = onnxplug.to_onnx(
@@ -287,7 +296,9 @@ def _by_torch(example: Example, plugins: bool) -> Outcome:
         file = str(Path(folder) / "model.onnx")
         shapes: Any = None
         if isinstance(example.dynamic, dict):
-            shapes = {name: dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for name, axes in example.dynamic.items()}
+            shapes = {
+                name: dict.fromkeys(axes or (), torch.export.Dim.DYNAMIC) for name, axes in example.dynamic.items()
+            }
         elif example.dynamic is not None:
             shapes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in example.dynamic)
         try:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.models.faults import fault
+from tests.models.libraries import OTHERS, PROJECTS, install
 from tests.models.measure import EXPORTERS, KINDS, TABLES, Architecture, Outcome, architectures
 
 #: Of processor time that an architecture may take, all ways round together; and of waiting for an answer on a loaded machine.
@@ -152,7 +153,9 @@ def main() -> None:
         files = {a: _file(options.out, a) for a in chosen}
         results = {a: _read(file) if file.is_file() else Outcome("unmeasured") for a, file in files.items()}
     else:
-        results = run(chosen, options.out, options.workers)
+        absent = _absent({a.kind for a in chosen})
+        measured = run([a for a in chosen if a.kind not in absent], options.out, options.workers)
+        results = {a: measured.get(a, Outcome("unmeasured")) for a in chosen}
     _print("onnxplug", results)
     peers: dict[str, dict[Architecture, Outcome]] = {}
     for name in EXPORTERS[1:]:
@@ -165,6 +168,14 @@ def main() -> None:
             peers[name] = {a: _read(_file(folder, a)) for a in results if _file(folder, a).is_file()}
     if options.write is not None:
         options.write.write_text(render(results, peers), encoding="utf-8")
+
+
+def _absent(kinds: set[str]) -> set[str]:
+    """Those whose library is neither in its folder nor to be had."""
+    absent = {kind for kind in OTHERS if kind in kinds and not install(kind)}
+    for kind in sorted(absent):
+        print(f"{kind} is left out: its library was not installed into out/models-packages (pip's error is above)")
+    return absent
 
 
 def _takes(exporter: str, architecture: Architecture) -> bool:
@@ -181,7 +192,7 @@ def _print(name: str, results: dict[Architecture, Outcome]) -> None:
 _NOT_COUNTED = ("unfit", "unmeasured")
 #: What the ways round of :class:`~tests.models.measure.Outcome` mean to a reader.
 _WAYS = {
-    "plugins": "install `onnxplug-transformers` or `onnxplug-torchvision`",
+    "plugins": "install `onnxplug-transformers`, `-torchvision` or `-diffusers`",
     "static sizes": "static batch and lengths: leave out `dynamic_shapes`",
     "torch.jit.trace": "export `torch.jit.trace(model, ...)`; its branches are those of the example inputs",
 }
@@ -201,9 +212,11 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
         "# Models",
         "",
         f"Written by `make models`: architectures of transformers {version('transformers')}, each in a small configuration, one small model",
-        f"of each of timm {version('timm')}'s families and of torchvision {version('torchvision')}'s, with random weights: captured once,",
-        "exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others. Batch and lengths are dynamic where",
-        "the table does not say *static sizes*; images have the model's size.",
+        f"of each of timm {version('timm')}'s families and of torchvision {version('torchvision')}'s, and models and modules of",
+        ", ".join(project.replace("==", " ") for projects in PROJECTS.values() for project in projects[:1]) + ",",
+        "with random weights: captured once, exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others.",
+        "Batch and lengths are dynamic where the table does not say *static sizes*; images have the model's size, but where a library's",
+        "model takes any.",
         "",
         "| kind | architectures | pass | by a way round | don't pass | torch.onnx: measured | pass | with static sizes | don't pass"
         " | OnnxExporter: measured | pass | with static sizes | don't pass |",

@@ -217,6 +217,9 @@ CALLS: dict[str, Call] = {
         ((SAME[0], {"b": SAME[0], "a": SAME[1]}), {}),
         {"input_names": ["i", "j", "k"], "output_names": ["u", "v", "w"]},
     ),
+    "nested outputs, the first named": Call(
+        seeded(Nested), (X, PARTS, {}), ((SAME[0], {"b": SAME[0], "a": SAME[1]}), {}), {"output_names": ["u"]}
+    ),
     "opset 18": Call(A, (X,), ((SAME[0],), {}), {"opset_version": 18}),
     "opset 23": Call(A, (X,), ((SAME[0],), {}), {"opset_version": 23}),
     "one file": Call(A, (X,), ((SAME[0],), {}), {"external_data": False}),

@@ -15,8 +15,18 @@ def onnxplug_sources() -> list[ModelSource]:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryPatch]:
-    """Images of any size, and any number of them."""
-    return [LibraryPatch(("diffusers.models.upsampling",), "onnxplug_diffusers.sizes:of_any_size")]
+    """Images of any size, any number of them, and mixtures of experts."""
+    patches = {
+        "upsampling": "of_any_size",
+        "autoencoders.autoencoder_kl_hunyuanvideo15": "hunyuan_video",
+        "transformers.transformer_chroma": "chroma",
+        "transformers.transformer_cosmos": "cosmos",
+        "transformers.transformer_hidream_image": "hidream",
+    }
+    return [
+        LibraryPatch((f"diffusers.models.{module}",), f"onnxplug_diffusers.sizes:{patch}")
+        for module, patch in patches.items()
+    ]
 
 
 @hookimpl

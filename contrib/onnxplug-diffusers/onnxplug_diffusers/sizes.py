@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from onnxplug.capture.patching import patched
@@ -37,6 +40,91 @@ def _upsample(self: Any, hidden_states: Tensor, output_size: Any = None, *_: Any
     if not self.use_conv:
         return x
     return (self.conv if self.name == "conv" else self.Conv2d_0)(x)
+
+
+def _causal_mask(n_frame: int, n_hw: int, dtype: Any, device: Any, batch_size: int | None = None) -> Tensor:
+    """``prepare_causal_attention_mask``, which has a loop over all positions: each sees its frame and those before it."""
+    frames = torch.arange(n_frame, device=device)[:, None].expand(n_frame, n_hw).reshape(n_frame * n_hw)
+    mask = torch.where(frames[None] <= frames[:, None], 0.0, float("-inf")).to(dtype)
+    return mask if batch_size is None else mask.unsqueeze(0).expand(batch_size, -1, -1)
+
+
+@contextmanager
+def hunyuan_video() -> Iterator[None]:
+    """Holds while HunyuanVideo 1.5's autoencoder is captured."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
+
+    with patched(HunyuanVideo15AttnBlock, "prepare_causal_attention_mask", staticmethod(_causal_mask)):
+        yield
+
+
+def _times_and_places(self: Any, timestep: Tensor) -> Tensor:
+    """``ChromaCombinedTimestepTextProjEmbeddings.forward``, which makes a list as long as the batch."""
+    guidance = self.guidance_proj(torch.zeros_like(timestep))
+    times = torch.cat([self.time_proj(timestep), guidance], dim=1).to(timestep.dtype)
+    places = self.mod_proj.to(timestep)
+    count = timestep.shape[0]
+    return torch.cat([times[:, None].expand(-1, places.shape[0], -1), places[None].expand(count, -1, -1)], dim=-1)
+
+
+@contextmanager
+def chroma() -> Iterator[None]:
+    """Holds while Chroma's transformer is captured."""
+    from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
+
+    with patched(ChromaCombinedTimestepTextProjEmbeddings, "forward", _times_and_places):
+        yield
+
+
+def _positions(self: Any, hidden_states: Tensor) -> Tensor:
+    """``CosmosLearnablePositionalEmbed.forward``, which gives NumPy a quotient of sizes."""
+    tables = (self.pos_emb_t, self.pos_emb_h, self.pos_emb_w)
+    counts = [size // patch for size, patch in zip(hidden_states.shape[2:], self.patch_size, strict=True)]
+    frames, rows, columns = (table[:count] for table, count in zip(tables, counts, strict=True))
+    places = (frames[:, None, None] + rows[:, None] + columns).flatten(0, 2)
+    length = torch.linalg.vector_norm(places, dim=-1, keepdim=True, dtype=torch.float32)
+    places = places / (self.eps + length / math.sqrt(places.shape[-1]))
+    return places.expand(hidden_states.shape[0], -1, -1).type_as(hidden_states)
+
+
+class _Unaware:
+    """torch, for a module that makes tensors of sizes while it is exported: it isn't told."""
+
+    onnx = SimpleNamespace(is_in_onnx_export=lambda: False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@contextmanager
+def cosmos() -> Iterator[None]:
+    """Holds while Cosmos' transformer is captured."""
+    from diffusers.models.transformers import transformer_cosmos
+
+    with (
+        patched(transformer_cosmos.CosmosLearnablePositionalEmbed, "forward", _positions),
+        patched(transformer_cosmos, "torch", _Unaware()),
+    ):
+        yield
+
+
+def _experts(self: Any, x: Tensor, flat_expert_indices: Tensor, flat_expert_weights: Tensor) -> Tensor:
+    """``MOEFeedForwardSwiGLU.moe_infer``, which sorts tokens in NumPy: every expert of every token, by its weight or 0."""
+    chosen = flat_expert_indices.view(x.shape[0], -1)
+    weights = flat_expert_weights.view(x.shape[0], -1)
+    result = torch.zeros_like(x)
+    for number, expert in enumerate(self.experts):
+        result = result + expert(x) * torch.where(chosen == number, weights, 0.0).sum(1, keepdim=True)
+    return result
+
+
+@contextmanager
+def hidream() -> Iterator[None]:
+    """Holds while HiDream's transformer is captured."""
+    from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
+
+    with patched(MOEFeedForwardSwiGLU, "moe_infer", _experts):
+        yield
 
 
 @contextmanager

@@ -263,14 +263,14 @@ class _Exporter:
                 break
             except NameCountError as error:
                 named = names[error.argument] or ()
-                old_outputs = error.argument == "output_names" and not request.dynamo
+                outputs = error.argument == "output_names"
                 if len(named) < error.count:
-                    if error.nested and not old_outputs:  # which of the parts are meant is not known
+                    if error.nested and not outputs:  # which of the parts are meant is not known
                         raise
                     rest = (f"{name}_1" if name in named else name for name in error.called[len(named) :])
                     names[error.argument] = [*named, *rest]
                     continue
-                if old_outputs:
+                if outputs and not request.dynamo:
                     raise
                 spare[error.argument] = [*named[error.count :], *spare.get(error.argument, ())]
                 names[error.argument] = named[: error.count]

@@ -1,0 +1,97 @@
+"""Models of diffusers whose Python code decides on sizes, exported by ``to_onnx`` with the package installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import onnxplug
+
+diffusers = pytest.importorskip("diffusers")
+
+
+def test_a_batch_of_any_size() -> None:
+    """Chroma, whose features of times come from a list as long as the batch."""
+    torch.manual_seed(0)
+    model = diffusers.ChromaTransformer2DModel(
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 4, 8),
+        approximator_num_channels=8,
+        approximator_hidden_dim=32,
+        approximator_layers=1,
+    ).eval()
+    inputs = {
+        "hidden_states": torch.randn(2, 12, 4),
+        "encoder_hidden_states": torch.randn(2, 7, 32),
+        "timestep": torch.rand(2),
+        "img_ids": torch.randn(12, 3),
+        "txt_ids": torch.randn(7, 3),
+    }
+    sizes = ({0: "batch", 1: "n"}, {0: "batch", 1: "text"}, {0: "batch"}, {0: "n"}, {0: "text"})
+    program = onnxplug.to_onnx(model, kwargs=inputs, dynamic_shapes=dict(zip(inputs, sizes, strict=True)))
+    assert [str(d) for d in program.model.graph.inputs[2].shape] == ["batch"]
+    program.verify()
+
+
+def test_experts() -> None:
+    """HiDream's mixture of experts: weights and choices of the model's own gate."""
+    from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
+
+    torch.manual_seed(0)
+    model = MOEFeedForwardSwiGLU(16, 24, 4, 2, _force_inference_output=True).eval()
+    with torch.no_grad():
+        model.gate.weight.normal_()
+    program = onnxplug.to_onnx(model, (torch.randn(2, 5, 16),), dynamic_shapes=({0: "batch", 1: "tokens"},))
+    program.verify()
+
+
+def test_positions_in_a_film() -> None:
+    """Cosmos, whose positions are divided by their mean length, and which makes tensors of sizes in an export."""
+    torch.manual_seed(0)
+    model = diffusers.CosmosTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=1,
+        text_embed_dim=32,
+        adaln_lora_dim=32,
+        max_size=(8, 32, 32),
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".pos_emb_" in name:
+                parameter.normal_()
+    inputs = {
+        "hidden_states": torch.randn(1, 4, 3, 4, 6),
+        "timestep": torch.randn(1),
+        "encoder_hidden_states": torch.randn(1, 7, 32),
+        "padding_mask": torch.randn(1, 1, 4, 6),
+    }
+    film, image = {2: "frames", 3: "height", 4: "width"}, {2: "height", 3: "width"}
+    sizes = dict(zip(inputs, (film, {}, {1: "text"}, image), strict=True))
+    program = onnxplug.to_onnx(model, kwargs=inputs, dynamic_shapes=sizes)
+    assert [str(d) for d in program.model.graph.inputs[0].shape] == ["1", "4", "frames", "height", "width"]
+    program.verify()
+
+
+def test_causal_attention_over_frames() -> None:
+    """HunyuanVideo 1.5's autoencoder, whose mask has a loop over frames, height and width."""
+    torch.manual_seed(0)
+    model = diffusers.AutoencoderKLHunyuanVideo15(
+        latent_channels=4,
+        block_out_channels=(16, 16, 16),
+        layers_per_block=1,
+        spatial_compression_ratio=4,
+        temporal_compression_ratio=2,
+    ).eval()
+    film = torch.randn(1, 3, 3, 16, 24)
+    program = onnxplug.to_onnx(model, (film,), dynamic_shapes=({3: "height", 4: "width"},))
+    assert list(map(str, program.model.graph.inputs[0].shape)) == ["1", "3", "3", "height", "width"]
+    cases = program.verify().cases
+    assert len({tuple(case.sizes.values()) for case in cases}) > 2
