@@ -7,6 +7,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,13 @@ import onnx_ir as ir
 import torch
 from onnxplug_tools.verification import verify_file
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import onnxplug
 from onnxplug import CaptureError, VerificationError
 from tests.models.configurations import small_settings
 from tests.models.inputs import draw_inputs
+from tests.models.multimodal import SIZES, draw_images_and_text
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
 from tests.support.contrib import plugged
 from tests.support.vision import define_vision_schemas
@@ -45,6 +48,7 @@ TABLES = {
     "speech": ("CTC", "SPEECH_SEQ_2_SEQ", "RNNT", "TDT"),
     "synthesis": ("TEXT_TO_SPECTROGRAM", "TEXT_TO_WAVEFORM"),
     "series": ("TIME_SERIES_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION"),
+    "multimodal": ("IMAGE_TEXT_TO_TEXT", "RETRIEVAL", "VISUAL_QUESTION_ANSWERING", "MULTIMODAL_LM"),
     "classification": (
         "SEQUENCE_CLASSIFICATION",
         "TOKEN_CLASSIFICATION",
@@ -84,6 +88,8 @@ class Example(NamedTuple):
 
     Attributes:
         eager: What the export is compared with where that isn't ``module``.
+        more: Positional and keyword arguments of other sizes that it is compared on, where values that are drawn at random don't
+            fit each other.
     """
 
     module: nn.Module
@@ -91,6 +97,7 @@ class Example(NamedTuple):
     kwargs: dict[str, Any]
     dynamic: Any
     eager: nn.Module | None = None
+    more: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
 
 
 @dataclass
@@ -119,16 +126,18 @@ def architectures() -> Iterator[Architecture]:
     """The architectures of transformers' tables, and the families of timm and torchvision."""
     define_vision_schemas()
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
-    earlier: set[str] = set()
+    earlier: defaultdict[str, set[str]] = defaultdict(set)
     for kind, parts in TABLES.items():
         chosen = [
             Architecture(kind, name, model if isinstance(model, str) else model[0])
             for part in parts
             for name, model in getattr(tables, f"MODEL_{f'FOR_{part}_' if part else ''}MAPPING_NAMES").items()
         ]
-        # Models that read pictures or sounds and write text are in the tables of text too.
-        yield from (a for a in dict.fromkeys(chosen) if kind in _TEXT or a.model not in earlier)
-        earlier.update(a.model for a in chosen)
+        # Models that read pictures or sounds and write text are in the tables of text too, where they get text alone.
+        again = _TEXT if kind == "multimodal" else ()
+        yield from (a for a in dict.fromkeys(chosen) if kind in _TEXT or not earlier[a.model].difference(again))
+        for a in chosen:
+            earlier[a.model].add(kind)
     for kind, families in (("timm", TIMM), ("torchvision", TORCHVISION)):
         for name, small in sorted(families.items()):
             yield Architecture(kind, name, small.model)
@@ -150,7 +159,7 @@ def _transformer(architecture: Architecture) -> Example:
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[architecture.name]
     config = config_class(**small_settings(config_class(), architecture.name, architecture.kind))
     model_class = getattr(transformers, architecture.model)
-    if not isinstance(config, model_class.config_class or object):
+    if architecture.kind in _TEXT and not isinstance(config, model_class.config_class or object):
         config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
     if architecture.kind == "classification" and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # which tells the last token of a text
@@ -158,7 +167,12 @@ def _transformer(architecture: Architecture) -> Example:
         config.decoder_start_token_id = 1
     torch.manual_seed(0)
     model = stirred(model_class(config).eval())
-    inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)
+    more: tuple[Any, ...] = ()
+    if architecture.kind == "multimodal":
+        (inputs, dynamic), *others = (draw_images_and_text(model, config, architecture.name, sizes) for sizes in SIZES)
+        more = tuple(((), drawn) for drawn, _ in others)
+    else:
+        inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)
     # A model may have a copy of its configuration.
     for part in (
         config,
@@ -167,7 +181,7 @@ def _transformer(architecture: Architecture) -> Example:
         getattr(model, "generation_config", config),
     ):
         part.use_cache = False
-    return Example(model, (), inputs, dynamic)
+    return Example(model, (), inputs, dynamic, more=more)
 
 
 def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
@@ -206,7 +220,7 @@ def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
 
 def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[], Example]]]:
     """The ways round a refusal, each with what makes the example for it."""
-    static = example._replace(dynamic=None)
+    static = _static(example)
     if not peer:
         yield "plugins", lambda: example
     if example.dynamic is not None:
@@ -216,7 +230,14 @@ def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[]
     if not peer:
         yield "torch.jit.trace", lambda: _traced(example)
         if example.dynamic is not None:
-            yield "torch.jit.trace, static sizes", lambda: _traced(example)._replace(dynamic=None)
+            yield "torch.jit.trace, static sizes", lambda: _static(_traced(example))
+
+
+def _static(example: Example) -> Example:
+    """The same with the example's sizes alone."""
+    sizes = [leaf.shape for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
+    same = [m for m in example.more if [leaf.shape for leaf in tree_leaves(m)] == sizes]
+    return example._replace(dynamic=None, more=tuple(same))
 
 
 class _FirstOutput(nn.Module):
@@ -240,7 +261,8 @@ def _traced(example: Example) -> Example:
     eager = _FirstOutput(example.module, list(example.kwargs)).eval()
     with torch.no_grad():
         script = torch.jit.trace(eager, args, check_trace=False)
-    return Example(script, args, {}, tuple(example.dynamic.values()), eager)
+    more = tuple((tuple(kwargs.values()), {}) for _, kwargs in example.more)
+    return Example(script, args, {}, tuple(example.dynamic.values()), eager, more)
 
 
 def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
@@ -261,24 +283,37 @@ def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
     seconds = time.perf_counter() - started
     nodes = _count_nodes(program.model)
     if example.eager is None:
-        return _compared(program.verify, seconds, nodes)
+        return _compared(lambda: _verify_program(program, example), seconds, nodes)
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         program.save(file)
         return _compared(lambda: _verify(file, example), seconds, nodes)
 
 
+def _verify_program(program: onnxplug.OnnxProgram, example: Example) -> None:
+    if not example.more:
+        program.verify()
+        return
+    for args, kwargs in ((example.args, example.kwargs), *example.more):
+        program.verify(args=args, kwargs=kwargs, seeds=())
+
+
 def _count_nodes(model: ir.Model) -> int:
     return sum(1 for graph in (model.graph, *model.functions.values()) for _ in graph.all_nodes())
 
 
-def _verify(file: str, example: Example) -> Any:
+def _verify(file: str, example: Example) -> None:
     """Compares a file; its inputs may have other names than the arguments."""
+    model = example.eager or example.module
+    if example.more:
+        for args, kwargs in ((example.args, example.kwargs), *example.more):
+            verify_file(file, model, args, kwargs, seeds=())
+        return
     dynamic = example.dynamic or {}
     if not isinstance(dynamic, dict):
         names = [value.name for value in onnx.load(file, load_external_data=False).graph.input]
         dynamic = dict(zip(names, dynamic, strict=False))
-    return verify_file(file, example.eager or example.module, example.args, example.kwargs, dynamic)
+    verify_file(file, model, example.args, example.kwargs, dynamic)
 
 
 def _by_torch(example: Example, plugins: bool) -> Outcome:

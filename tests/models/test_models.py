@@ -45,6 +45,7 @@ def test_every_family_is_there(vision: None) -> None:
                 "backbones dinov2 Dinov2Backbone",
                 "pretraining bert BertForPreTraining",
                 "base dac DacModel",
+                "multimodal blip BlipForConditionalGeneration",
             )
         ),
     ],
@@ -68,6 +69,25 @@ def test_way_round(architecture: Architecture, way: str) -> None:
     outcome = measure(architecture)
     assert (outcome.status, outcome.way) == ("pass", way), outcome.detail
     assert outcome.detail, "what is refused without it isn't said"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "gemma3 Gemma3ForConditionalGeneration",
+        pytest.param("qwen2_vl Qwen2VLForConditionalGeneration", marks=pytest.mark.long),
+        pytest.param("idefics3 Idefics3ForConditionalGeneration", marks=pytest.mark.long),
+    ],
+)
+def test_images_fit_their_tokens(row: str) -> None:
+    """The model takes the example and the other sizes; a token less, and it refuses."""
+    example = small_model(Architecture("multimodal", *row.split()))
+    results = [example.module(**kwargs).logits for _, kwargs in (((), example.kwargs), *example.more)]
+    assert [len(logits) for logits in results] == [2, 3, 1, 2]
+    ids = example.kwargs["input_ids"].clone()
+    ids[0, :4] = 4
+    with pytest.raises((ValueError, RuntimeError), match="tokens"):
+        example.module(**{**example.kwargs, "input_ids": ids})
 
 
 def test_models_are_small() -> None:
