@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import tempfile
 import time
 import traceback
@@ -10,6 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +20,12 @@ import onnx_ir as ir
 import torch
 from onnxplug_tools.verification import verify_file
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import onnxplug
 from onnxplug import CaptureError, VerificationError
+from onnxplug.verification.verify import Uncertain
 from tests.models.configurations import small_settings
+from tests.models.examples import Example, fixed, sizes, widened
 from tests.models.inputs import draw_inputs
 from tests.models.multimodal import SIZES, draw_images_and_text
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
@@ -83,23 +86,6 @@ class Architecture(NamedTuple):
     model: str
 
 
-class Example(NamedTuple):
-    """A small model with random weights, its arguments and their dynamic dimensions.
-
-    Attributes:
-        eager: What the export is compared with where that isn't ``module``.
-        more: Positional and keyword arguments of other sizes that it is compared on, where values that are drawn at random don't
-            fit each other.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dynamic: Any
-    eager: nn.Module | None = None
-    more: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
-
-
 @dataclass
 class Outcome:
     """What became of an architecture.
@@ -111,8 +97,9 @@ class Outcome:
         detail: The error's first lines; where a way round was needed, those of the error without it.
         seconds: How long the export took.
         nodes: How many the model has, those of its subgraphs and functions among them.
-        way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then ``static sizes`` where batch and lengths can't be
-            dynamic; empty where the plain call was enough.
+        way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then which sizes are static where not all can be dynamic;
+            empty where the plain call was enough.
+        dynamic: The names of the dynamic dimensions, of those that eager PyTorch takes in other sizes.
     """
 
     status: str
@@ -120,6 +107,7 @@ class Outcome:
     seconds: float = 0.0
     way: str = ""
     nodes: int = 0
+    dynamic: str = ""
 
 
 def architectures() -> Iterator[Architecture]:
@@ -147,11 +135,11 @@ def small_model(architecture: Architecture) -> Example:
     """A small model of an architecture, and how to call it."""
     define_vision_schemas()
     if architecture.kind in TABLES:
-        return _transformer(architecture)
+        return widened(_transformer(architecture))
     make = timm_model if architecture.kind == "timm" else torchvision_model
     module, args = make(architecture.name)
     dynamic = tuple({0: "batch"} for _ in args) if isinstance(args[0], torch.Tensor) else None
-    return Example(module, args, {}, dynamic)
+    return widened(Example(module, args, {}, dynamic))
 
 
 def _transformer(architecture: Architecture) -> Example:
@@ -169,7 +157,7 @@ def _transformer(architecture: Architecture) -> Example:
     model = stirred(model_class(config).eval())
     more: tuple[Any, ...] = ()
     if architecture.kind == "multimodal":
-        (inputs, dynamic), *others = (draw_images_and_text(model, config, architecture.name, sizes) for sizes in SIZES)
+        (inputs, dynamic), *others = (draw_images_and_text(model, config, architecture.name, size) for size in SIZES)
         more = tuple(((), drawn) for drawn, _ in others)
     else:
         inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)
@@ -202,10 +190,9 @@ def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
         return Outcome("unfit", _said(error))
     peer = exporter != "onnxplug"
     export = {"onnxplug": _by_onnxplug, "torch.onnx": _by_torch, "OnnxExporter": _by_transformers}[exporter]
-    refused = ("convert", "capture")
     first = export(example, False)
-    if first.status not in refused:
-        return first
+    if not _is_refused(first, example, peer):
+        return _known(first, example)
     for way, attempt in _ways_round(example, peer):
         try:
             changed = attempt()
@@ -213,31 +200,41 @@ def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
             continue
         outcome = export(changed, way.startswith("plugins"))
         # A branch that the trace doesn't have is no fault of the conversion: that way leads nowhere.
-        if outcome.status not in refused and (changed.eager is None or outcome.status == "pass"):
-            return replace(outcome, way=way, detail=outcome.detail or first.detail)
+        if not _is_refused(outcome, changed, peer) and (changed.eager is None or outcome.status == "pass"):
+            return _known(replace(outcome, way=way, detail=outcome.detail or first.detail), changed)
     return first
+
+
+def _is_refused(outcome: Outcome, example: Example, peer: bool) -> bool:
+    """Whether an outcome is no export, or one for other heights and widths than the example's, of which onnxplug warns."""
+    if outcome.status == "wrong" and example.narrow is not None:
+        return peer or "as the export warned" in outcome.detail
+    return outcome.status in ("convert", "capture")
+
+
+def _known(outcome: Outcome, example: Example) -> Outcome:
+    return replace(outcome, dynamic=", ".join(sorted(example.names)))
 
 
 def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[], Example]]]:
     """The ways round a refusal, each with what makes the example for it."""
-    static = _static(example)
     if not peer:
         yield "plugins", lambda: example
+    smaller = {"static height and width": example.narrow}
+    if {"batch"} < example.names:
+        smaller["static batch"] = fixed(example, {"batch"})
     if example.dynamic is not None:
-        yield "static sizes", lambda: static
-        if not peer:
-            yield "plugins, static sizes", lambda: static
+        smaller["static sizes"] = fixed(example.narrow or example)
+    for static, changed in smaller.items():
+        if changed is not None:
+            yield static, lambda made=changed: made
+            if not peer:
+                yield f"plugins, {static}", lambda made=changed: made
     if not peer:
-        yield "torch.jit.trace", lambda: _traced(example)
+        known = example.narrow or example
+        yield "torch.jit.trace", lambda: _traced(known)
         if example.dynamic is not None:
-            yield "torch.jit.trace, static sizes", lambda: _static(_traced(example))
-
-
-def _static(example: Example) -> Example:
-    """The same with the example's sizes alone."""
-    sizes = [leaf.shape for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
-    same = [m for m in example.more if [leaf.shape for leaf in tree_leaves(m)] == sizes]
-    return example._replace(dynamic=None, more=tuple(same))
+            yield "torch.jit.trace, static sizes", lambda: fixed(_traced(known))
 
 
 class _FirstOutput(nn.Module):
@@ -282,20 +279,43 @@ def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
         return Outcome("error", f"{_said(error)} | {traceback.format_exc()[-300:]}")
     seconds = time.perf_counter() - started
     nodes = _count_nodes(program.model)
+    if bound := _bound(program, example):
+        return Outcome("convert", bound)
     if example.eager is None:
-        return _compared(lambda: _verify_program(program, example), seconds, nodes)
+        seeds = (1,) if example.narrow else ()
+        compare = partial(_verify_each, example, program.verify, seeds) if example.more else program.verify
+        return _compared(compare, seconds, nodes)
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         program.save(file)
         return _compared(lambda: _verify(file, example), seconds, nodes)
 
 
-def _verify_program(program: onnxplug.OnnxProgram, example: Example) -> None:
-    if not example.more:
-        program.verify()
-        return
-    for args, kwargs in ((example.args, example.kwargs), *example.more):
-        program.verify(args=args, kwargs=kwargs, seeds=())
+def _bound(program: onnxplug.OnnxProgram, example: Example) -> str:
+    """A bound of the model's code, of which an export warns, that leaves out images of the model's own size or others."""
+    ranges = json.loads(program.model.graph.metadata_props.get("onnxplug.dimensions", "{}"))
+    for call in example.more if example.narrow else ():
+        for name, size in sizes(example, call).items():
+            low, high = (ranges.get(name, {}).get(side) for side in ("min", "max"))
+            if (low is not None and size < low) or (high is not None and size > high):
+                return f"{name} is {low} to {high} in the export, and PyTorch takes {size}"
+    return ""
+
+
+def _verify_each(example: Example, compare: Callable[..., Any], seeds: Sequence[int] = ()) -> None:
+    """Compares on the example and on more; where rounding alone decides what comes out, one of them is left out.
+
+    Args:
+        seeds: Those of random sizes and values, beside these.
+    """
+    uncertain: list[Uncertain] = []
+    for number, (args, kwargs) in enumerate(((example.args, example.kwargs), *example.more)):
+        try:
+            compare(args=args, kwargs=kwargs, seeds=() if number else seeds)
+        except Uncertain as error:
+            uncertain.append(error)
+    if uncertain and len(example.more) - len(uncertain) < 2:
+        raise uncertain[0].__cause__ or uncertain[0]
 
 
 def _count_nodes(model: ir.Model) -> int:
@@ -306,8 +326,7 @@ def _verify(file: str, example: Example) -> None:
     """Compares a file; its inputs may have other names than the arguments."""
     model = example.eager or example.module
     if example.more:
-        for args, kwargs in ((example.args, example.kwargs), *example.more):
-            verify_file(file, model, args, kwargs, seeds=())
+        _verify_each(example, partial(verify_file, file, model))
         return
     dynamic = example.dynamic or {}
     if not isinstance(dynamic, dict):
@@ -374,4 +393,4 @@ def _compared(compare: Callable[[], Any], seconds: float, nodes: int) -> Outcome
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:400]}"
+    return f"{type(error).__name__}: {str(error)[:600]}"

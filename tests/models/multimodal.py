@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
 
 
 #: Those of the example, and others that it is compared at.
-SIZES = (Sizes(), Sizes(3, 8, (4, 8)), Sizes(1, 6, (8, 4)), Sizes())
+SIZES = (Sizes(), Sizes(3, 8, (4, 8)), Sizes(1, 6, (8, 4)), Sizes(2, 9, (4, 8)), Sizes(2, 3), Sizes())
 
 
 def draw_images_and_text(model: nn.Module, config: Any, model_type: str, sizes: Sizes) -> Inputs:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
-from tests.models import report
+from tests.models import measure as measuring, report
+from tests.models.examples import Example, widened
 from tests.models.faults import fault
 from tests.models.measure import Architecture, Outcome, architectures, measure, small_model
 from tests.models.report import render, run
@@ -83,11 +86,65 @@ def test_images_fit_their_tokens(row: str) -> None:
     """The model takes the example and the other sizes; a token less, and it refuses."""
     example = small_model(Architecture("multimodal", *row.split()))
     results = [example.module(**kwargs).logits for _, kwargs in (((), example.kwargs), *example.more)]
-    assert [len(logits) for logits in results] == [2, 3, 1, 2]
+    assert [len(logits) for logits in results] == [2, 3, 1, 2, 2, 2]
     ids = example.kwargs["input_ids"].clone()
     ids[0, :4] = 4
     with pytest.raises((ValueError, RuntimeError), match="tokens"):
         example.module(**{**example.kwargs, "input_ids": ids})
+
+
+class _Rows(nn.Module):
+    """Takes any size, and Python code of it runs for each row of pixels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[:, :, row].mean(-1) * row for row in range(x.shape[2])])
+
+
+class _Square(nn.Module):
+    """Takes one size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2:] != (64, 64):
+            raise ValueError("another size")
+        return x.flatten(1).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("module", "dynamic", "way"),
+    [
+        (nn.Conv2d(3, 4, 3, stride=2), "batch, height, width", ""),
+        (_Rows(), "batch", "static height and width"),
+        (_Square(), "batch", ""),
+    ],
+    ids=["conv", "rows", "square"],
+)
+def test_heights_and_widths(module: nn.Module, dynamic: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = widened(Example(module.eval(), (torch.randn(2, 3, 64, 64),), {}, ({0: "batch"},)))
+    monkeypatch.setattr(measuring, "small_model", lambda architecture: example)
+    outcome = measure(Architecture("timm", "made", "made"))
+    assert (outcome.status, outcome.dynamic, outcome.way) == ("pass", dynamic, way), outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("branches", "status", "words"),
+    [(lambda width: width != 150, "wrong", "width=150"), (lambda width: width > 200, "convert", "width is 201")],
+    ids=["condition", "bound"],
+)
+def test_what_an_export_warned_of(
+    branches: Callable[[int], bool], status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that is right on the example and wrong on another size is found, and one size of images is left."""
+
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2 if branches(x.shape[3]) else 1)
+
+    example = widened(Example(Branches(), (torch.randn(2, 3, 150, 150),), {}, ({0: "batch"},)))
+    outcome = measuring._by_onnxplug(example, False)
+    assert (outcome.status, words in outcome.detail) == (status, True), outcome.detail
+    monkeypatch.setattr(measuring, "small_model", lambda architecture: example)
+    outcome = measure(Architecture("timm", "made", "made"))
+    assert (outcome.status, outcome.dynamic, outcome.way) == ("pass", "batch", "static height and width")
 
 
 def test_models_are_small() -> None:
