@@ -63,7 +63,7 @@ _AS_THEY_ARE = frozenset(
     "convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin hgnet_v2 resnet rt_detr_resnet "
     "d_fine deimv2 rt_detr rt_detr_v2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_mobile_det pp_ocrv5_server_det "
     "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv5_mobile_rec pp_ocrv5_server_rec slanet efficientloftr swin2sr "
-    "mask2former data2vec-vision sam2_hiera_det_model superglue timm_wrapper gemma3n_vision".split()
+    "mask2former data2vec-vision sam2_hiera_det_model superglue timm_wrapper gemma3n_vision maskformer-swin".split()
 )
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXER = {
@@ -109,6 +109,17 @@ _POOLED_PATCHES = {
     "pooling_kernel_size": 2,
     "position_embedding_size": 32,
 }
+_MIMI = {"upsample_groups": 32}
+_CONVNEXT = {"hidden_sizes": [8, 16, 16, 32], "depths": [1] * 4}
+_LW_DETR_VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 256,
+    "pretrain_image_size": 32,
+    "window_block_indices": [0, 2],
+    "out_indices": [2, 4],
+}
 _QFORMER = {
     "model_type": "blip_2_qformer",
     "hidden_size": 32,
@@ -145,16 +156,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "pp_doclayout_v4": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
     "segmentation detr": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "lw_detr": {
-        "backbone_config": {
-            "model_type": "lw_detr_vit",
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "image_size": 256,
-            "pretrain_image_size": 32,
-            "window_block_indices": [0, 2],
-            "out_indices": [2, 4],
-        },
+        "backbone_config": {"model_type": "lw_detr_vit", **_LW_DETR_VIT},
         "projector_scale_factors": [1.0],
         "num_queries": 8,
         "group_detr": 1,
@@ -293,6 +295,17 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "molmo2": {"image_patch_id": 3},
     "molmo2_vision": {"num_position_embeddings": 16},
     "muse_spark_audio": {"num_hidden_layers": 4, "hidden_sizes": [8] * 4, "depths": [1] * 4},
+    "mimi": _MIMI,
+    "mimi_decoder": _MIMI,
+    "backbones convnext": _CONVNEXT,
+    "backbones convnextv2": _CONVNEXT,
+    "bros": {"hidden_size": 128},
+    "dia_decoder": {"cross_hidden_size": 32, "cross_num_key_value_heads": 4, "cross_head_dim": 8},
+    "backbones focalnet": {"hidden_sizes": [192, 384, 768, 768]},
+    "backbones vitpose_backbone": {**_VIT, "patch_size": [8, 8], "image_size": [32, 32], "num_experts": 1},
+    "backbones lw_detr_vit": _LW_DETR_VIT,
+    "lilt": {"hidden_size": 48},
+    "glm_image_text": _TURNED,
     "nemo_speechlm": {"audio_token_id": 3},
     "qwen2_audio_encoder": {"max_source_positions": 40},
     "moss_transcribe_diarize": {"audio_chunk_size": 480000},

@@ -27,7 +27,7 @@ from onnxplug.verification.verify import Uncertain
 from tests.models.configurations import small_settings
 from tests.models.examples import Example, fixed, sizes, widened
 from tests.models.inputs import draw_inputs
-from tests.models.multimodal import SIZES, draw_images_and_text
+from tests.models.multimodal import SIZES, depend_on_each_other, draw_images_and_text
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
 from tests.support.contrib import plugged
 from tests.support.vision import define_vision_schemas
@@ -149,15 +149,18 @@ def _transformer(architecture: Architecture) -> Example:
     model_class = getattr(transformers, architecture.model)
     if architecture.kind in _TEXT and not isinstance(config, model_class.config_class or object):
         config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
-    if architecture.kind == "classification" and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = 0  # which tells the last token of a text
+    for part in (config, config.get_text_config(decoder=True)):
+        if architecture.kind == "classification" and getattr(part, "pad_token_id", None) is None:
+            part.pad_token_id = 0  # which tells the last token of a text
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 1
     torch.manual_seed(0)
     model = stirred(model_class(config).eval())
     more: tuple[Any, ...] = ()
-    if architecture.kind == "multimodal":
-        (inputs, dynamic), *others = (draw_images_and_text(model, config, architecture.name, size) for size in SIZES)
+    if depend_on_each_other(model, architecture.name, architecture.kind):
+        (inputs, dynamic), *others = (
+            draw_images_and_text(model, config, architecture.name, architecture.kind, size) for size in SIZES
+        )
         more = tuple(((), drawn) for drawn, _ in others)
     else:
         inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)

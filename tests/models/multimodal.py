@@ -27,18 +27,31 @@ class Sizes(NamedTuple):
 SIZES = (Sizes(), Sizes(3, 8, (4, 8)), Sizes(1, 6, (8, 4)), Sizes(2, 9, (4, 8)), Sizes(2, 3), Sizes())
 
 
-def draw_images_and_text(model: nn.Module, config: Any, model_type: str, sizes: Sizes) -> Inputs:
+def depend_on_each_other(model: nn.Module, model_type: str, kind: str) -> bool:
+    """Whether the inputs of a model are drawn here."""
+    return (
+        kind == "multimodal"
+        or f"{kind} {model_type}" in OWN
+        or (kind == "base" and "grid_thw" in inspect.signature(model.forward).parameters)
+    )
+
+
+def draw_images_and_text(model: nn.Module, config: Any, model_type: str, kind: str, sizes: Sizes) -> Inputs:
     """Example inputs.
 
     Args:
         model: The model.
         config: Its configuration.
         model_type: Its name in transformers.
+        kind: One of :data:`tests.models.measure.TABLES`.
         sizes: How large.
     """
     parameters = inspect.signature(model.forward).parameters
-    draw = OWN.get(model_type) or next(draw for name, draw in _BY_PARAMETER if name in parameters)
-    inputs, axes = draw(config, sizes)
+    draw = OWN.get(f"{kind} {model_type}") or OWN.get(model_type)
+    inputs, axes = (draw or next(draw for name, draw in _BY_PARAMETER if name in parameters))(config, sizes)
+    for name, other in _OTHER_NAMES.items():
+        if name in inputs and name not in parameters and other in parameters:
+            inputs[other], axes[other] = inputs.pop(name), axes[name]
     if "input_ids" not in inputs and (count := _count_states(model, inputs) // sizes.batch):
         image = torch.full((sizes.batch, count), _image_token(config))
         if (start := getattr(config, "vision_start_token_id", None)) not in (None, _image_token(config)):
@@ -196,7 +209,7 @@ def _packed_squares(config: Any, sizes: Sizes) -> Inputs:
 def _packed_tokens(config: Any, sizes: Sizes) -> Inputs:
     """The pixels of each image token together, and sizes in such tokens."""
     inputs, axes = _packed(config, sizes)
-    side = config.vision_config.spatial_merge_size * _number(config, "patch_size")
+    side = _vision(config).spatial_merge_size * _number(config, "patch_size")
     return inputs | {"pixel_values": torch.randn(len(inputs["pixel_values"]), side, side, 3)}, axes
 
 
@@ -259,7 +272,7 @@ def _of(**shapes: tuple[str | int, ...]) -> Callable[[Any, Sizes], Inputs]:
     return draw
 
 
-_PICTURE, _TEXT = ("batch", 3, "image", "image"), ("batch", "sequence")
+_PICTURE, _FILM, _TEXT = ("batch", 3, "image", "image"), ("batch", 4, 3, "image", "image"), ("batch", "sequence")
 
 
 def _beside(name: str) -> Callable[[Any, Sizes], Inputs]:
@@ -278,6 +291,16 @@ def _side_by_side(config: Any, sizes: Sizes) -> Inputs:
     return inputs | {"aspect_ratio_ids": torch.full((sizes.batch, 1), 2)}, axes | {"aspect_ratio_ids": {0: "batch"}}
 
 
+def _regions(config: Any, sizes: Sizes) -> Inputs:
+    """Ten parts of each image, and where they are."""
+    draw = _of(
+        input_ids=_TEXT,
+        visual_feats=("batch", 10, config.visual_feat_dim),
+        visual_pos=("batch", 10, config.visual_pos_dim),
+    )
+    return draw(config, sizes)
+
+
 def _cameras(config: Any, sizes: Sizes) -> Inputs:
     """What two cameras see, and noise of which actions come."""
     vision = config.vlm_config.vision_config
@@ -291,6 +314,18 @@ def _cameras(config: Any, sizes: Sizes) -> Inputs:
     inputs["pixel_attention_mask"] = torch.ones(sizes.batch, 2, dtype=torch.bool)
     inputs["input_ids"] = torch.cat([image, _ids(sizes.batch, sizes.text)], 1)
     return inputs, axes | {"pixel_attention_mask": {0: "batch"}, "input_ids": {0: "batch", 1: "sequence"}}
+
+
+def _after(draw: Callable[[Any, Sizes], Inputs], count: int) -> Callable[[Any, Sizes], Inputs]:
+    """With text after so many image tokens."""
+
+    def drawn(config: Any, sizes: Sizes) -> Inputs:
+        inputs, axes = draw(config, sizes)
+        image = torch.full((sizes.batch, count), _image_token(config))
+        inputs["input_ids"] = torch.cat([image, _ids(sizes.batch, sizes.text)], 1)
+        return inputs, {**axes, "input_ids": {0: "batch", 1: "sequence"}}
+
+    return drawn
 
 
 def _flattened(config: Any, sizes: Sizes) -> Inputs:
@@ -347,9 +382,17 @@ def _volumes(config: Any, sizes: Sizes) -> Inputs:
     return {"pixel_values": torch.randn(sizes.batch, 2, side, side, 3)}, {"pixel_values": {0: "batch"}}
 
 
+#: What encoders of images call inputs of whole models.
+_OTHER_NAMES = {
+    "image_grid_thw": "grid_thw",
+    "image_merge_sizes": "merge_sizes",
+    "image_position_ids": "pixel_position_ids",
+    "pixel_values": "hidden_states",
+}
 #: By a parameter of ``forward``: the first that the model has.
 _BY_PARAMETER: tuple[tuple[str, Callable[[Any, Sizes], Inputs]], ...] = (
     ("image_grid_thw", _packed),
+    ("grid_thw", _packed),
     ("image_position_ids", _positioned),
     ("spatial_shapes", _rows),
     ("pixel_attention_mask", _tiles),
@@ -357,7 +400,8 @@ _BY_PARAMETER: tuple[tuple[str, Callable[[Any, Sizes], Inputs]], ...] = (
     ("input_features", _sound),
     ("input_ids", _of(input_ids=_TEXT)),
 )
-#: By model type.
+_TOKENS_AND_BOXES = _of(input_ids=_TEXT, bbox=("batch", "sequence", 8))
+#: By model type, or by kind and model type.
 OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
     **dict.fromkeys("git vilt".split(), _of(pixel_values=_PICTURE, input_ids=_TEXT)),
     "blip": _of(pixel_values=_PICTURE, input_ids=_TEXT),
@@ -381,12 +425,17 @@ OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
         protein_attention_mask=("batch", "protein"),
     ),
     "fuyu": _of(pixel_values=("batch", "patches", 192)),
-    "idefics": _of(
-        pixel_values=("batch", 2, 3, "image", "image"), input_ids=_TEXT, image_attention_mask=("batch", "sequence", 2)
+    **dict.fromkeys(
+        ("idefics", "base idefics"),
+        _of(
+            pixel_values=("batch", 2, 3, "image", "image"),
+            input_ids=_TEXT,
+            image_attention_mask=("batch", "sequence", 2),
+        ),
     ),
     "inkling_mm_model": _volumes,
     "instructblip": _beside("qformer_input_ids"),
-    "instructblipvideo": _of(pixel_values=("batch", 4, 3, "image", "image"), qformer_input_ids=_TEXT),
+    "instructblipvideo": _of(pixel_values=_FILM, qformer_input_ids=_TEXT),
     "kosmos-2": _in_places(_picture),
     "kosmos-2.5": _in_places(_flattened),
     "mllama": _side_by_side,
@@ -397,5 +446,19 @@ OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
     "pi0": _cameras,
     "qwen2_audio": _heard,
     "pix2struct": _flattened,
+    **dict.fromkeys(("base lxmert", "pretraining lxmert", "classification lxmert"), _regions),
+    **dict.fromkeys(("base bros", "classification bros"), _TOKENS_AND_BOXES),
+    **dict.fromkeys(
+        (f"base {name}" for name in "aimv2 groupvit owlv2 owlvit".split()), _of(pixel_values=_PICTURE, input_ids=_TEXT)
+    ),
+    **dict.fromkeys((f"base minicpm{name}_vision" for name in ("_ocr", "v4_6", "v4_7")), _strip),
+    "base blip_2_qformer": _of(query_embeds=("batch", 4, 32), encoder_hidden_states=("batch", "patches", 32)),
+    "base gemma4_vision": _positioned,
+    "base inkling2_vision": _packed_tokens,
+    "base instructblip": _after(_beside("qformer_input_ids"), 4),
+    "base instructblipvideo": _after(_of(pixel_values=_FILM, qformer_input_ids=_TEXT), 16),
+    "base kimi_k25_vision": _packed_squares,
+    "base kosmos-2": _in_places(_picture),
+    "base video_llama_3_vision": _packed_of_sizes,
     "udop": _of(pixel_values=_PICTURE, input_ids=_TEXT, bbox=("batch", "sequence", 4)),
 }
