@@ -237,6 +237,11 @@ def _longer_waveform(config: Any) -> Inputs:
     return {"input_values": torch.randn(2, 8000)}, {"input_values": {0: "batch", 1: "samples"}}
 
 
+def _blocks_of_sound(config: Any) -> Inputs:
+    """Two blocks of samples, which the model asks for."""
+    return {"input_values": torch.randn(2, 3840)}, {"input_values": {0: "batch"}}
+
+
 def _channel_of_sound(config: Any) -> Inputs:
     """What a codec takes: channels before samples."""
     return {"input_values": torch.randn(2, 1, 3200)}, {"input_values": {0: "batch", 2: "samples"}}
@@ -316,6 +321,7 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "base efficientloftr": _pairs_of_pictures,
     "base glmasr_encoder": _mel_of_length(80),
     "base moss_transcribe_diarize_audio": _mel_of_length(80),
+    "base muse_spark_audio": _blocks_of_sound,
     "base mimi_encoder": _channel_of_sound,
     "base pe_audio_encoder": _channel_of_sound,
     "base encodec": _channel_of_sound,
