@@ -47,6 +47,8 @@ _SMALL: tuple[tuple[str, Any], ...] = (
         "hidden_size encoder_hidden_size decoder_hidden_size cross_attention_hidden_size d_model n_embd dim emb_dim embed_dim embedding_size embedding_dim model_dim d_embed hidden_size_global audio_hidden_size adapter_in_dim adapter_out_dim adapter_input_size",
         32,
     ),
+    ("out_hidden_size text_hidden_size projector_hidden_size", 32),
+    ("depth", 2),
     ("word_embed_proj_dim hidden_dim output_channels fpn_hidden_size", 32),
     ("num_pos_feats", 16),
     ("image_size img_size", 32),
@@ -61,7 +63,7 @@ _AS_THEY_ARE = frozenset(
     "convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin hgnet_v2 resnet rt_detr_resnet "
     "d_fine deimv2 rt_detr rt_detr_v2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_mobile_det pp_ocrv5_server_det "
     "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv5_mobile_rec pp_ocrv5_server_rec slanet efficientloftr swin2sr "
-    "mask2former data2vec-vision sam2_hiera_det_model superglue".split()
+    "mask2former data2vec-vision sam2_hiera_det_model superglue timm_wrapper gemma3n_vision maskformer-swin".split()
 )
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXER = {
@@ -93,6 +95,42 @@ _FEW_BLOCKS = {
     "stage_numb_of_layers": [2, 2, 2, 2],
     "out_features": ["stage2", "stage3", "stage4"],
 }
+_TINY_VQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1], "num_res_blocks": 1, "latent_channels": 32}
+_PINPOINTS = {"image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]]}
+_MERGED_PATCHES = {"window_size": 32, "fullatt_block_indexes": [1]}
+_POOLED_PATCHES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 32,
+}
+_MIMI = {"upsample_groups": 32}
+_CONVNEXT = {"hidden_sizes": [8, 16, 16, 32], "depths": [1] * 4}
+_LW_DETR_VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 256,
+    "pretrain_image_size": 32,
+    "window_block_indices": [0, 2],
+    "out_indices": [2, 4],
+}
+_QFORMER = {
+    "model_type": "blip_2_qformer",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "encoder_hidden_size": 32,
+}
+_TOKENS_APART = {"vision_start_token_id": 1, "audio_start_token_id": 2, "video_token_id": 2, "audio_token_id": 2}
+_TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
+_SAM = {"global_attn_indexes": [1], "window_size": 2, "image_size": 64, "downsample_channels": [16, 32], "mlp_dim": 64}
 _DEPTH_ANYTHING = _NECK | {
     "backbone_config": {"model_type": "dinov2", "patch_size": 8, "reshape_hidden_states": False} | _VIT | _EACH_LAYER,
     "patch_size": 8,
@@ -118,16 +156,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "pp_doclayout_v4": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
     "segmentation detr": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "lw_detr": {
-        "backbone_config": {
-            "model_type": "lw_detr_vit",
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "image_size": 256,
-            "pretrain_image_size": 32,
-            "window_block_indices": [0, 2],
-            "out_indices": [2, 4],
-        },
+        "backbone_config": {"model_type": "lw_detr_vit", **_LW_DETR_VIT},
         "projector_scale_factors": [1.0],
         "num_queries": 8,
         "group_detr": 1,
@@ -184,17 +213,143 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "superglue": {"gnn_layers_types": ["self", "cross"]},
     "blip-2": {
-        "qformer_config": {
-            "model_type": "blip_2_qformer",
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "encoder_hidden_size": 32,
-            "vocab_size": VOCABULARY,
-            "use_qformer_text_input": True,
+        "image_token_index": 3,
+        "num_query_tokens": 4,
+        "qformer_config": {**_QFORMER, "vocab_size": VOCABULARY, "use_qformer_text_input": True},
+    },
+    "aria": {"projector_patch_to_query_dict": {16: 4}},
+    "instructblip": {"image_token_index": 3, "num_query_tokens": 4},
+    "instructblipvideo": {"video_token_index": 3, "num_query_tokens": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 3, **{f"IMGIMG{chr(65 + code)}Z": 10 + code for code in range(8)}}},
+    "chameleon_vqgan": {**_TINY_VQ, "num_embeddings": 8, "embed_dim": 8},
+    "emu3": {
+        "vocabulary_map": {
+            "<image>": 3,
+            "<|extra_200|>": 5,
+            **{f"<|visual token {code:06}|>": 10 + code for code in range(8)},
         }
     },
+    "emu3_vqgan": {**_TINY_VQ, "codebook_size": 8, "latent_channels": 4, "embed_dim": 4},
+    "janus_vqgan": {**_TINY_VQ, "num_embeddings": 8, "projection_dim": 32},
+    "janus_vision_model": {"projection_dim": 32},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
+    "deepseek_ocr2_sam_vision_model": _SAM,
+    "unlimited_ocr_sam_vision_model": _SAM,
+    "sam_vision_model": {"global_attn_indexes": [1], "window_size": 2, "mlp_dim": 64},
+    "diffusion_gemma": {"canvas_length": 8},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"} | _POOLED_PATCHES},
+    "gemma4_unified": {
+        "vision_config": {
+            "model_type": "gemma4_unified_vision",
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "mm_embed_dim": 32,
+            "mm_posemb_size": 16,
+            "output_proj_dims": 32,
+        }
+    },
+    "gemma4_vision": _POOLED_PATCHES,
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {**_TURNED["rope_parameters"], "mrope_section": [1, 1, 2]},
+        "moe_k": 2,
+    },
+    **dict.fromkeys(
+        "glm4v_text glm_ocr_text paddleocr_vl_text qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text".split(), _TURNED
+    ),
+    "glm4v_moe_text": {"rope_parameters": {**_TURNED["rope_parameters"], "partial_rotary_factor": 1.0}},
+    "hunyuan_vl_text": {**_TURNED, "head_dim": 8},
+    "exaone4_5_vision": _MERGED_PATCHES,
+    "qwen2_5_vl_vision": _MERGED_PATCHES,
+    "qwen2_5_omni_vision_encoder": _MERGED_PATCHES,
+    "florence_vision": {"projection_dim": 32},
+    "gemma3": {"mm_tokens_per_image": 4},
+    "t5gemma2_encoder": {"mm_tokens_per_image": 4},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "head_dim": 0},
+    "granite4_vision": {
+        **_PINPOINTS,
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[-2, 0]],
+        "spatial_target_layers": [0, 1, 0, 1],
+        "vision_config": {"model_type": "clip_vision_model", "patch_size": 8, "image_size": 32, "hidden_size": 64}
+        | {"num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64},
+    },
+    "llava_next": _PINPOINTS,
+    "llava_next_video": _PINPOINTS,
+    "llava_onevision": _PINPOINTS,
+    "minicpm_ocr": {"insert_layer_id": 0, "image_token_id": 3},
+    "minicpmv4_6": {"insert_layer_id": 0, "image_token_id": 3},
+    "minicpmv4_7": {"insert_layer_id": 0, "image_token_id": 3},
+    "minicpm_ocr_vision": {"insert_layer_id": 0},
+    "minicpmv4_6_vision": {"insert_layer_id": 0},
+    "minicpmv4_7_vision": {"insert_layer_id": 0},
+    "mllama_vision_model": {
+        "intermediate_layers_indices": [0],
+        "vision_output_dim": 64,
+        "num_global_layers": 1,
+        "max_num_tiles": 2,
+        "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+    },
+    "mllama_text_model": {"cross_attention_layers": [1]},
+    "molmo2_adapter": {"vision_feature_layer": [-1, 0]},
+    "molmo2": {"image_patch_id": 3},
+    "molmo2_vision": {"num_position_embeddings": 16},
+    "muse_spark_audio": {"num_hidden_layers": 4, "hidden_sizes": [8] * 4, "depths": [1] * 4},
+    "mimi": _MIMI,
+    "mimi_decoder": _MIMI,
+    "backbones convnext": _CONVNEXT,
+    "backbones convnextv2": _CONVNEXT,
+    "bros": {"hidden_size": 128},
+    "dia_decoder": {"cross_hidden_size": 32, "cross_num_key_value_heads": 4, "cross_head_dim": 8},
+    "backbones focalnet": {"hidden_sizes": [192, 384, 768, 768]},
+    "backbones vitpose_backbone": {**_VIT, "patch_size": [8, 8], "image_size": [32, 32], "num_experts": 1},
+    "backbones lw_detr_vit": _LW_DETR_VIT,
+    "lilt": {"hidden_size": 48},
+    "glm_image_text": _TURNED,
+    "nemo_speechlm": {"audio_token_id": 3},
+    "qwen2_audio_encoder": {"max_source_positions": 40},
+    "moss_transcribe_diarize": {"audio_chunk_size": 480000},
+    "moss_transcribe_diarize_audio": {"max_source_positions": 40},
+    "mistral4": {"head_dim": 16},
+    "radio": {"video_temporal_patch_size": 2},
+    "llama4_vision_model": {
+        "projector_input_dim": 32,
+        "projector_output_dim": 32,
+        "intermediate_size": 128,
+        "vision_output_dim": 32,
+    },
+    "qwen2_5_omni_thinker": _TOKENS_APART,
+    "qwen3_omni_moe_thinker": _TOKENS_APART,
+    "nemotron_h_omni": {"vision_hidden_size": 32, "image_token_id": 3},
+    "perception_lm": {
+        "vision_config": {
+            "model_type": "timm_wrapper",
+            "architecture": "vit_pe_core_tiny_patch16_384",
+            "model_args": {"embed_dim": 192, "img_size": [32, 32], "depth": 2, "global_pool": ""},
+        }
+    },
+    "muse_glimmer": {"out_hidden_size": 128},
+    "muse_spark": {"out_hidden_size": 128},
+    "kimi_k25": {"projection_hidden_size": 32},
+    "fast_vlm": {
+        "vision_config": {
+            "model_type": "timm_wrapper",
+            "architecture": "fastvit_t8",
+            "do_pooling": True,
+            "global_pool": "avg",
+            "hidden_size": 768,
+            "model_args": {"inference_mode": True},
+        }
+    },
+    "pp_formulanet_vision": {
+        "post_conv_in_channels": 32,
+        "post_conv_mid_channels": 32,
+        "post_conv_out_channels": 32,
+        "decoder_hidden_size": 32,
+    },
+    "paligemma": {"projection_dim": 32},
+    "step3p5": {"sliding_window": 8},
+    "vipllava": {"vision_feature_layers": [-1, 0]},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8, "input_size": 32, "max_2d_position_embeddings": 200},
     "audio-spectrogram-transformer": {"max_length": 80, "num_mel_bins": 32},
     "align_vision_model": {"initializer_range": 0.02},  # 55 convolutions: larger weights lose all digits
@@ -286,6 +441,9 @@ def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, An
         elif isinstance(value, list) and name in ("layer_types", "mlp_layer_types") and value:
             each = list(dict.fromkeys(value))
             results[name] = (each * layers)[:layers] if name == "mlp_layer_types" else (kinds * layers)[:layers]
+        elif isinstance(value, Mapping) and "mrope_section" in value:  # of half a head, or of the part that turns
+            half = int(results.get("head_dim", 8) * value.get("partial_rotary_factor", 1)) // 2
+            results[name] = {**value, "mrope_section": [half - half // 3 * 2, half // 3, half // 3]}
     if settings.get("kv_lora_rank"):  # latent attention has as many heads of keys as of queries
         results["num_key_value_heads"] = results["num_attention_heads"]
         if "head_dim" in results:

@@ -34,6 +34,9 @@ _GIVEN: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_WITH_A_DECODER = frozenset(("base canary", "base cohere_asr", "base moonshine"))
+
+
 def draw_inputs(model: nn.Module, config: Any, model_type: str, kind: str) -> Inputs:
     """Example inputs for a model.
 
@@ -52,6 +55,8 @@ def draw_inputs(model: nn.Module, config: Any, model_type: str, kind: str) -> In
     given = _GIVEN.get(kind, ("pixel_values",))
     if kind in ("pretraining", "base"):
         given = (model.main_input_name, "decoder_input_ids" if model.main_input_name == "input_ids" else "")
+    if f"{kind} {model_type}" in _WITH_A_DECODER:
+        given = (*given, "decoder_input_ids")
     names = [
         name
         for name, parameter in parameters.items()
@@ -232,6 +237,11 @@ def _longer_waveform(config: Any) -> Inputs:
     return {"input_values": torch.randn(2, 8000)}, {"input_values": {0: "batch", 1: "samples"}}
 
 
+def _blocks_of_sound(config: Any) -> Inputs:
+    """Two blocks of samples, which the model asks for."""
+    return {"input_values": torch.randn(2, 3840)}, {"input_values": {0: "batch"}}
+
+
 def _channel_of_sound(config: Any) -> Inputs:
     """What a codec takes: channels before samples."""
     return {"input_values": torch.randn(2, 1, 3200)}, {"input_values": {0: "batch", 2: "samples"}}
@@ -260,6 +270,11 @@ def _text_and_codes(config: Any) -> Inputs:
     return {"input_ids": _ids(2, 9), "decoder_input_ids": codes}, axes
 
 
+def _text_with_codes(config: Any) -> Inputs:
+    """Each token with a code of each codebook."""
+    return {"input_ids": _ids(2, 9, config.num_codebooks + 1)}, {"input_ids": {0: "batch", 1: "sequence"}}
+
+
 def _text_and_codebooks(config: Any) -> Inputs:
     """A row of codes for each codebook."""
     codes = _ids(2 * config.decoder.num_codebooks, 7)
@@ -285,6 +300,8 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "image shieldgemma2": _image_and_text,
     "keypoints efficientloftr": _pairs_of_pictures,
     "speech dia": _text_and_codes,
+    "speech kyutai_speech_to_text": _text_with_codes,
+    "base kyutai_speech_to_text": _text_with_codes,
     "speech pop2piano": _frames_and_text(lambda config: config.d_model),
     "synthesis musicgen": _text_and_codebooks,
     "synthesis musicgen_melody": _text_and_codebooks,
@@ -299,6 +316,14 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "contrastive siglip2": _patches_and_text,
     "audio whisper": _mel_of_length(80),
     "audio audio-spectrogram-transformer": _spectrogram_of_model,
+    "base audio-spectrogram-transformer": _spectrogram_of_model,
+    "base dia": _text_and_codes,
+    "base efficientloftr": _pairs_of_pictures,
+    "base glmasr_encoder": _mel_of_length(80),
+    "base moss_transcribe_diarize_audio": _mel_of_length(80),
+    "base muse_spark_audio": _blocks_of_sound,
+    "base mimi_encoder": _channel_of_sound,
+    "base pe_audio_encoder": _channel_of_sound,
     "base encodec": _channel_of_sound,
     "base dac": _channel_of_sound,
     "base mimi": _channel_of_sound,

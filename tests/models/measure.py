@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import tempfile
 import time
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +23,12 @@ from torch import nn
 
 import onnxplug
 from onnxplug import CaptureError, VerificationError
+from onnxplug.verification.verify import Uncertain
 from tests.models.configurations import small_settings
+from tests.models.examples import Example, fixed, sizes, widened
 from tests.models.inputs import draw_inputs
 from tests.models.libraries import OTHERS, PLUGINS_OF_OTHERS, other_model
+from tests.models.multimodal import SIZES, depend_on_each_other, draw_images_and_text
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
 from tests.support.contrib import plugged
 from tests.support.vision import define_vision_schemas
@@ -46,6 +52,7 @@ TABLES = {
     "speech": ("CTC", "SPEECH_SEQ_2_SEQ", "RNNT", "TDT"),
     "synthesis": ("TEXT_TO_SPECTROGRAM", "TEXT_TO_WAVEFORM"),
     "series": ("TIME_SERIES_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION"),
+    "multimodal": ("IMAGE_TEXT_TO_TEXT", "RETRIEVAL", "VISUAL_QUESTION_ANSWERING", "MULTIMODAL_LM"),
     "classification": (
         "SEQUENCE_CLASSIFICATION",
         "TOKEN_CLASSIFICATION",
@@ -62,8 +69,6 @@ _TEXT = ("causal", "masked", "seq2seq")
 KINDS = (*TABLES, "timm", "torchvision", *OTHERS)
 #: The exporters: onnxplug, ``torch.onnx.export(dynamo=True)``, and transformers' own, which patches the former.
 EXPORTERS = ("onnxplug", "torch.onnx", "OnnxExporter")
-#: The packages of contrib/ that belong to transformers, timm and torchvision.
-PLUGINS = ("onnxplug-transformers", "onnxplug-torchvision")
 
 
 class Architecture(NamedTuple):
@@ -80,22 +85,6 @@ class Architecture(NamedTuple):
     model: str
 
 
-class Example(NamedTuple):
-    """A small model with random weights, its arguments and their dynamic dimensions.
-
-    Attributes:
-        eager: What the export is compared with where that isn't ``module``.
-        plugins: The packages of contrib/ that belong to its library.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dynamic: Any
-    eager: nn.Module | None = None
-    plugins: tuple[str, ...] = PLUGINS
-
-
 @dataclass
 class Outcome:
     """What became of an architecture.
@@ -107,8 +96,9 @@ class Outcome:
         detail: The error's first lines; where a way round was needed, those of the error without it.
         seconds: How long the export took.
         nodes: How many the model has, those of its subgraphs and functions among them.
-        way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then ``static sizes`` where batch and lengths can't be
-            dynamic; empty where the plain call was enough.
+        way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then which sizes are static where not all can be dynamic;
+            empty where the plain call was enough.
+        dynamic: The names of the dynamic dimensions, of those that eager PyTorch takes in other sizes.
     """
 
     status: str
@@ -116,22 +106,25 @@ class Outcome:
     seconds: float = 0.0
     way: str = ""
     nodes: int = 0
+    dynamic: str = ""
 
 
 def architectures() -> Iterator[Architecture]:
     """The architectures of transformers' tables, the families of timm and torchvision, and the models of other libraries."""
     define_vision_schemas()
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
-    earlier: set[str] = set()
+    earlier: defaultdict[str, set[str]] = defaultdict(set)
     for kind, parts in TABLES.items():
         chosen = [
             Architecture(kind, name, model if isinstance(model, str) else model[0])
             for part in parts
             for name, model in getattr(tables, f"MODEL_{f'FOR_{part}_' if part else ''}MAPPING_NAMES").items()
         ]
-        # Models that read pictures or sounds and write text are in the tables of text too.
-        yield from (a for a in dict.fromkeys(chosen) if kind in _TEXT or a.model not in earlier)
-        earlier.update(a.model for a in chosen)
+        # Models that read pictures or sounds and write text are in the tables of text too, where they get text alone.
+        again = _TEXT if kind == "multimodal" else ()
+        yield from (a for a in dict.fromkeys(chosen) if kind in _TEXT or not earlier[a.model].difference(again))
+        for a in chosen:
+            earlier[a.model].add(kind)
     for kind, families in (("timm", TIMM), ("torchvision", TORCHVISION)):
         for name, small in sorted(families.items()):
             yield Architecture(kind, name, small.model)
@@ -144,14 +137,14 @@ def small_model(architecture: Architecture) -> Example:
     """A small model of an architecture, and how to call it."""
     define_vision_schemas()
     if architecture.kind in TABLES:
-        return _transformer(architecture)
+        return widened(_transformer(architecture))
     if architecture.kind in OTHERS:
         made, kwargs, axes = other_model(architecture.kind, architecture.name)
         return Example(made, (), kwargs, axes, plugins=PLUGINS_OF_OTHERS[architecture.kind])
     make = timm_model if architecture.kind == "timm" else torchvision_model
     module, args = make(architecture.name)
     dynamic = tuple({0: "batch"} for _ in args) if isinstance(args[0], torch.Tensor) else None
-    return Example(module, args, {}, dynamic)
+    return widened(Example(module, args, {}, dynamic))
 
 
 def _transformer(architecture: Architecture) -> Example:
@@ -159,15 +152,23 @@ def _transformer(architecture: Architecture) -> Example:
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[architecture.name]
     config = config_class(**small_settings(config_class(), architecture.name, architecture.kind))
     model_class = getattr(transformers, architecture.model)
-    if not isinstance(config, model_class.config_class or object):
+    if architecture.kind in _TEXT and not isinstance(config, model_class.config_class or object):
         config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
-    if architecture.kind == "classification" and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = 0  # which tells the last token of a text
+    for part in (config, config.get_text_config(decoder=True)):
+        if architecture.kind == "classification" and getattr(part, "pad_token_id", None) is None:
+            part.pad_token_id = 0  # which tells the last token of a text
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 1
     torch.manual_seed(0)
     model = stirred(model_class(config).eval())
-    inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)
+    more: tuple[Any, ...] = ()
+    if depend_on_each_other(model, architecture.name, architecture.kind):
+        (inputs, dynamic), *others = (
+            draw_images_and_text(model, config, architecture.name, architecture.kind, size) for size in SIZES
+        )
+        more = tuple(((), drawn) for drawn, _ in others)
+    else:
+        inputs, dynamic = draw_inputs(model, config, architecture.name, architecture.kind)
     # A model may have a copy of its configuration.
     for part in (
         config,
@@ -176,7 +177,7 @@ def _transformer(architecture: Architecture) -> Example:
         getattr(model, "generation_config", config),
     ):
         part.use_cache = False
-    return Example(model, (), inputs, dynamic)
+    return Example(model, (), inputs, dynamic, more=more)
 
 
 def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
@@ -197,10 +198,9 @@ def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
         return Outcome("unfit", _said(error))
     peer = exporter != "onnxplug"
     export = {"onnxplug": _by_onnxplug, "torch.onnx": _by_torch, "OnnxExporter": _by_transformers}[exporter]
-    refused = ("convert", "capture")
     first = export(example, False)
-    if first.status not in refused:
-        return first
+    if not _is_refused(first, example, peer):
+        return _known(first, example)
     for way, attempt in _ways_round(example, peer):
         try:
             changed = attempt()
@@ -208,24 +208,41 @@ def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
             continue
         outcome = export(changed, way.startswith("plugins"))
         # A branch that the trace doesn't have is no fault of the conversion: that way leads nowhere.
-        if outcome.status not in refused and (changed.eager is None or outcome.status == "pass"):
-            return replace(outcome, way=way, detail=outcome.detail or first.detail)
+        if not _is_refused(outcome, changed, peer) and (changed.eager is None or outcome.status == "pass"):
+            return _known(replace(outcome, way=way, detail=outcome.detail or first.detail), changed)
     return first
+
+
+def _is_refused(outcome: Outcome, example: Example, peer: bool) -> bool:
+    """Whether an outcome is no export, or one for other heights and widths than the example's, of which onnxplug warns."""
+    if outcome.status == "wrong" and example.narrow is not None:
+        return peer or "as the export warned" in outcome.detail
+    return outcome.status in ("convert", "capture")
+
+
+def _known(outcome: Outcome, example: Example) -> Outcome:
+    return replace(outcome, dynamic=", ".join(sorted(example.names)))
 
 
 def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[], Example]]]:
     """The ways round a refusal, each with what makes the example for it."""
-    static = example._replace(dynamic=None)
     if not peer:
         yield "plugins", lambda: example
+    smaller = {"static height and width": example.narrow}
+    if {"batch"} < example.names:
+        smaller["static batch"] = fixed(example, {"batch"})
     if example.dynamic is not None:
-        yield "static sizes", lambda: static
-        if not peer:
-            yield "plugins, static sizes", lambda: static
+        smaller["static sizes"] = fixed(example.narrow or example)
+    for static, changed in smaller.items():
+        if changed is not None:
+            yield static, lambda made=changed: made
+            if not peer:
+                yield f"plugins, {static}", lambda made=changed: made
     if not peer:
-        yield "torch.jit.trace", lambda: _traced(example)
+        known = example.narrow or example
+        yield "torch.jit.trace", lambda: _traced(known)
         if example.dynamic is not None:
-            yield "torch.jit.trace, static sizes", lambda: _traced(example)._replace(dynamic=None)
+            yield "torch.jit.trace, static sizes", lambda: fixed(_traced(known))
 
 
 class _FirstOutput(nn.Module):
@@ -249,7 +266,8 @@ def _traced(example: Example) -> Example:
     eager = _FirstOutput(example.module, list(example.kwargs)).eval()
     with torch.no_grad():
         script = torch.jit.trace(eager, args, check_trace=False)
-    return Example(script, args, {}, tuple(example.dynamic.values()), eager)
+    more = tuple((tuple(kwargs.values()), {}) for _, kwargs in example.more)
+    return Example(script, args, {}, tuple(example.dynamic.values()), eager, more)
 
 
 def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
@@ -269,25 +287,60 @@ def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
         return Outcome("error", f"{_said(error)} | {traceback.format_exc()[-300:]}")
     seconds = time.perf_counter() - started
     nodes = _count_nodes(program.model)
+    if bound := _bound(program, example):
+        return Outcome("convert", bound)
     if example.eager is None:
-        return _compared(program.verify, seconds, nodes)
+        seeds = (1,) if example.narrow else ()
+        compare = partial(_verify_each, example, program.verify, seeds) if example.more else program.verify
+        return _compared(compare, seconds, nodes)
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         program.save(file)
         return _compared(lambda: _verify(file, example), seconds, nodes)
 
 
+def _bound(program: onnxplug.OnnxProgram, example: Example) -> str:
+    """A bound of the model's code, of which an export warns, that leaves out images of the model's own size or others."""
+    ranges = json.loads(program.model.graph.metadata_props.get("onnxplug.dimensions", "{}"))
+    for call in example.more if example.narrow else ():
+        for name, size in sizes(example, call).items():
+            low, high = (ranges.get(name, {}).get(side) for side in ("min", "max"))
+            if (low is not None and size < low) or (high is not None and size > high):
+                return f"{name} is {low} to {high} in the export, and PyTorch takes {size}"
+    return ""
+
+
+def _verify_each(example: Example, compare: Callable[..., Any], seeds: Sequence[int] = ()) -> None:
+    """Compares on the example and on more; where rounding alone decides what comes out, one of them is left out.
+
+    Args:
+        seeds: Those of random sizes and values, beside these.
+    """
+    uncertain: list[Uncertain] = []
+    for number, (args, kwargs) in enumerate(((example.args, example.kwargs), *example.more)):
+        try:
+            compare(args=args, kwargs=kwargs, seeds=() if number else seeds)
+        except Uncertain as error:
+            uncertain.append(error)
+    if uncertain and len(example.more) - len(uncertain) < 2:
+        raise uncertain[0].__cause__ or uncertain[0]
+
+
 def _count_nodes(model: ir.Model) -> int:
     return sum(1 for graph in (model.graph, *model.functions.values()) for _ in graph.all_nodes())
 
 
-def _verify(file: str, example: Example) -> Any:
+def _verify(file: str, example: Example) -> None:
     """Compares a file; its inputs may have other names than the arguments."""
+    model = example.eager or example.module
+    if example.more:
+        _verify_each(example, partial(verify_file, file, model))
+        return
     dynamic = example.dynamic or {}
     if not isinstance(dynamic, dict):
         names = [value.name for value in onnx.load(file, load_external_data=False).graph.input]
         dynamic = dict(zip(names, dynamic, strict=False))
-    return verify_file(file, example.eager or example.module, example.args, example.kwargs, dynamic)
+    verify_file(file, model, example.args, example.kwargs, dynamic)
 
 
 def _by_torch(example: Example, plugins: bool) -> Outcome:
@@ -350,4 +403,4 @@ def _compared(compare: Callable[[], Any], seconds: float, nodes: int) -> Outcome
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:400]}"
+    return f"{type(error).__name__}: {str(error)[:600]}"

@@ -194,6 +194,8 @@ _NOT_COUNTED = ("unfit", "unmeasured")
 _WAYS = {
     "plugins": "install `onnxplug-transformers`, `-torchvision` or `-diffusers`",
     "static sizes": "static batch and lengths: leave out `dynamic_shapes`",
+    "static batch": "a static batch",
+    "static height and width": "images of one size",
     "torch.jit.trace": "export `torch.jit.trace(model, ...)`; its branches are those of the example inputs",
 }
 
@@ -208,6 +210,7 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
     Args:
         peers: By exporter, what is known of it.
     """
+    wide = sum("height" in outcome.dynamic for outcome in results.values())
     lines = [
         "# Models",
         "",
@@ -215,8 +218,8 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
         f"of each of timm {version('timm')}'s families and of torchvision {version('torchvision')}'s, and models and modules of",
         ", ".join(project.replace("==", " ") for projects in PROJECTS.values() for project in projects[:1]) + ",",
         "with random weights: captured once, exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others.",
-        "Batch and lengths are dynamic where the table does not say *static sizes*; images have the model's size, but where a library's",
-        "model takes any.",
+        "Batch and lengths are dynamic where the table does not say *static*; so are heights and widths of images where PyTorch itself takes",
+        f"the model's images in other sizes ({wide} of those measured).",
         "",
         "| kind | architectures | pass | by a way round | don't pass | torch.onnx: measured | pass | with static sizes | don't pass"
         " | OnnxExporter: measured | pass | with static sizes | don't pass |",

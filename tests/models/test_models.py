@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
-from tests.models import report
+from tests.models import measure as measuring, report
+from tests.models.examples import Example, widened
 from tests.models.faults import fault
 from tests.models.measure import Architecture, Outcome, architectures, measure, small_model
 from tests.models.report import render, run
@@ -45,6 +48,7 @@ def test_every_family_is_there(vision: None) -> None:
                 "backbones dinov2 Dinov2Backbone",
                 "pretraining bert BertForPreTraining",
                 "base dac DacModel",
+                "multimodal blip BlipForConditionalGeneration",
             )
         ),
     ],
@@ -68,6 +72,79 @@ def test_way_round(architecture: Architecture, way: str) -> None:
     outcome = measure(architecture)
     assert (outcome.status, outcome.way) == ("pass", way), outcome.detail
     assert outcome.detail, "what is refused without it isn't said"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "gemma3 Gemma3ForConditionalGeneration",
+        pytest.param("qwen2_vl Qwen2VLForConditionalGeneration", marks=pytest.mark.long),
+        pytest.param("idefics3 Idefics3ForConditionalGeneration", marks=pytest.mark.long),
+    ],
+)
+def test_images_fit_their_tokens(row: str) -> None:
+    """The model takes the example and the other sizes; a token less, and it refuses."""
+    example = small_model(Architecture("multimodal", *row.split()))
+    results = [example.module(**kwargs).logits for _, kwargs in (((), example.kwargs), *example.more)]
+    assert [len(logits) for logits in results] == [2, 3, 1, 2, 2, 2]
+    ids = example.kwargs["input_ids"].clone()
+    ids[0, :4] = 4
+    with pytest.raises((ValueError, RuntimeError), match="tokens"):
+        example.module(**{**example.kwargs, "input_ids": ids})
+
+
+class _Rows(nn.Module):
+    """Takes any size, and Python code of it runs for each row of pixels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[:, :, row].mean(-1) * row for row in range(x.shape[2])])
+
+
+class _Square(nn.Module):
+    """Takes one size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2:] != (64, 64):
+            raise ValueError("another size")
+        return x.flatten(1).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("module", "dynamic", "way"),
+    [
+        (nn.Conv2d(3, 4, 3, stride=2), "batch, height, width", ""),
+        (_Rows(), "batch", "static height and width"),
+        (_Square(), "batch", ""),
+    ],
+    ids=["conv", "rows", "square"],
+)
+def test_heights_and_widths(module: nn.Module, dynamic: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = widened(Example(module.eval(), (torch.randn(2, 3, 64, 64),), {}, ({0: "batch"},)))
+    monkeypatch.setattr(measuring, "small_model", lambda architecture: example)
+    outcome = measure(Architecture("timm", "made", "made"))
+    assert (outcome.status, outcome.dynamic, outcome.way) == ("pass", dynamic, way), outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("branches", "status", "words"),
+    [(lambda width: width != 150, "wrong", "width=150"), (lambda width: width > 200, "convert", "width is 201")],
+    ids=["condition", "bound"],
+)
+def test_what_an_export_warned_of(
+    branches: Callable[[int], bool], status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that is right on the example and wrong on another size is found, and one size of images is left."""
+
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2 if branches(x.shape[3]) else 1)
+
+    example = widened(Example(Branches(), (torch.randn(2, 3, 150, 150),), {}, ({0: "batch"},)))
+    outcome = measuring._by_onnxplug(example, False)
+    assert (outcome.status, words in outcome.detail) == (status, True), outcome.detail
+    monkeypatch.setattr(measuring, "small_model", lambda architecture: example)
+    outcome = measure(Architecture("timm", "made", "made"))
+    assert (outcome.status, outcome.dynamic, outcome.way) == ("pass", "batch", "static height and width")
 
 
 def test_models_are_small() -> None:
@@ -190,6 +267,8 @@ def test_the_figures_of_other_pages_are_those_of_the_table() -> None:
     total, plain, by_a_way, _, measured, passed, *_ = (sum(column) for column in zip(*rows, strict=True))
     for page in ("README.md", "docs/index.md"):
         text = " ".join((root / page).read_text(encoding="utf-8").split())
-        assert f"f {total} models of transformers, timm, torchvision and six more libraries {plain + by_a_way} are" in text, page
+        assert (
+            f"f {total} models of transformers, timm, torchvision and six more libraries {plain + by_a_way} are" in text
+        ), page
         assert f"{plain} by the plain call" in text, page
         assert f"exports {passed} of the {measured} on which it was measured" in text, page
