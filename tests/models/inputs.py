@@ -321,6 +321,8 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "base efficientloftr": _pairs_of_pictures,
     "base glmasr_encoder": _mel_of_length(80),
     "base moss_transcribe_diarize_audio": _mel_of_length(80),
+    "base qwen2_audio_encoder": _mel_of_length(80),
+    "base pp_ocrv5_mobile_rec": _pictures_of_size(96, 160),
     "base muse_spark_audio": _blocks_of_sound,
     "base mimi_encoder": _channel_of_sound,
     "base pe_audio_encoder": _channel_of_sound,
