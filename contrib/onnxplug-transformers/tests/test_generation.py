@@ -324,6 +324,8 @@ def check_rounded(path: Path, name: str, size: int, weight: torch.Tensor) -> tor
             "qwen3", ("--block-size", "64", "--int4-keep", "*layers.0.*,lm_head"), 64, "layers.0.", marks=LONG
         ),
         pytest.param("gemma3", ("--block-size", "32", "--int4-keep", ""), 32, "-", marks=LONG),
+        ("gpt2", ("--int4-keep", ""), 32, "-"),
+        pytest.param("falcon", ("--int4-keep", ""), 32, "-", marks=LONG),
         pytest.param("gemma3", ("--block-size", "128", "--int4-keep", ""), 128, "-", marks=LONG),
     ],
 )
@@ -340,7 +342,8 @@ def test_weights_of_few_bits(
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     rounded = 0
     for path, module in model.named_modules():
-        if type(module) is not torch.nn.Linear or kept in path or (path == "lm_head" and "lm_head" in flags[-1]):
+        linear = type(module).__name__ in ("Linear", "FalconLinear", "Conv1D")
+        if not linear or kept in path or (path == "lm_head" and "lm_head" in flags[-1]):
             continue
         owner, _, last = path.rpartition(".")
         with torch.no_grad():
@@ -351,12 +354,16 @@ def test_weights_of_few_bits(
                 for part, weight in zip(parts, whole.split([p.out_features for p in parts]), strict=True):
                     part.weight.copy_(weight)
             elif last not in ("k_proj", "v_proj"):
-                module.weight.copy_(check_rounded(output / "model.onnx", path, size, module.weight))
+                turned = type(module).__name__ == "Conv1D"
+                weight = module.weight.T if turned else module.weight
+                weight = check_rounded(output / "model.onnx", path, size, weight)
+                module.weight.copy_(weight.T if turned else weight)
         rounded += 1
     embedding = model.get_input_embeddings()
     if embedding.embedding_dim % size == 0:
         with torch.no_grad():
-            embedding.weight.copy_(check_rounded(output / "model.onnx", "model.embed_tokens", size, embedding.weight))
+            (path,) = (path for path, module in model.named_modules() if module is embedding)
+            embedding.weight.copy_(check_rounded(output / "model.onnx", path, size, embedding.weight))
     assert f"{rounded} linear layers" in said
     for search in ({}, BEAMS):
         assert continued(output, PROMPTS, **search) == expected(model, PROMPTS, **search)
