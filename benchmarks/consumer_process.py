@@ -259,7 +259,7 @@ def web_in_chromium(file: File, out: Path) -> int:
     folders = {"modules": _modules(), "here": Path(__file__).parent, "model": _for_the_web(file, out)}
     with served(html, **folders) as address, browser() as page:
         page.navigate(address)
-        return _same(json.loads(page.run("found()", timeout=300)), file)
+        return _same(json.loads(page.run("found()", timeout=900)), file)
 
 
 def _modules() -> Path:

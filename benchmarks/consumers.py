@@ -253,6 +253,14 @@ def cell(outcomes: Outcomes, who: str, counted: str) -> str:
     return f"{len(taken)} of {len(results)}" + (f"; {sum(taken):,} {counted}" if counted else "")
 
 
+def takes_fewer(outcomes: Outcomes) -> bool:
+    """Whether a consumer takes fewer of our files than of torch.onnx's."""
+    ours, theirs = (
+        sum(isinstance(of_model.get(who), int) for of_model in outcomes.values()) for who in ("onnxplug", "torch.onnx")
+    )
+    return ours < theirs
+
+
 def behind(consumer: str, outcomes: Outcomes) -> list[str]:
     """Where a consumer takes less of our file than of torch.onnx's."""
     lines = []
@@ -304,8 +312,8 @@ def page(found: Mapping[str, Outcomes]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Command line."""
+def main() -> int:
+    """Command line; 1 where a consumer takes fewer of our files than of torch.onnx's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS), help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--consumers", nargs="+", default=list(TITLES), choices=list(TITLES), metavar="NAME")
@@ -346,7 +354,8 @@ def main() -> None:
     kept.write_text(json.dumps(found, indent=1))
     if arguments.write:
         PAGE.write_text(page(found))
+    return int(any(takes_fewer(outcomes) for outcomes in found.values()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -70,9 +70,19 @@ def onnxplug_rewrites() -> list[Rewrite]:
         ),
     ]
     target = ("openvino", "onnxruntime:openvino")
+    narrow = ("qnn", "onnxruntime:qnn", "coreml", "onnxruntime:coreml")
     return [
-        Rewrite(f"openvino_{name}", op, apply, opset=opset, target=target, reason=reason)
-        for name, op, apply, opset, reason in rows
+        *(
+            Rewrite(f"openvino_{name}", op, apply, opset=opset, target=target, reason=reason)
+            for name, op, apply, opset, reason in rows
+        ),
+        Rewrite(
+            "moved_in_fewer_axes",
+            "Reshape",
+            rewrites.moved_in_fewer_axes,
+            target=narrow,
+            reason="tensors of more than five axes are left",
+        ),
     ]
 
 

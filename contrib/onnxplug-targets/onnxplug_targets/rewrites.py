@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 _FLOAT, _INT64 = 1, 7  # of onnx_ir.DataType, without importing it
+#: Axes of a tensor that QNN and CoreML take.
+_MOST_AXES = 5
 
 
 def _attribute(node: Any, name: str, default: Any) -> Any:
@@ -70,6 +73,34 @@ def grid_sample(g: Any, node: Any) -> Any:
             part = g.op.Mul(g.op.GatherElements(pixels, index, axis=2), weight)
             total = part if total is None else g.op.Add(total, part)
     return g.reshape(total, [batch, channels, rows, columns])
+
+
+def moved_in_fewer_axes(g: Any, node: Any) -> Any:
+    """Reshape, Transpose and Reshape of more than five axes, as of windows: axes that stay beside each other are one."""
+    transpose = node.inputs[0].producer()
+    if transpose is None or transpose.op_type != "Transpose":
+        return None
+    x, parted = transpose.inputs[0], transpose.inputs[0].producer()
+    if parted is None or parted.op_type != "Reshape" or x.shape is None or len(x.shape) <= _MOST_AXES:
+        return None
+    runs: list[list[int]] = []
+    for axis in _attribute(transpose, "perm", list(reversed(range(len(x.shape))))):
+        if runs and axis == runs[-1][-1] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    places = sorted(range(len(runs)), key=lambda i: runs[i])
+    parts = [_size([x.shape[axis] for axis in runs[i]]) for i in places]
+    result = [_size([size]) for size in node.outputs[0].shape or [None, None]]
+    if len(runs) > _MOST_AXES or parts.count(-1) > 1 or result.count(-1) > 1:
+        return None
+    moved = g.op.Transpose(g.reshape(parted.inputs[0], parts), perm=[places.index(i) for i in range(len(runs))])
+    return g.reshape(moved, result)
+
+
+def _size(sizes: list[Any]) -> int:
+    """The product of sizes, -1 where one is unknown."""
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else -1
 
 
 def _like(g: Any, x: Any, number: float) -> Any:

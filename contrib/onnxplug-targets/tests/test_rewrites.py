@@ -97,3 +97,27 @@ def test_integers_with_a_lower_bound() -> None:
     calls = [(torch.tensor([[7, -5, 3]]),), (torch.tensor([[2**40, -(2**40), 0, 2]]),)]
     operators = _compare(Clamped(), calls, ({1: DYNAMIC},))
     assert operators == {"Max": 1, "Clip": 1}
+
+
+class Windows(nn.Module):
+    """An image's windows, as Swin has them, and the image of them."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[batch * 6, 16, 3] of [batch, 8, 12, 3], and what comes of shuffled axes."""
+        windows = x.view(-1, 2, 4, 3, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 3).sin()
+        back = windows.view(-1, 2, 3, 4, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(-1, 8, 12, 3)
+        return windows, back + x.view(-1, 2, 2, 2, 6, 6).permute(5, 4, 3, 2, 1, 0).reshape(-1, 8, 12, 3)
+
+
+@pytest.mark.parametrize("target", ["qnn", "onnxruntime:coreml"])
+@pytest.mark.parametrize("shapes", [None, ({0: torch.export.Dim("batch")},)])
+def test_windows_in_five_axes(target: str, shapes: Any) -> None:
+    calls = [(torch.randn(2, 8, 12, 3),), (torch.randn(1 if shapes else 2, 8, 12, 3) * 3,)]
+    program = onnxplug.to_onnx(Windows(), calls[0], dynamic_shapes=shapes, target=target)
+    for args in calls:
+        for result, expected in zip(program(*args), Windows()(*args), strict=True):
+            torch.testing.assert_close(result, expected)
+    axes = [len(value.shape) for node in program.model.graph for value in node.outputs]
+    assert axes.count(6) == 2  # of axes that do not stay beside each other
+    plain = onnxplug.to_onnx(Windows(), calls[0], dynamic_shapes=shapes)
+    assert [len(value.shape) for node in plain.model.graph for value in node.outputs].count(6) == 6

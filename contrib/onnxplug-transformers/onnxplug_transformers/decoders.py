@@ -17,8 +17,15 @@ from transformers import DynamicCache, cache_utils
 from onnxplug import UsageError
 from onnxplug_transformers.adapters import Adapters, adapted
 from onnxplug_transformers.caches import argument_of, emptied, names, shapes
-from onnxplug_transformers.fused import FusedCache, attentions_of, fused_attention, use_fused_attention
+from onnxplug_transformers.fused import (
+    FusedCache,
+    attentions_of,
+    fused_attention,
+    use_former_attention,
+    use_fused_attention,
+)
 from onnxplug_transformers.genai import context_length
+from onnxplug_transformers.own_attention import bias_of
 from onnxplug_transformers.padding import layers_with_states, padding_in_front
 from onnxplug_transformers.state_spaces import NO_LIMIT, state_spaces_go_on
 from onnxplug_transformers.tasks import Part
@@ -65,10 +72,10 @@ class Decoder(Part):
         self.config, self._has_states = config, not kinds.isdisjoint(_STATES)
         self.layers_with_states = layers_with_states(model) if self._has_states else []
         has_positions = "position_ids" in takes
-        self.takes_positions = has_positions and not fused
+        self.takes_positions, self._has_positions = has_positions and not fused, has_positions
         self.last_logits, self.fused = last_logits, fused
         if fused:
-            if not has_positions:
+            if not has_positions and bias_of(model) is None:
                 raise UsageError(f"{type(model).__name__} computes positions from a mask over the whole cache")
             use_fused_attention(model)
         if last_logits and model.get_output_embeddings() is None:
@@ -139,10 +146,9 @@ class Decoder(Part):
         cache = FusedCache(past, input_ids, attention_mask, context_length(self.config.get_text_config()))
         results = cache.last_of if self.last_logits else cache.moved_back
         head = self._model.get_output_embeddings()
+        places = {"position_ids": cache.positions} if self._has_positions else {}
         with fused_attention(cache), self._before_logits(results if head is not None else None):
-            result = self._model(
-                input_ids=cache.tokens, position_ids=cache.positions, past_key_values=cache.given, use_cache=True
-            )
+            result = self._model(input_ids=cache.tokens, past_key_values=cache.given, use_cache=True, **places)
         cache.check()
         logits = result.logits if head is not None else results(result.logits)
         return {"logits": logits, "past_key_values": cache.past}
@@ -368,8 +374,7 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
             return decoder, example_of_fused, ""
         except UsageError as error:
             reason = str(error.message)
-            for config, attention in before:
-                config._attn_implementation = attention
+            use_former_attention(model, before)
     return Decoder(model, last_logits=last_logits).eval(), example, reason
 
 

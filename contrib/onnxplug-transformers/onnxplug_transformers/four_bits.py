@@ -337,6 +337,7 @@ def round_weights(
         zero_points: Whether blocks of 4 bits have a zero point of their own.
     """
     check_settings(size, accuracy_level)
+    _as_linears(model)
     modules, mixed = dict(model.named_modules()), MIXED in wide
     embeddings = [n for n, m in modules.items() if m is model.get_input_embeddings() and _takes_few_bits(m, size)]
     layers = [n for n, m in modules.items() if type(m) is nn.Linear]
@@ -473,6 +474,18 @@ def _inputs_of(modules: dict[str, Any], names: Sequence[str]) -> Iterator[dict[s
             hook = modules[name].register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
             stack.callback(hook.remove)
         yield inputs
+
+
+def _as_linears(model: Any) -> None:
+    """Makes linear layers of other classes (GPT-2's Conv1D, Falcon's) ``nn.Linear``, in place."""
+    for name, module in list(model.named_modules()):
+        kind = type(module).__name__
+        if kind in ("Conv1D", "FalconLinear"):
+            weight = module.weight.detach()
+            weight = weight.T.contiguous() if kind == "Conv1D" else weight
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=module.bias is not None, device="meta")
+            linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), module.bias
+            _put(model, name, linear)
 
 
 def _put(model: Any, name: str, module: nn.Module) -> None:

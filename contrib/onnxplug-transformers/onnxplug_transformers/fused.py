@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 
 from onnxplug import UsageError
+from onnxplug_transformers.own_attention import (
+    asks_for_a_mask,
+    has_own_attention,
+    restore_attention,
+    use_attention,
+)
 from onnxplug_transformers.rotary import joint_rows, turned_rows
 
 DOMAIN = "com.microsoft"
@@ -35,6 +41,7 @@ def group_query_attention(
     past_value: torch.Tensor,
     last: torch.Tensor,
     sinks: torch.Tensor | None,
+    bias: torch.Tensor | None,
     total: int,
     heads: int,
     groups: int,
@@ -50,6 +57,7 @@ def group_query_attention(
         past_key, past_value: [batch, groups, past, width], of the tokens before, each row's from its beginning.
         last: int32 [batch], the place of each row's last new token; where there is no past, ``sequence - 1``.
         sinks: [heads], what is among the scores beside those of the keys; ``None`` for nothing.
+        bias: [1, heads, sequence, total], what is added to the scores; ``None`` for nothing.
         total: The length of the mask; where it is that of the new tokens, ONNX Runtime takes them for a prompt.
         window: How many tokens are seen, the own one among them; -1 for all.
         softcap: The scores' bound, 0 for none.
@@ -70,6 +78,8 @@ def group_query_attention(
         scores = query[row].unflatten(1, (heads, width)).transpose(0, 1).float() @ keys.float().mT * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
+        if bias is not None:
+            scores = scores + bias[0, :, :, : start + sequence].float()
         place, seen = torch.arange(start, start + sequence)[:, None], torch.arange(start + sequence)
         hidden = (seen > place) | ((seen <= place - window) if window > 0 else torch.zeros((), dtype=torch.bool))
         scores = scores.masked_fill(hidden, -torch.inf)
@@ -84,7 +94,7 @@ def group_query_attention(
 def _(
     query: torch.Tensor, key: Any, value: Any, past_key: torch.Tensor, past_value: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _, _, total, _, groups, *_ = others
+    _, _, _, total, _, groups, *_ = others
     batch, _, past, width = past_key.shape
     shape = (batch, groups, torch.sym_max(past, total), width)
     return torch.empty_like(query), past_key.new_empty(shape), past_value.new_empty(shape)
@@ -200,7 +210,7 @@ def convert(g: Any, node: Any) -> Any:
     """
     import onnx_ir as ir
 
-    query, key, value, past_key, past_value, last, sinks, total, heads, groups, scale, window, softcap = node.args
+    query, key, value, past_key, past_value, last, sinks, bias, total, heads, groups, scale, window, softcap = node.args
     turned = turned_rows(g, node)
     if turned is not None:
         query, key = turned.query, turned.key
@@ -217,7 +227,7 @@ def convert(g: Any, node: Any) -> Any:
         g.cast(g.as_scalar(total), ir.DataType.INT32),
         *(turned.tables if turned is not None else (None, None)),
         None,
-        None,
+        bias,
         sinks,
         num_heads=heads,
         kv_num_heads=groups,
@@ -261,6 +271,14 @@ class FusedCache:
             new.keys, new.values = layer.keys, layer.values
             self.given.layers.append(new)
         self.calls = [0] * len(self.given.layers)
+        self._bias: torch.Tensor | None = None
+
+    def bias_of(self, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """[1, heads, sequence, total] of a table for places, [heads, length]; the same in every layer."""
+        if self._bias is None:
+            row = table[:, torch.arange(self.total, device=table.device)].to(query.dtype)
+            self._bias = row[None, :, None].expand(-1, -1, query.shape[2], -1)
+        return self._bias
 
     def moved_back(self, states: torch.Tensor) -> torch.Tensor:
         """Results for ``tokens``, [batch, sequence, width], where the mask has the tokens; padding gets some token's result."""
@@ -302,16 +320,34 @@ def attentions_of(model: Any) -> list[tuple[Any, str]]:
 
 def use_fused_attention(model: Any) -> None:
     """Lets a model of transformers compute its attention by the operator."""
-    if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
+    if has_own_attention(model):
+        use_attention(model, _attention)
+    elif not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise UsageError(f"{type(model).__name__} has attention of its own, which can't be replaced")
     AttentionInterface.register(_NAME, _attention)
-    AttentionMaskInterface.register(_NAME, _no_mask)
+    AttentionMaskInterface.register(_NAME, _some_mask if asks_for_a_mask(model) else _no_mask)
     for config, _ in attentions_of(model):
         config._attn_implementation = _NAME
 
 
+def use_former_attention(model: Any, before: Sequence[tuple[Any, str]]) -> None:
+    """Lets a model compute its attention as before :func:`use_fused_attention`.
+
+    Args:
+        before: What :func:`attentions_of` gave then.
+    """
+    restore_attention(model)
+    for config, attention in before:
+        config._attn_implementation = attention
+
+
 def _no_mask(*_: Any, **__: Any) -> None:
     """The operator counts each row's tokens itself."""
+
+
+def _some_mask(*_: Any, **__: Any) -> torch.Tensor:
+    """One that nothing reads."""
+    return torch.zeros(())
 
 
 def _attention(
@@ -324,6 +360,7 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers' models call, with queries [batch, heads, sequence, width]."""
@@ -348,6 +385,7 @@ def _attention(
         layer.values,
         cache.last,
         s_aux,
+        None if bias is None else cache.bias_of(bias, query),
         cache.total,
         heads,
         groups,
@@ -360,7 +398,7 @@ def _attention(
 
 def _window_of(module: Any) -> int | None:
     """The window that the configuration gives a layer."""
-    config: Any = module.config
+    config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and kinds[module.layer_idx] != "sliding_attention":
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,14 +39,19 @@ def padding_in_front(layers: Sequence[nn.Module], mask: torch.Tensor) -> Iterato
     """
     order = mask.argsort(dim=1, stable=True)
     back = order.argsort(dim=1)
-    with ExitStack() as stack:
-        for layer in layers:
-            for hook in (
-                layer.register_forward_pre_hook(_moved(order), with_kwargs=True),
-                layer.register_forward_hook(_moved_back(back)),
-            ):
-                stack.callback(hook.remove)
+    hooks = [
+        hook
+        for layer in layers
+        for hook in (
+            layer.register_forward_pre_hook(_moved(order), with_kwargs=True),
+            layer.register_forward_hook(_moved_back(back)),
+        )
+    ]
+    try:  # an ExitStack might take errors, for all that the capture knows
         yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _moved(order: torch.Tensor) -> Callable[..., Any]:

@@ -183,13 +183,21 @@ def state_spaces_go_on(past: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _mixers_changed(change: Callable[[Any, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Holds with another ``forward`` of the classes in use, made of their module and their own."""
-    with contextlib.ExitStack() as stack:
+    before: dict[Any, Any] = {}
+    try:  # an ExitStack might take errors, for all that the capture knows
         for path, module in list(sys.modules.items()):
             for name in _FROM_ZERO if path.startswith("transformers.models.") else ():
                 owner = vars(module).get(name)
-                if owner is not None and parameters(owner.forward) == parameters(_mixer):
-                    stack.enter_context(patched(owner, "forward", change(module, owner.forward)))
+                if owner is not None and owner not in before and parameters(owner.forward) == parameters(_mixer):
+                    before[owner] = vars(owner).get("forward")
+                    owner.forward = change(module, owner.forward)
         yield
+    finally:
+        for owner, forward in before.items():
+            if forward is None:
+                del owner.forward
+            else:
+                owner.forward = forward
 
 
 def _going_on(module: Any, before: Callable[..., Any]) -> Callable[..., Any]:

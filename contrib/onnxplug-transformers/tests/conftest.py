@@ -22,6 +22,8 @@ _LLAMA = {
     "max_position_embeddings": 64,
     "initializer_range": _STD,
 }
+_PLAIN = {"vocab_size": 100, "hidden_size": 64, "initializer_range": _STD, "tie_word_embeddings": False}
+_OF_GPTJ = {"n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "initializer_range": _STD}
 #: Without attention, and state spaces and linear attention beside it.
 _MAMBA = {
     "vocab_size": 100,
@@ -62,14 +64,32 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bloom": (
         "BloomForCausalLM",
         "BloomConfig",
+        {**_PLAIN, "n_layer": 2, "n_head": 4, "seq_length": 64},
+    ),
+    "falcon_alibi": ("FalconForCausalLM", "FalconConfig", {**_LLAMA, "alibi": True, "tie_word_embeddings": False}),
+    "mpt": (
+        "MptForCausalLM",
+        "MptConfig",
         {
             "vocab_size": 100,
-            "hidden_size": 64,
-            "n_layer": 2,
-            "n_head": 4,
-            "seq_length": 64,
-            "initializer_range": _STD,
+            "d_model": 64,
+            "n_layers": 2,
+            "n_heads": 4,
+            "max_seq_len": 64,
             "tie_word_embeddings": False,
+        },
+    ),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", {**_OF_GPTJ, "vocab_size": 100}),
+    "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {**_OF_GPTJ, "vocab_size": 100}),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {
+            **_PLAIN,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": 64,
         },
     ),
     "opt": (
