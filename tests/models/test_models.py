@@ -190,6 +190,8 @@ def test_the_figures_of_other_pages_are_those_of_the_table() -> None:
     total, plain, by_a_way, _, measured, passed, *_ = (sum(column) for column in zip(*rows, strict=True))
     for page in ("README.md", "docs/index.md"):
         text = " ".join((root / page).read_text(encoding="utf-8").split())
-        assert f"f {total} models of transformers, timm, torchvision and six more libraries {plain + by_a_way} are" in text, page
+        assert (
+            f"f {total} models of transformers, timm, torchvision and six more libraries {plain + by_a_way} are" in text
+        ), page
         assert f"{plain} by the plain call" in text, page
         assert f"exports {passed} of the {measured} on which it was measured" in text, page
