@@ -100,7 +100,7 @@ TRANSFORMERS = dict(
         row("SanaTransformer2DModel", PIXELS, TEXT, STEP, MASK),
         row(
             "StableAudioDiTModel",
-            "hidden_states: batch 4 length",
+            "hidden_states: batch 4 10",
             "timestep: batch image; global_hidden_states: batch 1 24",
             TEXT,
             "rotary_embedding: 2 11 8",
