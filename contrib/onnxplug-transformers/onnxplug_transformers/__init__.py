@@ -111,7 +111,7 @@ def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: s
 def cache_names(cache: Any, prefix: str = "past_key_values") -> list[str]:
     """Names of a cache's tensors as decoders of ONNX have them: ``past_key_values.0.key``, ``past_key_values.0.value``, ...
 
-    With ``present_names=True`` the new cache's are ``present.0.key``, ...
+    Those of the new cache, for ``output_names``, are ``cache_names(cache, "present")``.
 
     Args:
         cache: A ``DynamicCache``, ``StaticCache`` or ``EncoderDecoderCache``.

@@ -37,6 +37,8 @@ _KINDS = {kind.__name__: kind for kind in _FIELDS}
 _NAMES = {"keys": "key", "values": "value", "cumulative_length": "length"}
 _HALVES = {"self": "decoder", "cross": "encoder"}
 _STATES = {"conv_states": "conv", "recurrent_states": "recurrent"}
+#: How arguments and results of transformers' modules name the cache; ``cache`` is that of 5.24.
+_ARGUMENTS = ("past_key_values", "cache_params", "cache")
 
 
 def register() -> None:
@@ -55,10 +57,15 @@ def register() -> None:
 def argument_of(model: Any) -> str:
     """The argument that takes the cache of a model, which its result has by the same name."""
     takes = inspect.signature(model.forward).parameters
-    for name in ("past_key_values", "cache_params"):
+    for name in _ARGUMENTS:
         if name in takes:
             return name
     raise UsageError(f"{type(model).__name__} takes no cache of transformers, which text generation hands on")
+
+
+def renamed(argument: str) -> str:
+    """The name of an argument in functions that stand for transformers' own: a cache is ``cache``, as from 5.24 on."""
+    return "cache" if argument in _ARGUMENTS else argument
 
 
 def _check_registration(kind: type) -> None:

@@ -70,6 +70,9 @@ class Decoder(Part):
         self._cache_name = argument_of(model)
         refuse_changing_angles(model)
         self.config, self._has_states = config, not kinds.isdisjoint(_STATES)
+        # A model without attention, and so without positions, multiplies its new states by the mask.
+        without_attention = kinds.isdisjoint((*_KEYS, "hybrid")) and "position_ids" not in takes
+        self._multiplies_by_mask = self._has_states and without_attention
         self.layers_with_states = layers_with_states(model) if self._has_states else []
         has_positions = "position_ids" in takes
         self.takes_positions, self._has_positions = has_positions and not fused, has_positions
@@ -112,7 +115,7 @@ class Decoder(Part):
         given = {"position_ids": position_ids} if position_ids is not None else {}
         states = partial(_last, attention_mask=attention_mask) if self.last_logits else None
         with windows_by_position(attention_mask), self._states(input_ids, attention_mask), self._before_logits(states):
-            if self._cache_name == "cache_params":  # a model without attention multiplies states by it
+            if self._multiplies_by_mask:
                 attention_mask = _of_new(attention_mask, input_ids)
             result = self._model(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **{self._cache_name: past}, **given
@@ -148,7 +151,7 @@ class Decoder(Part):
         head = self._model.get_output_embeddings()
         places = {"position_ids": cache.positions} if self._has_positions else {}
         with fused_attention(cache), self._before_logits(results if head is not None else None):
-            result = self._model(input_ids=cache.tokens, past_key_values=cache.given, use_cache=True, **places)
+            result = self._model(input_ids=cache.tokens, use_cache=True, **{self._cache_name: cache.given}, **places)
         cache.check()
         logits = result.logits if head is not None else results(result.logits)
         return {"logits": logits, "past_key_values": cache.past}

@@ -12,6 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from onnxplug import UsageError
+from onnxplug_transformers.caches import argument_of
 from onnxplug_transformers.rounded import results_of
 from onnxplug_transformers.tasks import Part, TaskExample
 
@@ -60,8 +61,8 @@ def _projected(model: Any, states: torch.Tensor, **mask: torch.Tensor) -> Any:
     model(
         encoder_outputs=BaseModelOutput(last_hidden_state=states),
         decoder_input_ids=start,
-        past_key_values=cache,
         use_cache=True,
+        **{argument_of(model): cache},
         **mask,
     )
     return cache.cross_attention_cache
@@ -90,8 +91,8 @@ class Decoder(Part):
         result = self._model(
             encoder_outputs=BaseModelOutput(last_hidden_state=states),
             decoder_input_ids=input_ids,
-            past_key_values=past_key_values,
             use_cache=True,
+            **{argument_of(self._model): past_key_values},
             **mask,
         )
         return {"logits": result.logits, "present": past_key_values.self_attention_cache}
@@ -152,7 +153,7 @@ def examples_of(model: Any, example: TaskExample) -> tuple[PartExample, PartExam
     tokens = torch.randint(0, model.config.vocab_size, (2, 7), generator=torch.Generator().manual_seed(1))
     past: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
     with torch.no_grad():
-        model(**example.kwargs, decoder_input_ids=tokens[:, :4], past_key_values=past, use_cache=True)
+        model(**example.kwargs, decoder_input_ids=tokens[:, :4], use_cache=True, **{argument_of(model): past})
     halves = (past.self_attention_cache, past.cross_attention_cache)
     for half in halves:
         kinds = sorted({type(layer).__name__ for layer in half.layers if type(layer) is not cache_utils.DynamicLayer})

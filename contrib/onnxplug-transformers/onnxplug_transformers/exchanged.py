@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from onnxplug.capture.patching import patched
+from onnxplug_transformers.caches import renamed
 
 
 @contextmanager
@@ -35,9 +36,14 @@ def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]
 
 
 def parameters(function: Any) -> list[str]:
-    """Names of the parameters, without the ones that take whatever else is given."""
+    """Names of the parameters, without the ones that take whatever else is given; that of a cache is ``cache``."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [name for name, one in inspect.signature(function).parameters.items() if one.kind not in kinds]
+    return [renamed(name) for name, one in inspect.signature(function).parameters.items() if one.kind not in kinds]
+
+
+def arguments_of(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a call of transformers' function as a function that stands for it takes them."""
+    return {renamed(name): argument for name, argument in kwargs.items()}
 
 
 def _unless(
@@ -45,6 +51,7 @@ def _unless(
 ) -> Callable[..., Any]:
     @functools.wraps(before)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (before if excepted(*args, **kwargs) else function)(*args, **kwargs)
+        given = arguments_of(kwargs)
+        return before(*args, **kwargs) if excepted(*args, **given) else function(*args, **given)
 
     return chosen

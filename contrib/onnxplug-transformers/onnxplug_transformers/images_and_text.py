@@ -11,7 +11,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from onnxplug import UsageError
-from onnxplug_transformers.caches import emptied, names, shapes
+from onnxplug_transformers.caches import argument_of, emptied, names, shapes
 from onnxplug_transformers.decoders import check_cache, check_one_shape, refuse_changing_angles
 from onnxplug_transformers.encoder_decoders import PartExample
 from onnxplug_transformers.models import BETWEEN_IMAGES, KINDS_WITH_IMAGES, PACKED, TILED
@@ -140,15 +140,16 @@ class Step(Part):
             position_ids = position_ids[:, attention_mask.shape[1] - inputs_embeds.shape[1] :]
         model = self._model.model
         decoder = model.text_model if hasattr(model, "text_model") else model.language_model
+        cache = argument_of(decoder)
         with windows_by_position(attention_mask):
             result = decoder(
                 inputs_embeds=inputs_embeds,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 use_cache=True,
+                **{cache: past_key_values},
             )
-        return {"logits": self._model.lm_head(result.last_hidden_state), "past_key_values": result.past_key_values}
+        return {"logits": self._model.lm_head(result.last_hidden_state), "past_key_values": result[cache]}
 
 
 class StepBetweenImages(Part):
@@ -192,14 +193,16 @@ class StepBetweenImages(Part):
             "full_attention": ((before | together) & shown) | own,
             "sliding_attention": (((before & near) | together) & shown) | own,
         }
-        result = self._model.model.language_model(
+        decoder = self._model.model.language_model
+        cache = argument_of(decoder)
+        result = decoder(
             inputs_embeds=inputs_embeds,
             attention_mask={name: mask[:, None] for name, mask in masks.items()},
             position_ids=positions[:, past:],
-            past_key_values=past_key_values,
             use_cache=True,
+            **{cache: past_key_values},
         )
-        return {"logits": self._model.lm_head(result.last_hidden_state), "past_key_values": result.past_key_values}
+        return {"logits": self._model.lm_head(result.last_hidden_state), "past_key_values": result[cache]}
 
 
 class StepBetweenMarks(StepBetweenImages):

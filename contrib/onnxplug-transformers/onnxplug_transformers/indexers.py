@@ -18,7 +18,7 @@ def selected_tokens(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor,
-    past_key_values: Any,
+    cache: Any,
 ) -> Tensor:
     """Qwen4's indexer. The tokens that a query may see are taken in blocks; it sees those of the best blocks, and the last ones.
 
@@ -30,7 +30,7 @@ def selected_tokens(
         hidden_states: [batch, queries, width]
         position_embeddings: Cosines and sines of all keys' positions, [batch, keys, rotated size].
         attention_mask: What a query may see, [batch, 1, queries, keys]: a bool, or a float that is 0 there.
-        past_key_values: The cache, or ``None``.
+        cache: The cache, or ``None``.
 
     Returns:
         What it does see, [batch, 1, queries, keys].
@@ -44,8 +44,8 @@ def selected_tokens(
     query = self.q_layernorm(query.reshape(batch, queries, -1, size))
     query = rotated(query, cos=cos[:, -queries:, :], sin=sin[:, -queries:, :], unsqueeze_dim=2)
     keys = keys.reshape(batch, queries, -1, size).squeeze(2)
-    if past_key_values is not None:
-        keys = past_key_values.update_indexer(keys, self.layer_idx)
+    if cache is not None:
+        keys = cache.update_indexer(keys, self.layer_idx)
     visible = (attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0)[:, 0]
     tokens = attention_mask.shape[-1]
     # So many blocks at least as are chosen; those beyond the tokens never are. The visible tokens come first, in their order.

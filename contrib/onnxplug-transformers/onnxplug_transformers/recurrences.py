@@ -319,7 +319,7 @@ def lightning_attention(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    past_key_values: Any = None,
+    cache: Any = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """MiniMax's linear attention of a prompt: the sum of ``k vᵀ``, which decays by a factor of each head's own.
@@ -346,8 +346,8 @@ def lightning_attention(
     state, results = scanned(step, state, blocks.split(size, dim=-1))
     _, result = results.permute(1, 0, 3, 2, 4).flatten(1, 2).split([padding, length], dim=1)
     result = self.norm(laid_out(result).flatten(2))
-    if past_key_values is not None:
-        past_key_values.set_linear_cache(self.layer_idx, state)
+    if cache is not None:
+        cache.set_linear_cache(self.layer_idx, state)
     return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * result), state
 
 
@@ -367,8 +367,8 @@ def _is_training(module: Any, *_: Any, mode: str | None = None, **__: Any) -> bo
     return "inference" not in (mode or module.config.mode)
 
 
-def _continues(module: Any, *_: Any, past_key_values: Any = None, **__: Any) -> bool:
-    return past_key_values is not None and past_key_values.get_linear_cache(module.layer_idx) is not None
+def _continues(module: Any, *_: Any, cache: Any = None, **__: Any) -> bool:
+    return cache is not None and cache.get_linear_cache(module.layer_idx) is not None
 
 
 #: Functions of transformers' modules and methods of its classes: what is called instead, and for which calls it is not.

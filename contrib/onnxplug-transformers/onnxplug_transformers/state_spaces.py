@@ -17,7 +17,7 @@ from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
 from onnxplug.patches.scans import laid_out, scanned
 from onnxplug_transformers.chunks import by_chunks, left_by
-from onnxplug_transformers.exchanged import parameters
+from onnxplug_transformers.exchanged import arguments_of, parameters
 
 #: The least and the greatest time step of a state space that has no limits.
 NO_LIMIT = (0.0, float("inf"))
@@ -203,15 +203,17 @@ def _mixers_changed(change: Callable[[Any, Callable[..., Any]], Callable[..., An
 def _going_on(module: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     whole = inspect.unwrap(before)  # without what refuses several tokens
 
-    def forward(
-        self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **options: Any
-    ) -> Any:
-        state = None if cache_params is None else cache_params.get_recurrent_state(self.layer_idx)
+    def goes_on(self: Any, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **options: Any) -> Any:
+        state = None if cache is None else cache.get_recurrent_state(self.layer_idx)
         if state is None:
-            return whole(self, hidden_states, cache_params, attention_mask, **options)
+            return whole(self, hidden_states, cache, attention_mask, **options)
         states = iter(state.unbind(1) if state.dim() == 4 else [state])  # Zamba has a scan for each head
         with patched(module, "mamba_selective_scan", functools.partial(selective_scan, states=states)):
-            return whole(self, hidden_states, cache_params, attention_mask, **options)
+            return whole(self, hidden_states, cache, attention_mask, **options)
+
+    @functools.wraps(goes_on)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return goes_on(*args, **arguments_of(kwargs))
 
     return forward
 
@@ -219,17 +221,17 @@ def _going_on(module: Any, before: Callable[..., Any]) -> Callable[..., Any]:
 def _checked(before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        _mixer(*args, **kwargs)
+        _mixer(*args, **arguments_of(kwargs))
         return before(*args, **kwargs)
 
     return checked
 
 
-def _mixer(self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **_: Any) -> None:
+def _mixer(self: Any, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **_: Any) -> None:
     """Refuses what transformers' state spaces don't compute: a number of tokens that isn't known to be 1, after others."""
-    if cache_params is None or isinstance(hidden_states.shape[1], int):
+    if cache is None or isinstance(hidden_states.shape[1], int):
         return
-    if cache_params.get_recurrent_state(self.layer_idx) is not None:
+    if cache.get_recurrent_state(self.layer_idx) is not None:
         raise CaptureError(
             f"{type(self).__name__} takes one token after those that its cache has seen; of several, transformers computes the "
             "state from zeros",

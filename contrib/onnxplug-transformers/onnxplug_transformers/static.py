@@ -19,6 +19,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from onnxplug import UsageError
+from onnxplug_transformers.caches import argument_of
 from onnxplug_transformers.genai import context_length
 from onnxplug_transformers.tasks import Part
 
@@ -86,8 +87,8 @@ class StaticDecoder(Part):
             input_ids=input_ids,
             position_ids=positions,
             attention_mask=self._masks(positions, past_key_values.layers[0].keys.shape[2]),
-            past_key_values=cache,
             use_cache=True,
+            **{argument_of(self._model): cache},
         )
         after: Any = DynamicCache()
         for layer in cache.layers:

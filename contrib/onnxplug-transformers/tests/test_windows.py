@@ -108,16 +108,18 @@ def test_without_a_mask_and_of_any_cache(decoder: Any) -> None:
 
 def test_names_that_decoders_have(decoder: Any) -> None:
     from onnxplug_transformers import cache_names, cache_shapes
+    from onnxplug_transformers.caches import argument_of
 
     model = decoder("gemma3")
+    cache = argument_of(model)
     with torch.no_grad():
-        past = model(input_ids=ids(2, 9)).past_key_values
+        past = model(input_ids=ids(2, 9))[cache]
     names = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
     assert cache_names(past) == names
     program = onnxplug.to_onnx(
         model,
-        kwargs={"input_ids": ids(2, 3), "past_key_values": past},
-        dynamic_shapes={"input_ids": {0: "batch", 1: "sequence"}, "past_key_values": cache_shapes(past)},
+        kwargs={"input_ids": ids(2, 3), cache: past},
+        dynamic_shapes={"input_ids": {0: "batch", 1: "sequence"}, cache: cache_shapes(past)},
         input_names=["input_ids", *names],
         present_names=True,
     )
