@@ -222,7 +222,6 @@ $(VENV)/dependencies: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onnxplug needs Python 3.11 or newer: make PYTHON=...")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
-	@$(PIP) 'pip>=23.2' # the pip of Debian 12's Python finds no solution
 	@echo "==> Installing torch $(or $(TORCH),(200 MB; the longest step))"
 	@$(PIP) torch setuptools
 	@echo "==> Installing torchvision, timm and the MiniLM weights, each without its dependencies"
