@@ -390,9 +390,19 @@ def test_names_of_arguments_name_their_parts() -> None:
 def test_too_few_names_of_nested_values(options: dict[str, Any], message: str) -> None:
     import re
 
-    for export in (onnxplug.to_onnx, lambda *args, **kwargs: onnxplug.export(*args, **kwargs)):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        onnxplug.to_onnx(Cached(), cached(3), **options)
+    if "output_names" not in options:
         with pytest.raises(UsageError, match=re.escape(message)):
-            export(Cached(), cached(3), **options)
+            onnxplug.export(Cached(), cached(3), **options)
+
+
+def test_too_few_names_of_results_in_a_call_of_torch_onnx() -> None:
+    """torch.onnx gives them to the first values, which libraries use."""
+    program = onnxplug.export(Cached(), cached(3), output_names=["x", "past"])
+    assert names(program.model.graph.outputs)[:2] == ["x", "past"]
+    assert len(program.model.graph.outputs) == 4
+    program.verify(args=cached(3))
 
 
 def test_too_few_names_of_plain_inputs() -> None:
