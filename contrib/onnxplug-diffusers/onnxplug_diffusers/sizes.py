@@ -114,7 +114,9 @@ def _experts(self: Any, x: Tensor, flat_expert_indices: Tensor, flat_expert_weig
     weights = flat_expert_weights.view(x.shape[0], -1)
     result = torch.zeros_like(x)
     for number, expert in enumerate(self.experts):
-        result = result + expert(x) * torch.where(chosen == number, weights, 0.0).sum(1, keepdim=True)
+        weight = torch.where(chosen == number, weights, 0.0).sum(1, keepdim=True)
+        has_chosen = (chosen == number).any(1, keepdim=True)  # what an expert that is not chosen makes may be no number
+        result = result + torch.where(has_chosen, expert(x) * weight, 0.0)
     return result
 
 

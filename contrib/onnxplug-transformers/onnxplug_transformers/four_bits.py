@@ -476,13 +476,18 @@ def _inputs_of(modules: dict[str, Any], names: Sequence[str]) -> Iterator[dict[s
         yield inputs
 
 
+#: Classes by their whole names: one of another library that is called so may compute something else.
+_CONV1D = "transformers.pytorch_utils.Conv1D"
+_FALCON_LINEAR = "transformers.models.falcon.modeling_falcon.FalconLinear"
+
+
 def _as_linears(model: Any) -> None:
     """Makes linear layers of other classes (GPT-2's Conv1D, Falcon's) ``nn.Linear``, in place."""
     for name, module in list(model.named_modules()):
-        kind = type(module).__name__
-        if kind in ("Conv1D", "FalconLinear"):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if kind in (_CONV1D, _FALCON_LINEAR):
             weight = module.weight.detach()
-            weight = weight.T.contiguous() if kind == "Conv1D" else weight
+            weight = weight.T.contiguous() if kind == _CONV1D else weight
             linear = nn.Linear(weight.shape[1], weight.shape[0], bias=module.bias is not None, device="meta")
             linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), module.bias
             _put(model, name, linear)
