@@ -76,7 +76,9 @@ _METHODS: dict[str, tuple[str, Callable[[Attention], Callable[..., Any]]]] = {
 
 
 def _modules(model: Any) -> list[tuple[Any, str, Callable[[Attention], Callable[..., Any]]]]:
-    return [(m, *_METHODS[type(m).__name__]) for m in model.modules() if type(m).__name__ in _METHODS]
+    # One of another library that is called so may compute something else.
+    own = (m for m in model.modules() if type(m).__module__.startswith("transformers.models."))
+    return [(m, *_METHODS[type(m).__name__]) for m in own if type(m).__name__ in _METHODS]
 
 
 def has_own_attention(model: Any) -> bool:
