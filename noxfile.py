@@ -161,7 +161,7 @@ def table(session: nox.Session) -> None:
         f"`pyproject.toml` admits torch {_torch_range()} and Python {_PROJECT['requires-python']}. `make matrix` runs an eighth",
         "of the tests of `make test`, chosen by a hash of their names, with each combination below, in an environment of its own,",
         "and writes this page; `make matrix PYTHON=3.13 TORCH=2.15.0` runs those of one Python and one torch.",
-        "An export with versions beyond the table's warns once.",
+        "An export with a torch and a Python that the table does not have together warns once.",
         "",
         "| Python | torch | " + " | ".join(_RANGED) + " | passed | failed | commit |",
         "|---|---|" + "---|" * len(_RANGED) + "---|---|---|",

@@ -42,6 +42,7 @@ PACKAGES = {
     "quantize=": "onnxplug_precision.program:conversion",
     "onnxplug convert": "onnxplug_precision",
     "onnxplug fleet": "onnxplug_fleet",
+    "data=": "onnxplug_fleet.verification:verify_program",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{
         f"target={name}": "onnxplug_targets" for name in ("openvino", "webgpu", "qnn", "coreml", "tensorrt", "directml")

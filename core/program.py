@@ -21,7 +21,8 @@ from onnxplug.errors import UsageError
 from onnxplug.host import RuntimeHost, plugin_host
 from onnxplug.kinds import check_flags
 from onnxplug.observers import Observer, Span, observed, stage
-from onnxplug.plugin_api import VerificationReport, VerificationRequest
+from onnxplug.packages import load
+from onnxplug.plugin_api import VerificationRequest
 from onnxplug.progress import Show, StageNames, reporting, showing
 from onnxplug.run.alignment import Recipe
 from onnxplug.run.protobuf import to_proto
@@ -438,7 +439,9 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         seed: int | None = None,
         intermediates: bool = False,
         progress: bool = False,
-    ) -> VerificationReport:
+        data: Any = None,
+        **settings: Any,
+    ) -> Any:
         """Compares the model with eager PyTorch: on the export's inputs (or given inputs), and on generated inputs.
 
         Elements are compared one by one, ``|ONNX - PyTorch| <= atol + rtol * |PyTorch|``; ``docs/verification.md`` says how.
@@ -452,6 +455,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             intermediates: Compare the result of every operator too, in ONNX Runtime and in the evaluator, and find who is wrong:
                 ``report.intermediates``, or ``error.verdict`` and the end of its message. See docs/who-is-wrong.md.
             progress: Show on standard error, if that is a terminal, the set of inputs that is compared.
+            data, settings: Samples, and ``metric=`` and the other arguments of ``onnxplug_fleet.verify_data``, which compares
+                the model on them, and whose ``DataReport`` is returned instead of a :class:`VerificationReport`.
 
         For a quantised model, the model before quantising is compared; the report notes it, and the quantised model's accuracy.
         A plugin may verify models of its kind in another way (``onnxplug_verifier``).
@@ -462,6 +467,10 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             VerificationError: An output differs (the message names it, the index, both values, sizes and seed), the
                 model has other outputs than PyTorch, or it does not run.
         """
+        if data is not None:
+            return load("data=", "verify(data=)")(self, data, **settings)
+        if settings:
+            raise UsageError(f"verify has no argument {next(iter(settings))!r} without data=")
         request = VerificationRequest(
             args, kwargs, rtol, atol, seeds=seeds if seed is None else (seed,), intermediates=intermediates
         )

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     pytree = _pytree
 
-#: The oldest and the newest releases of torch and Python that the suite runs on (docs/versions.md).
-TESTED = ("2.9", "2.15")
-_TESTED_PYTHON = ("3.11", "3.13")
+#: The releases of torch that the suite runs on, by those of Python (docs/versions.md).
+TESTED = {"3.11": ("2.9", "2.13"), "3.12": ("2.13",), "3.13": ("2.13", "2.15")}
 
 
 class _Private(NamedTuple):
@@ -292,17 +291,18 @@ def child_of(spec: Any, index: int) -> Any:
 
 @cache
 def warn_if_untested(torch_version: str, python_version: str) -> None:
-    """Warns, once, about a torch or a Python newer than the tested versions."""
-    for name, version, tested in (("torch", torch_version, TESTED), ("Python", python_version, _TESTED_PYTHON)):
-        oldest, newest = map(_release, tested)
-        if not oldest <= _release(version) <= newest:
-            age = "newer" if _release(version) > newest else "older"
-            warn(f"{name} {version} is {age} than the releases that onnxplug is tested with, {' to '.join(tested)}")
+    """Warns, once, about a torch and a Python that onnxplug was not tested with together."""
+    if _release(torch_version) not in TESTED.get(_release(python_version), ()):
+        warn(f"onnxplug was not tested with torch {torch_version} on Python {python_version}, but with {_tested()}")
 
 
-def _release(version: str) -> list[int]:
-    """The first two numbers of a version: ``[2, 15]`` of ``2.15.0a0+cpu``."""
-    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+def _tested() -> str:
+    return ", ".join(f"torch {' and '.join(torchs)} on Python {python}" for python, torchs in TESTED.items())
+
+
+def _release(version: str) -> str:
+    """The first two numbers of a version: ``2.15`` of ``2.15.0a0+cpu``."""
+    return ".".join(re.findall(r"\d+", version)[:2])
 
 
 def __getattr__(name: str) -> Any:
@@ -325,7 +325,7 @@ def __getattr__(name: str) -> Any:
             raise OnnxplugError(
                 f"torch {torch.__version__} has no {private.place.rstrip(':').replace(':', '.')}, which onnxplug needs for "
                 f"{private.purpose}",
-                hint=f"onnxplug is tested with torch {' to '.join(TESTED)}.",
+                hint=f"onnxplug is tested with {_tested()}.",
             ) from error
         value = private.instead()
     globals()[name] = value

@@ -94,6 +94,19 @@ def verify_data(program: Any, model: Any, data: Any, metric: Any = None, **setti
     return report
 
 
+def verify_program(program: Any, data: Any, metric: Any = None, **settings: Any) -> DataReport:
+    """As :func:`verify_data`, with the model that the program was exported from.
+
+    Raises:
+        UsageError: The program was not made by ``to_onnx``.
+    """
+    captured = program.captured
+    if captured is None:
+        raise UsageError("the program knows no PyTorch model: use onnxplug_fleet.verify_data(program, model, data)")
+    model = captured.reference if captured.reference is not None else program.exported_program.module()
+    return verify_data(program, model, data, metric, **settings)
+
+
 def measure_data(
     program: Any,
     model: Any,

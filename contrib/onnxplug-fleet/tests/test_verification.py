@@ -36,6 +36,19 @@ def test_a_right_model_raises_no_alarm(program: OnnxProgram, tmp_path: Path) -> 
     assert verify_data(tmp_path / "model.onnx", MODEL, SAMPLES).accepted
 
 
+def test_a_program_compares_itself_with_its_model(program: OnnxProgram, tmp_path: Path) -> None:
+    report = program.verify(data=SAMPLES, metric=["top1", "largest"], thresholds={"top1": 1.0})
+    assert report == verify_data(program, MODEL, SAMPLES, ["top1", "largest"], thresholds={"top1": 1.0})
+    program.release()
+    change(program, "2.bias", lambda bias: bias + np.eye(5)[1] * 1e-2)
+    with pytest.raises(VerificationError, match=r"largest is 0\.01"):
+        program.verify(data=SAMPLES, thresholds={"largest": 1e-4}, save=tmp_path)
+    with pytest.raises(UsageError, match="no argument 'metric' without data="):
+        program.verify(metric="top1")
+    with pytest.raises(UsageError, match="knows no PyTorch model"):
+        OnnxProgram(program.model, program.exported_program).verify(data=SAMPLES)
+
+
 #: Of every metric but those of boxes, what a right model reaches on few samples.
 RIGHT = {
     "top1": 1.0,
@@ -72,6 +85,7 @@ def change(program: OnnxProgram, name: str, make: object) -> None:
 
 
 def test_a_wrong_bias_is_an_error_and_the_worst_sample_saved(program: OnnxProgram, tmp_path: Path) -> None:
+    program.release()
     change(program, "2.bias", lambda bias: bias + np.eye(5)[1] * 1e-2)
     with pytest.raises(VerificationError, match=r"largest is 0\.01.*the worst of 6 samples is sample \d"):
         verify_data(program, MODEL, SAMPLES, thresholds={"largest": 1e-4}, save=tmp_path)
