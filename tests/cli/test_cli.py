@@ -205,6 +205,11 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["nosuch"], 2, "No such command"),
         (["export", "nothere.py:make", "-o", "m.onnx"], 2, "there is no file nothere.py"),
         (["export", "nothere:make", "-o", "m.onnx"], 2, "there is no module 'nothere'"),
+        (
+            ["export", "diffusers:FOLDER", "-o", "folder", "--only-plugin", "torchscript"],
+            2,
+            "diffusers:FOLDER comes from the plugin package onnxplug-diffusers",
+        ),
         (["export", "my_model.py:nothing", "-o", "m.onnx"], 2, "has no 'nothing'"),
         (["export", "my_model.py", "-o", "m.onnx"], 2, "is none of"),
         (["export", "my_model.py:odd", "-o", "m.onnx"], 2, "returned an int"),

@@ -248,3 +248,11 @@ def test_the_command(path: Path) -> None:
     assert "tensor_parallel: 2 devices, a mesh of [2]" in done.output
     assert "layers.0.bias: S(0)" in done.output
     assert "layers/0/MatMul" in done.output
+
+
+def test_the_command_without_shardings(tmp_path: Path) -> None:
+    export().save(tmp_path / "plain.onnx")
+    done = CliRunner().invoke(app, ["shardings", str(tmp_path / "plain.onnx")])
+    assert isinstance(done.exception, onnxplug.UsageError)
+    assert str(done.exception).startswith("the model has no device configuration")
+    assert "it has none" not in str(done.exception)
