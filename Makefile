@@ -65,6 +65,8 @@ WITH_mmcv := -e ./contrib/onnxplug-torchvision
 # optimum, and the versions of what it imports that it knows.
 OPTIMUM := optimum==2.3.0 optimum-onnx==0.1.0 transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0 diffusers==0.35.2 \
   importlib_metadata==10.2.0 zipp==4.1.2
+# Every package; of those for a library that is not installed, what is not the library's.
+TYPED := $(wildcard contrib/onnxplug-*)
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -188,7 +190,7 @@ format: $(VENV)/installed
 
 types: $(VENV)/installed
 	@echo "==> Types"
-	@MYPYPATH=src:$(subst $(SPACE),:,$(PACKAGES)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(PACKAGES),-p $(subst -,_,$(notdir $(p)))) \
+	@MYPYPATH=src:$(subst $(SPACE),:,$(TYPED)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(TYPED),-p $(subst -,_,$(notdir $(p)))) \
 	  | sed -E 's#^src/onnxplug/(converters|operators|rewrites|verification|patches|plugins|cli)/#\1/#; s#^src/onnxplug/#core/#'
 
 # The theme announces its successor; nothing is to be done about it in a build.
