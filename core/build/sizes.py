@@ -290,10 +290,14 @@ class Sizes:
         expr = self.expressions.get(self.name_of(size) or "") if isinstance(size, ir.Value) else None
         return expr is not None and bool(expr.is_nonnegative)
 
-    def depends_on_data(self, size: Any) -> bool:
-        """Whether a size is known only from values: it may be 0 in any run."""
-        name = self.name_of(size)
-        return name is not None and _UNBACKED.search(name) is not None
+    def may_be_empty(self, size: Any) -> bool:
+        """Whether a size may be 0 in any run: it is known only from values, or is a difference that is 0 where all sizes are 1."""
+        name = self.name_of(size) or ""
+        expr = self.expressions.get(name)
+        is_difference = expr is not None and expr.is_Add and expr.is_polynomial()
+        return _UNBACKED.search(name) is not None or (
+            is_difference and expr.subs(dict.fromkeys(expr.free_symbols, 1)) <= 0
+        )
 
     def dim_of(self, size: Any) -> Any:
         """A size as a dimension of a shape: a new dimension without a name for a scalar that has none."""
