@@ -35,6 +35,10 @@ WIDE = {
 }
 
 
+def _as_it_is(func: Any, operands: Any, result: Any) -> Any:
+    return result
+
+
 class Repetition(TorchDispatchMode):
     """Records the operands and choices of a run's operators, and makes other runs choose the same.
 
@@ -55,7 +59,7 @@ class Repetition(TorchDispatchMode):
         self._left: Iterator[tuple[Any, Any, list[Any]]] | None = None
         self._move: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._each = False
-        self._apart: Callable[[Any, Any, Any], Any] = lambda func, operands, result: result
+        self._apart: Callable[[Any, Any, Any], Any] = _as_it_is
 
     def again(
         self,
@@ -70,7 +74,7 @@ class Repetition(TorchDispatchMode):
             each: Move the result of each operator.
             apart: Moves an operator's result, given the operator and its operands, by what its kernels may differ.
         """
-        self._left, self._move, self._each, self._apart = iter(self._kept), move, each, apart or self._apart
+        self._left, self._move, self._each, self._apart = iter(self._kept), move, each, apart or _as_it_is
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -34,6 +34,11 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes, Any]] = {
         lambda b, n: ((b + n - 1, b, 8), (b, 2)),
         ({0: "m", 1: "k"}, {0: "b"}),
     ),
+    "a size that falls": (
+        lambda x, y: x[:, y.shape[0] :].transpose(0, 1).reshape(5 - y.shape[0], x.shape[0] * 2, 4),
+        lambda b, n: ((b, 5, 8), ({5: 3, 1: 5}.get(n, n), 2)),
+        ({0: "b"}, {0: torch.export.Dim("n", max=5)}),
+    ),
 }
 
 
