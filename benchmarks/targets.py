@@ -94,7 +94,8 @@ def exported(architecture: Architecture, target: str | None) -> Path | None:
         feed = {name: np.asarray(value) for name, value in program.feed(example.args, example.kwargs).items()}
         with open(f"{path}.npz", "wb") as file:
             np.savez(file, **feed)
-        program.save(path, external_data=False)
+        program.save(path.with_suffix(".part"), external_data=False)
+        path.with_suffix(".part").rename(path)
     return path
 
 
