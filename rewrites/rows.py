@@ -45,7 +45,10 @@ def rows_by_few(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """A ``ScatterElements`` that adds whole rows is a ``ScatterND``; where they are many, a Loop of such nodes."""
     x, _, rows = node.inputs
     places = _places(node)
-    if x is None or places is None or rows is None or x.dtype not in _ADDED:
+    if x is None or places is None or rows is None:
+        return None
+    dtype = x.dtype
+    if dtype is None or dtype not in _ADDED:
         return None
     sizes, shape = dims_of(x) or (), dims_of(rows) or ()
     widths = [size for size in shape[1:] if isinstance(size, int)]
@@ -69,7 +72,7 @@ def rows_by_few(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         return [condition, g.op.ScatterND(total, *some, reduction="add")]
 
     def by_few() -> ir.Value:
-        body = g.subgraph(few, [(ir.DataType.INT64, ()), (ir.DataType.BOOL, ()), (x.dtype, sizes)], name=_FEW)
+        body = g.subgraph(few, [(ir.DataType.INT64, ()), (ir.DataType.BOOL, ()), (dtype, sizes)], name=_FEW)
         times = g.op.Div(g.op.Add(g.op.Shape(rows, start=0, end=1), g.const([most - 1])), step)
         looped: ir.Value = g.op.Loop(g.op.Squeeze(times, axis), None, x, body=body)
         return looped
