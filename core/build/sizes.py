@@ -300,7 +300,7 @@ class Sizes:
             return False
         ones = dict.fromkeys(expr.free_symbols, 1)
         # A sum without a decreasing term is smallest where all sizes are 1.
-        return expr.subs(ones) <= 0 or any(term.subs(ones) < 0 for term in expr.args if term.free_symbols)
+        return bool(expr.subs(ones) <= 0) or any(term.subs(ones) < 0 for term in expr.args if term.free_symbols)
 
     def dim_of(self, size: Any) -> Any:
         """A size as a dimension of a shape: a new dimension without a name for a scalar that has none."""
