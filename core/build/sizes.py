@@ -293,11 +293,12 @@ class Sizes:
     def may_be_empty(self, size: Any) -> bool:
         """Whether a size may be 0 in any run: it is known only from values, or is a difference that is 0 where all sizes are 1."""
         name = self.name_of(size) or ""
+        if _UNBACKED.search(name) is not None:
+            return True
         expr = self.expressions.get(name)
-        is_difference = expr is not None and expr.is_Add and expr.is_polynomial()
-        return _UNBACKED.search(name) is not None or (
-            is_difference and expr.subs(dict.fromkeys(expr.free_symbols, 1)) <= 0
-        )
+        if expr is None or not expr.is_Add or not expr.is_polynomial():
+            return False
+        return bool(expr.subs(dict.fromkeys(expr.free_symbols, 1)) <= 0)
 
     def dim_of(self, size: Any) -> Any:
         """A size as a dimension of a shape: a new dimension without a name for a scalar that has none."""
