@@ -348,7 +348,9 @@ def test_clamp(opset: int, low: Any, high: Any, dtype: torch.dtype) -> None:
     )
     x = torch.tensor(values).to(dtype)
     try:
-        torch.clamp(x, low, high)
+        clamped = torch.clamp(x, low, high)
     except RuntimeError:
         assume(False)
+    # torch 2.9 ignores a bound that is no number, where it is the only bound.
+    assume(bool(clamped.isnan().all()) or all(bound is None or bound == bound for bound in (low, high)))
     check(lambda x: torch.clamp(x, low, high), x, others=[(x.flip(0),)], opset=opset)

@@ -40,7 +40,7 @@ class Example(NamedTuple):
     @property
     def names(self) -> set[str]:
         """The names of the dynamic dimensions."""
-        return {name for name in tree_leaves(self.dynamic) if name is not None}
+        return {getattr(name, "__name__", name) for name in tree_leaves(self.dynamic) if name is not None}
 
 
 def fixed(example: Example, names: Collection[str] | None = None) -> Example:
