@@ -31,11 +31,8 @@ def reshape(g: Emitter, table: Sizes, x: ir.Value, sizes: Sequence[Any]) -> ir.V
     """
     result = _reshaped(g, table, x, sizes)
     producer = result.producer()
-    if (
-        producer is not None
-        and producer.op_type == "Reshape"
-        and not any(isinstance(s, int) and s == -1 for s in sizes)
-    ):
+    is_reshape = producer is not None and producer.op_type == "Reshape"
+    if is_reshape and -1 not in [size for size in sizes if isinstance(size, int)]:
         result.shape = table.shape_of(tuple(map(table.dim_of, sizes)))
     return result
 
