@@ -152,8 +152,8 @@ def compared(target: str, path: Path, seconds: float) -> tuple[Counter[str], lis
         {
             "models": 1,
             "nodes": len(operators),
-            "run": ran,
-            "do not run, as predicted": not ran and bool(breaks),
+            "run": int(ran),
+            "do not run, as predicted": int(not ran and bool(breaks)),
             "left": len(left),
             "predicted": len(predicted),
         }
