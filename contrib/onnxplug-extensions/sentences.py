@@ -36,6 +36,14 @@ class SentenceEncoder(torch.nn.Module):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
+        try:
+            import torchvision  # noqa: F401
+        except ImportError:
+            pass
+        except RuntimeError as error:  # transformers imports it
+            sys.exit(
+                f"the installed torchvision does not fit torch {torch.__version__}: install its own, or none ({error})"
+            )
         import transformers
 
         self.tokenizer = Tokenizer(transformers.AutoTokenizer.from_pretrained(folder), max_length=256)
