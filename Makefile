@@ -39,9 +39,12 @@ PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug
 # Packages for libraries that only `make packages` installs.
 LIBRARIES := bitsandbytes diffusers extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio torchvision vllm xformers
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray and
-# tritonclient, for its schema of ensembles, are for tests of onnxplug-fleet alone.
+# tritonclient, for its schema of ensembles, are for tests of onnxplug-fleet alone; so are s3fs and moto, a server of S3, with what they import.
 ALONE_fbgemm := torchrec==1.9.2
-ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs tritonclient==2.73.0
+ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referencing rpds-py attrs tritonclient==2.73.0 \
+  s3fs==2026.9.0 aiobotocore==3.10.0 aioitertools==0.13.0 botocore==1.43.117 boto3==1.43.117 s3transfer==0.19.3 jmespath==1.1.0 wrapt==2.5.2 \
+  moto==5.2.5 xmltodict==1.0.4 responses==0.26.3 py-partiql-parser==0.6.3 flask==3.1.3 flask-cors==6.0.5 werkzeug==3.1.9 blinker==1.9.0 \
+  itsdangerous==2.2.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12
 # Without their CUDA kernels, and with triton, whose interpreter runs the others.
 ALONE_mamba := --no-build-isolation mamba_ssm==2.3.2.post1 causal_conv1d==1.7.0 einops==0.8.2 triton==3.9.0
 .venv-mamba/installed: export MAMBA_SKIP_CUDA_BUILD := TRUE

@@ -12,6 +12,9 @@ from typing import Any
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug_fleet.identity import contents, digest
 
+#: Stores without folders: to make one would make the bucket of a mistyped URL.
+_OF_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
+
 
 class Store:
     """Results by their keys.
@@ -38,7 +41,11 @@ class Store:
     @property
     def is_local(self) -> bool:
         """Whether it is a folder of this machine."""
-        return "file" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
+        return "file" in self._protocols
+
+    @property
+    def _protocols(self) -> set[str]:
+        return set(self.fs.protocol if isinstance(self.fs.protocol, tuple | list) else (self.fs.protocol,))
 
     def path(self, name: str) -> str:
         """The path of an entry, as the file system has it."""
@@ -87,12 +94,16 @@ class Store:
             entry = f"{name}/{path.relative_to(folder).as_posix()}"
             self._written(lambda path=path, entry=entry: self._copy(path, entry))
 
+    def _make_folder(self, entry: str) -> None:
+        if not self._protocols & _OF_BUCKETS:
+            self.fs.makedirs(posixpath.dirname(self.path(entry)), exist_ok=True)
+
     def _copy(self, path: Path, entry: str) -> None:
-        self.fs.makedirs(posixpath.dirname(self.path(entry)), exist_ok=True)
+        self._make_folder(entry)
         self.fs.put_file(str(path), self.path(entry))
 
     def _write(self, entry: str, content: bytes) -> None:
-        self.fs.makedirs(posixpath.dirname(self.path(entry)), exist_ok=True)
+        self._make_folder(entry)
         if not self.is_local:
             self.fs.pipe_file(self.path(entry), content)
             return
