@@ -163,6 +163,13 @@ def _text(config: Any) -> Inputs:
     return {"input_ids": ids}, {"input_ids": axes}
 
 
+def _prefixed_text(config: Any) -> Inputs:
+    """With the tokens of the prefix, which sees all of itself."""
+    inputs, axes = _text(config)
+    kinds = (torch.arange(9) > 5).long().repeat(2, 1)
+    return {**inputs, "token_type_ids": kinds}, {**axes, "token_type_ids": axes["input_ids"]}
+
+
 def _text_pair_and_mask(config: Any) -> Inputs:
     """These make a mask themselves, but not while torch.export traces them."""
     mask = (torch.arange(9)[None] < torch.tensor([[9], [6]])).long()
@@ -215,6 +222,14 @@ def _pictures_of_size(*size: int) -> Callable[[Any], Inputs]:
 def _films(config: Any) -> Inputs:
     film, axes = _film(config)
     return {"pixel_values": film}, {"pixel_values": axes}
+
+
+def _masked_films(config: Any) -> Inputs:
+    """As many tubes of patches are hidden in each film."""
+    inputs, axes = _films(config)
+    tubes = config.num_frames // config.tubelet_size * (config.image_size // config.patch_size) ** 2
+    hidden = (torch.arange(tubes) % 3 > 0).repeat(2, 1)
+    return {**inputs, "bool_masked_pos": hidden}, {**axes, "bool_masked_pos": {0: "batch"}}
 
 
 def _mel_of_length(length: int, *more: str) -> Callable[[Any], Inputs]:
@@ -391,12 +406,16 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "reading tapas": _table,
     "video timesformer": _films,
     "video videomae": _films,
+    "base videomae": _films,
+    "base vivit": _films,
+    "pretraining videomae": _masked_films,
     "video vivit": _films,
     "contrastive siglip2": _patches_and_text,
     "audio whisper": _mel_of_length(80),
     "audio audio-spectrogram-transformer": _spectrogram_of_model,
     "base audio-spectrogram-transformer": _spectrogram_of_model,
     "base dia": _text_and_codes,
+    "base paligemma": _prefixed_text,
     "base musicgen": _codebooks,
     "base musicgen_melody": _codebooks,
     "base bridgetower": _picture_and_text,

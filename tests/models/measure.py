@@ -25,7 +25,7 @@ import onnxplug
 from onnxplug import CaptureError, VerificationError
 from onnxplug.verification.verify import Uncertain
 from tests.models.configurations import small_settings
-from tests.models.examples import Example, fixed, sizes, widened
+from tests.models.examples import Example, fixed, numbered, sizes, widened
 from tests.models.inputs import draw_inputs
 from tests.models.libraries import OTHERS, PLUGINS_OF_OTHERS, other_model
 from tests.models.multimodal import SIZES, depend_on_each_other, draw_images_and_text
@@ -228,7 +228,7 @@ def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[]
     """The ways round a refusal, each with what makes the example for it."""
     if not peer:
         yield "plugins", lambda: example
-    smaller = {"static height and width": example.narrow}
+    smaller = {"static height and width": example.narrow, "sizes of images as numbers, static batch": numbered(example)}
     if {"batch"} < example.names:
         smaller["static batch"] = fixed(example, {"batch"})
     if example.dynamic is not None:

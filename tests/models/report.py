@@ -225,6 +225,7 @@ _WAYS = {
     "static sizes": "static batch and lengths: leave out `dynamic_shapes`",
     "static batch": "a static batch",
     "static height and width": "images of one size",
+    "sizes of images as numbers": "give `image_sizes` as a list of Python's numbers",
     "torch.jit.trace": "export `torch.jit.trace(model, ...)`; its branches are those of the example inputs",
 }
 
