@@ -139,6 +139,20 @@ def test_groups_around_a_loop(read: str, is_whole: bool) -> None:
     assert [f.operator for f in fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "webgpu")] != whole
 
 
+@pytest.mark.parametrize("read", ["c", "r", "t"])
+@pytest.mark.parametrize("operator", ["Conv(x, w)", "Identity(x)", "Tanh(x)"])
+def test_groups_with_a_convolution(operator: str, read: str) -> None:
+    """What onnxruntime-openvino 1.24.1 did with each: a group is left if a node that is left reads a Conv or an Identity of it."""
+    text = "g (float[1,1,3,3] x, float[1,1,1,1] w) => (float[1,1,3,3] y, bool[1,1,3,3] n) { "
+    text += f"c = {operator} r = Relu(c) t = Tanh(r) n = IsNaN({read}) y = Mul(t, t) }}"
+    model = onnx.helper.make_model(onnx.parser.parse_graph(text), opset_imports=[onnx.helper.make_opsetid("", 21)])
+    result = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
+    whole = read == "c" and operator != "Tanh(x)"
+    assert [f.operator for f in result] == (
+        [operator.partition("(")[0], "Relu", "Tanh", "IsNaN", "Mul"] if whole else ["IsNaN"]
+    )
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnxplug.to_onnx(Mixed(), MIXED).save(path)
