@@ -1,7 +1,7 @@
 """Groups of nodes that a provider computes at once.
 
 QNN's are made as if a loop did not wait for what its body reads. OpenVINO's are connected nodes between those that it leaves, in
-ONNX Runtime's order; it leaves a group too, if a node outside reads a Conv or an Identity of it.
+ONNX Runtime's order; it leaves some of the groups too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _groups(nodes: Mapping[ir.Node, set[ir.Node]], left: Collection[ir.Node]) ->
 
 
 def groups_left(graph: ir.Graph, left: Collection[ir.Node]) -> set[ir.Node]:
-    """The nodes of groups that OpenVINO leaves, because a node outside of a group reads the result of a Conv or an Identity of it.
+    """The nodes of groups that OpenVINO leaves: of one node (but the last); with a Conv or an Identity that a node outside reads.
 
     Args:
         graph: The graph.
@@ -80,10 +80,17 @@ def groups_left(graph: ir.Graph, left: Collection[ir.Node]) -> set[ir.Node]:
         for producer in producers:
             readers[producer].add(node)
     found: set[ir.Node] = set()
-    for group in _runs(nodes, readers, left) if left else ():
-        if any(node.op_type in ("Conv", "Identity") and not readers[node] <= group for node in group):
+    groups = list(_runs(nodes, readers, left)) if left else []
+    for group in groups:
+        read_outside = any(node.op_type in ("Conv", "Identity") and not readers[node] <= group for node in group)
+        if read_outside or (len(group) == 1 and group is not groups[-1] and not all(map(_is_constant, group))):
             found |= group
     return found
+
+
+def _is_constant(node: ir.Node) -> bool:
+    """Whether a node reads weights alone."""
+    return all(value is None or value.is_initializer() for value in node.inputs)
 
 
 def _runs(

@@ -102,10 +102,10 @@ class Judge:
             if is_circular(model.graph, left):
                 reason = "a group of nodes is computed before and after a loop that reads of it, so that ONNX Runtime takes none"
                 judged = {node: judgement or (reason, "") for node, judgement in judged.items()}
-        if self.table.get("keeps_convolutions"):
+        if self.table.get("leaves_groups"):
             # Where a node breaks, it is taken.
             left = [node for node, judgement in judged.items() if judgement is not None and not judgement[1]]
-            reason = "its group of nodes has a Conv or an Identity of which a node outside reads"
+            reason = "its group is this node alone, or has a Conv or an Identity that a node outside reads"
             judged |= {node: (reason, "") for node in groups_left(model.graph, left) if judged.get(node, "") is None}
         for node, judgement in judged.items():
             if judgement is not None:

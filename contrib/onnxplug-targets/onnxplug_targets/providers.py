@@ -22,7 +22,7 @@ class Provider:
         library: The module of a provider that is a library of its own, which says where that is.
         tolerance: How far its float32 may be from the CPU's, as a part.
         overlooks_subgraphs: Whether its groups of nodes are made without what subgraphs read (:mod:`onnxplug_targets.groups`).
-        keeps_convolutions: Whether it leaves groups of whose convolutions others read (ditto).
+        leaves_groups: Whether it leaves some groups of the nodes that it takes (ditto).
     """
 
     target: str
@@ -35,7 +35,7 @@ class Provider:
     library: str = ""
     tolerance: float = 1e-2
     overlooks_subgraphs: bool = False
-    keeps_convolutions: bool = False
+    leaves_groups: bool = False
 
     def facts(self) -> dict[str, Any]:
         """What its table says of it."""
@@ -48,7 +48,7 @@ class Provider:
             "command": f"python -m onnxplug_targets.probing {self.target}",
             "opsets": [self.since, self.until],
             **({"overlooks_subgraphs": True} if self.overlooks_subgraphs else {}),
-            **({"keeps_convolutions": True} if self.keeps_convolutions else {}),
+            **({"leaves_groups": True} if self.leaves_groups else {}),
         }
 
     def session(self, model: bytes | str, *, plain: bool = True) -> Any:
@@ -113,7 +113,7 @@ PROVIDERS = {
             "OpenVINOExecutionProvider",
             "onnxruntime-openvino",
             _OPENVINO,
-            keeps_convolutions=True,
+            leaves_groups=True,
         ),
         Provider("webgpu", "WebGPU", "WebGpuExecutionProvider", "onnxruntime-webgpu"),
         Provider(
