@@ -1,4 +1,8 @@
-"""Groups of nodes that a provider computes at once, made as QNN's makes them: a loop does not wait for what its body reads."""
+"""Groups of nodes that a provider computes at once.
+
+QNN's are made as if a loop did not wait for what its body reads. OpenVINO's are connected nodes between those that it leaves, in
+ONNX Runtime's order; it leaves some of the groups too.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,74 @@ def _groups(nodes: Mapping[ir.Node, set[ir.Node]], left: Collection[ir.Node]) ->
                     if not waiting[use.node]:
                         ready.append(use.node)
     yield group
+
+
+def groups_left(graph: ir.Graph, left: Collection[ir.Node]) -> set[ir.Node]:
+    """The nodes of groups that OpenVINO leaves: of one node (but the last); with a Conv or an Identity that a node outside reads.
+
+    Args:
+        graph: The graph.
+        left: Its nodes that the provider does not compute.
+    """
+    nodes = {
+        node: {*_producers(node), *_producers_of_subgraphs(node, graph)} for node in graph if node.op_type != "Constant"
+    }
+    readers: dict[ir.Node, set[ir.Node]] = {node: set() for node in nodes}
+    for node, producers in nodes.items():
+        for producer in producers:
+            readers[producer].add(node)
+    found: set[ir.Node] = set()
+    groups = list(_runs(nodes, readers, left)) if left else []
+    for group in groups:
+        read_outside = any(node.op_type in ("Conv", "Identity") and not readers[node] <= group for node in group)
+        if read_outside or (len(group) == 1 and group is not groups[-1] and not all(map(_is_constant, group))):
+            found |= group
+    return found
+
+
+def _is_constant(node: ir.Node) -> bool:
+    """Whether a node reads weights alone."""
+    return all(value is None or value.is_initializer() for value in node.inputs)
+
+
+def _runs(
+    nodes: Mapping[ir.Node, set[ir.Node]], readers: Mapping[ir.Node, set[ir.Node]], left: Collection[ir.Node]
+) -> Iterator[set[ir.Node]]:
+    """The connected nodes of each run between nodes that are left."""
+    runs: list[dict[ir.Node, None]] = [{}]
+    for node in _in_order(nodes, readers):
+        if node in left:
+            runs.append({})
+        else:
+            runs[-1][node] = None
+    for run in runs:
+        while run:
+            group: set[ir.Node] = set()
+            pending = [next(iter(run))]
+            while pending:
+                node = pending.pop()
+                if node in run:
+                    del run[node]
+                    group.add(node)
+                    pending += nodes[node] | readers[node]
+            yield group
+
+
+def _in_order(nodes: Mapping[ir.Node, set[ir.Node]], readers: Mapping[ir.Node, set[ir.Node]]) -> Iterator[ir.Node]:
+    """ONNX Runtime's order: depth first from the last node that nothing reads, and from the last of the nodes that each reads."""
+    numbers = {node: number for number, node in enumerate(nodes)}
+    pending = [(node, False) for node in nodes if not readers[node]]
+    seen: set[ir.Node] = set()
+    while pending:
+        node, is_done = pending.pop()
+        if is_done:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            pending += [
+                (node, True),
+                *((producer, False) for producer in sorted(nodes[node] - seen, key=numbers.__getitem__)),
+            ]
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:

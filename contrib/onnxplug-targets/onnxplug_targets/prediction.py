@@ -15,7 +15,7 @@ from onnxplug.errors import UsageError
 from onnxplug.text import did_you_mean
 from onnxplug_targets.features import features, graphs_of, must_be_known, since_of
 from onnxplug_targets.forms import DTYPES
-from onnxplug_targets.groups import is_circular
+from onnxplug_targets.groups import groups_left, is_circular
 from onnxplug_targets.table import WRONG, load
 
 _ONNX = ("", "ai.onnx")
@@ -102,6 +102,11 @@ class Judge:
             if is_circular(model.graph, left):
                 reason = "a group of nodes is computed before and after a loop that reads of it, so that ONNX Runtime takes none"
                 judged = {node: judgement or (reason, "") for node, judgement in judged.items()}
+        if self.table.get("leaves_groups"):
+            # Where a node breaks, it is taken.
+            left = [node for node, judgement in judged.items() if judgement is not None and not judgement[1]]
+            reason = "its group is this node alone, or has a Conv or an Identity that a node outside reads"
+            judged |= {node: (reason, "") for node in groups_left(model.graph, left) if judged.get(node, "") is None}
         for node, judgement in judged.items():
             if judgement is not None:
                 operator = f"{node.domain}::{node.op_type}" if node.domain not in _ONNX else node.op_type

@@ -22,6 +22,7 @@ class Provider:
         library: The module of a provider that is a library of its own, which says where that is.
         tolerance: How far its float32 may be from the CPU's, as a part.
         overlooks_subgraphs: Whether its groups of nodes are made without what subgraphs read (:mod:`onnxplug_targets.groups`).
+        leaves_groups: Whether it leaves some groups of the nodes that it takes (ditto).
     """
 
     target: str
@@ -34,6 +35,7 @@ class Provider:
     library: str = ""
     tolerance: float = 1e-2
     overlooks_subgraphs: bool = False
+    leaves_groups: bool = False
 
     def facts(self) -> dict[str, Any]:
         """What its table says of it."""
@@ -46,6 +48,7 @@ class Provider:
             "command": f"python -m onnxplug_targets.probing {self.target}",
             "opsets": [self.since, self.until],
             **({"overlooks_subgraphs": True} if self.overlooks_subgraphs else {}),
+            **({"leaves_groups": True} if self.leaves_groups else {}),
         }
 
     def session(self, model: bytes | str, *, plain: bool = True) -> Any:
@@ -104,7 +107,14 @@ _QNN = {"backend_path": "{library}/libQnnHtp.so"}
 PROVIDERS = {
     provider.target: provider
     for provider in (
-        Provider("openvino", "OpenVINO", "OpenVINOExecutionProvider", "onnxruntime-openvino", _OPENVINO),
+        Provider(
+            "openvino",
+            "OpenVINO",
+            "OpenVINOExecutionProvider",
+            "onnxruntime-openvino",
+            _OPENVINO,
+            leaves_groups=True,
+        ),
         Provider("webgpu", "WebGPU", "WebGpuExecutionProvider", "onnxruntime-webgpu"),
         Provider(
             "qnn",

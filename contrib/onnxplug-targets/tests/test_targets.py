@@ -139,6 +139,32 @@ def test_groups_around_a_loop(read: str, is_whole: bool) -> None:
     assert [f.operator for f in fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "webgpu")] != whole
 
 
+@pytest.mark.parametrize("read", ["c", "r", "t"])
+@pytest.mark.parametrize("operator", ["Conv(x, w)", "Identity(x)", "Tanh(x)"])
+def test_groups_with_a_convolution(operator: str, read: str) -> None:
+    """What onnxruntime-openvino 1.24.1 did with each: a group is left if a node that is left reads a Conv or an Identity of it."""
+    text = "g (float[1,1,3,3] x, float[1,1,1,1] w) => (float[1,1,3,3] y, bool[1,1,3,3] n) { "
+    text += f"c = {operator} r = Relu(c) t = Tanh(r) n = IsNaN({read}) y = Mul(t, t) }}"
+    model = onnx.helper.make_model(onnx.parser.parse_graph(text), opset_imports=[onnx.helper.make_opsetid("", 21)])
+    result = fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")
+    whole = read == "c" and operator != "Tanh(x)"
+    assert [f.operator for f in result] == (
+        [operator.partition("(")[0], "Relu", "Tanh", "IsNaN", "Mul"] if whole else ["IsNaN"]
+    )
+
+
+@pytest.mark.parametrize("last", ["y = Hardmax(b)", "h = Hardmax(b) y = Tanh(h)"])
+@pytest.mark.parametrize("group", [["Sub"], ["Sub", "Relu"]])
+def test_groups_of_one_node(group: list[str], last: str) -> None:
+    """What onnxruntime-openvino 1.24.1 did with each: a group of one node is left, if it isn't the last."""
+    text = "g (float[3,3] x) => (float[3,3] y) { r = Relu(x) q = Tanh(r) a = Hardmax(q) "
+    text += "b = Sub(a, a) " if len(group) == 1 else "s = Sub(a, a) b = Relu(s) "
+    graph = onnx.parser.parse_graph(f"{text}{last} }}")
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    result = [f.operator for f in fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "openvino")]
+    assert result == ["Hardmax", *(group if len(group) == 1 and "Tanh" in last else []), "Hardmax"]
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnxplug.to_onnx(Mixed(), MIXED).save(path)
