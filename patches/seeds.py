@@ -74,9 +74,13 @@ class Draws:
                     "other numbers, anew at each run",
                 )
         if numbers is None:
+            # torch before 2.10 has no place for a generator in a graph, and no rule reads one.
+            kwargs = {name: None if name == "generator" else value for name, value in kwargs.items()}
             return self._original(mode, func, pre_dispatch, args, kwargs)
         self._warn(place, "draws random numbers after it has set a seed: they are constants of the exported model")
-        constant = self._original(mode, _ATEN.lift_fresh.default, pre_dispatch, (numbers,), {})
+        lifted = self._original(mode, _ATEN.lift_fresh.default, pre_dispatch, (numbers,), {})
+        # As of torch.tensor(...): torch before 2.10 fails at a constant that no operator uses without it.
+        constant = self._original(mode, _ATEN.detach_.default, pre_dispatch, (lifted,), {})
         if not func._schema.is_mutable:
             return constant
         self._original(mode, _ATEN.copy_.default, pre_dispatch, (args[0], constant), {})

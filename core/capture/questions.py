@@ -330,7 +330,8 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
             shapes = [a.shape for a in arguments if isinstance(a, torch.Tensor)]
             shape = next((tuple(s) for s in shapes if all(type(n) is int for n in s) and int(number) in s), None)
         frame = frame.f_back
-    yield Fixing(env.var_to_sources[symbol][0].name, int(number), place, operator, shape)
+    name: Any = env.var_to_sources[symbol][0].name  # a method before torch 2.10
+    yield Fixing(name() if callable(name) else name, int(number), place, operator, shape)
 
 
 # -- texts, comparisons and arithmetic, which torch answers without a question -----------------------------------------

@@ -81,6 +81,11 @@ class OwnNumbers(nn.Module):
         return x[:, : int(max(float(self.width), 1.0))] * float(self.scale.to(x.device, torch.float32))
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9 asks how long a slice up to a number of a tensor is",
+)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_numbers_read_from_the_models_own_tensors_are_captured_in_strict_mode(
     requires_grad: bool, exports: list[bool]

@@ -37,6 +37,9 @@ def test_a_quantised_model_names_the_package(make: Any) -> None:
     assert error.value.hint == "pip install onnxplug-quantized"
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.9."), reason="torch 2.9 traces no quantised tensors: a CaptureError"
+)
 def test_functions_of_quantised_tensors_name_the_package() -> None:
     with pytest.raises(CaptureError) as error:
         onnxplug.to_onnx(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).int_repr(), (X,), plugins=[])

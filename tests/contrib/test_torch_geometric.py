@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -232,19 +232,35 @@ def verify(model: Taking, opset: int | None = None, sizes: Any = SIZES) -> onnxp
     return program
 
 
-@pytest.mark.parametrize("name", MODELS)
+OF_COUNTED_GRAPHS = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9 asks whether a softmax, a slice or an expansion of as many rows as data has graphs is empty",
+)
+
+
+def marked(models: Iterable[str]) -> list[Any]:
+    """The names of models, with a mark at those that torch 2.9 does not trace."""
+    return [
+        pytest.param(name, marks=OF_COUNTED_GRAPHS if name in ("Classifier", "to_dense_batch", "SAGPooling") else ())
+        for name in models
+    ]
+
+
+@pytest.mark.parametrize("name", marked(MODELS))
 def test_model(name: str) -> None:
     verify(MODELS[name]())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", marked(MORE))
 def test_more_models(name: str) -> None:
     # torch's own LSTM takes no sequence without steps.
     verify(MORE[name](), sizes=[size for size in SIZES if size[1] or "lstm" not in name])
 
 
 @pytest.mark.parametrize("opset", [13, 16, 23])
+@OF_COUNTED_GRAPHS
 def test_other_opsets(opset: int) -> None:
     """Reductions by index came with 16 and 18."""
     assert verify(MODELS["Classifier"](), opset).model.opset_imports[""] == opset
@@ -297,6 +313,7 @@ def test_one_graph_as_input() -> None:
         data_shapes(torch.ones(2))
 
 
+@OF_COUNTED_GRAPHS
 def test_torch_geometric_is_put_back() -> None:
     from torch_geometric.utils import _to_dense_batch
 
@@ -308,6 +325,7 @@ def test_torch_geometric_is_put_back() -> None:
         gnn.LSTMAggregation(8, 8)(torch.randn(3, 8), torch.tensor([1, 0, 1]))
 
 
+@OF_COUNTED_GRAPHS
 def test_a_declared_dimension_is_not_static() -> None:
     program = verify(MODELS["Classifier"]())
     shapes = {value.name: [str(d) for d in value.shape] for value in program.model.graph.inputs}

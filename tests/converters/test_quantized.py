@@ -377,8 +377,13 @@ def test_integers_to_eight_bit_floats(dtype: torch.dtype) -> None:
     check(lambda x: x + torch.full((10,), 500.0).to(dtype).float(), x.float())
 
 
+BY_ROWS = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."), strict=True, reason="torch 2.9's _scaled_mm has no scales by rows on a CPU"
+)
+
+
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16, None], ids=str)
-@pytest.mark.parametrize("rowwise", [False, True])
+@pytest.mark.parametrize("rowwise", [False, pytest.param(True, marks=BY_ROWS)])
 def test_scaled_product(rowwise: bool, out: torch.dtype | None) -> None:
     a = tensor(16, 32, scale=1.0).to(torch.float8_e4m3fn).float()
     b = tensor(8, 32, scale=1.0, seed=1).to(torch.float8_e4m3fn).float()

@@ -35,6 +35,10 @@ KINDS = {
 }
 
 
+#: onnxplug-quantized captures its stand-ins there, and has other errors (its own tests).
+FAKE = pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 traces no quantised tensors")
+
+
 def quantized(x: torch.Tensor, scale: float = 0.25, zero_point: int = 10, dtype: torch.dtype = torch.quint8) -> Any:
     return torch.quantize_per_tensor(x, scale, zero_point, dtype)
 
@@ -142,6 +146,7 @@ def test_empty() -> None:
     check(lambda x: quantized(x[:, :0]).t().dequantize(), OTHER, others=[(OTHER[:1],)], dynamic=[ROWS])
 
 
+@FAKE
 def test_in_a_branch() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: quantized(x).dequantize() + 0, lambda x: x * 2, (x,))
@@ -161,6 +166,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
 }
 
 
+@FAKE
 @pytest.mark.parametrize("name", REFUSED)
 def test_operators_without_a_rule_are_refused(name: str) -> None:
     model, op = REFUSED[name]
@@ -184,6 +190,7 @@ UNSUPPORTED: dict[str, tuple[Function, str]] = {
 }
 
 
+@FAKE
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported(name: str) -> None:
     model, message = UNSUPPORTED[name]

@@ -282,7 +282,15 @@ def test_chunks_of_a_dynamic_axis(chunks: int) -> None:
     check(lambda x: x.chunk(chunks, 1), torch.randn(3, 8), others=others, dynamic=({1: torch.export.Dim.DYNAMIC},))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+#: Strict: the test says when a release of torch 2.9 has it.
+LEFT = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9's kernel for tracing pad_sequence has no padding_side",
+)
+
+
+@pytest.mark.parametrize("side", [pytest.param("left", marks=LEFT), "right"])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_any_sequence_may_be_the_longest(batch_first: bool, side: str) -> None:
     def padded(*sequences: torch.Tensor) -> torch.Tensor:

@@ -107,7 +107,7 @@ def _results(output: Tensor, logarithms: Tensor) -> Results:
 
 def _count(offsets: Tensor) -> Any:
     """The number of sequences, counted at run time: torch asks of a size that follows from another whether it is 1."""
-    count: Any = torch.ones_like(offsets, dtype=torch.int64).sum().item() - 1
+    count: Any = (torch.ones_like(offsets, dtype=torch.int64).sum() - 1).item()  # torch 2.9 asks of a sum of sizes, too
     torch._check(count >= 0)
     return count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +16,12 @@ INTEGERS = {
     torch.qint8: (torch.int8, -128, 127),
     torch.qint32: (torch.int32, -(2**31), 2**31 - 1),
 }
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch 2.15 calls it deprecated
+    _HALF = torch.quantize_per_tensor(torch.tensor([0.5]), 1.0, 1, torch.qint32).int_repr()
+#: Whether the installed torch rounds before it adds the zero point (2.9 and 2.15, not 2.13): 0.5 goes to 0 then, and 0.5 + 1 to 2
+#: else.
+_ROUNDS_FIRST = int(_HALF) == 1
 #: What only depends on the shape and the place of a tensor, not on its numbers.
 _OF_SHAPE = frozenset(
     "shape size dim ndim ndimension numel nelement stride is_contiguous device layout is_cuda".split()
@@ -137,7 +144,9 @@ def _quantised_to_32_bits(numbers: torch.Tensor, scale: Any, zero_point: Any) ->
     """As the kernel does it; ``quantized_decomposed`` clamps in float32, which can't represent the greatest int32."""
     _, low, high = INTEGERS[torch.qint32]
     inverse = scale.float().reciprocal() if isinstance(scale, torch.Tensor) else float(1 / np.float32(scale))
-    return (numbers * inverse + zero_point).round().double().clamp(low, high).to(torch.int32)
+    scaled = numbers * inverse
+    levels = scaled.round() + zero_point if _ROUNDS_FIRST else (scaled + zero_point).round()
+    return levels.double().clamp(low, high).to(torch.int32)
 
 
 def _operator(name: str) -> Any:

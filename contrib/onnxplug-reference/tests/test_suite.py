@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from onnxplug_reference import ExtendedReferenceEvaluator, TorchReferenceEvaluator
@@ -26,6 +27,8 @@ NUMPY = {
     "simple/test_gradient_of_add": _GRADIENT,
     "simple/test_gradient_of_add_and_mul": _GRADIENT,
 }
+if onnx.__version__.startswith("1.21."):
+    NUMPY["test_adam_multiple"] = "the test's node lacks the epsilon of its results"
 #: Tests that the evaluator by PyTorch's operators does not pass.
 TORCH = NUMPY
 PARTS = pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3))])

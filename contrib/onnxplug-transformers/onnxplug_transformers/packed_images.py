@@ -82,7 +82,7 @@ class _Sizes(list[int]):
     def __iter__(self) -> Iterator[int]:
         raise TypeError("the model asks for the size of each image, of which there may be any number")
 
-    __getitem__ = __iter__  # type: ignore[assignment]
+    __getitem__ = __len__ = __iter__  # type: ignore[assignment]
 
 
 class _States(tuple[Tensor]):
@@ -91,7 +91,7 @@ class _States(tuple[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         raise TypeError("the model asks for the states of each image, of which there may be any number")
 
-    __getitem__ = __iter__  # type: ignore[assignment]
+    __getitem__ = __len__ = __iter__  # type: ignore[assignment]
 
 
 class _Together(TorchFunctionMode):

@@ -152,11 +152,16 @@ def torchao_settings(kind: str) -> Any:
     }[kind]()
 
 
+SAVED = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."), strict=True, reason="torchao 0.15, the release for torch 2.9, saves none"
+)
+
+
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
         ("4 bits", ("--fused",)),
-        ("8 bits by row", ()),
+        pytest.param("8 bits by row", (), marks=SAVED),
         *[pytest.param(kind, (), marks=pytest.mark.long) for kind in ("3 bits", "rows", "8 bits")],
     ],
 )
