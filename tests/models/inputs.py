@@ -232,6 +232,23 @@ def _masked_films(config: Any) -> Inputs:
     return {**inputs, "bool_masked_pos": hidden}, {**axes, "bool_masked_pos": {0: "batch"}}
 
 
+def _padded_history(config: Any) -> Inputs:
+    length = config.context_length
+    inputs = {
+        "past_values": torch.randn(2, length),
+        "past_values_padding": (torch.arange(length)[None] < torch.tensor([[0], [length // 4]])).long(),
+        "freq": torch.tensor([[0], [1]]),
+    }
+    return inputs, {name: {0: "batch"} for name in inputs}
+
+
+def _masked_choices(config: Any) -> Inputs:
+    axes = {0: "batch", 1: "choices", 2: "sequence"}
+    mask = torch.ones(2, 3, 9, dtype=torch.long)
+    mask[1, 1:, 6:] = 0
+    return {"input_ids": _ids(2, 3, 9), "attention_mask": mask}, {"input_ids": axes, "attention_mask": axes}
+
+
 def _mel_of_length(length: int, *more: str) -> Callable[[Any], Inputs]:
     """Mel bins before frames, the number of which is the model's; with what a decoder takes."""
 
@@ -408,6 +425,13 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "video videomae": _films,
     "base videomae": _films,
     "base vivit": _films,
+    "base longt5": _text_pair_and_mask,
+    "base switch_transformers": _text_pair_and_mask,
+    "base perceiver": _frames(lambda config: config.d_model, "inputs"),
+    "base timesformer": _films,
+    "base timesfm": _padded_history,
+    "base voxtral_realtime": _sound_and_text,
+    "choices modernbert": _masked_choices,
     "pretraining videomae": _masked_films,
     "video vivit": _films,
     "contrastive siglip2": _patches_and_text,

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from onnxplug_transformers.exchanged import exchanged
 
@@ -25,8 +27,41 @@ def _is_plain(x: Any) -> bool:
     return not isinstance(x, torch.SymInt | torch.SymFloat)
 
 
+def unfolding(self: Any, features: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """MobileViT's patches: rows of the pixels at each place within them.
+
+    A map whose sides are no multiples of the patches' is resized to such sides, and any other to its own, which changes nothing.
+    """
+    batch, channels, height, width = features.shape
+    down, across = self.patch_height, self.patch_width
+    rows, columns = (height + down - 1) // down, (width + across - 1) // across
+    features = functional.interpolate(
+        features, size=(rows * down, columns * across), mode="bilinear", align_corners=False
+    )
+    patches = features.reshape(batch, channels, rows, down, columns, across).permute(0, 3, 5, 2, 4, 1)
+    return patches.reshape(batch * down * across, rows * columns, channels), {
+        "orig_size": (height, width),
+        "batch_size": batch,
+        "channels": channels,
+        "interpolate": True,
+        "num_patches": rows * columns,
+        "num_patches_width": columns,
+        "num_patches_height": rows,
+    }
+
+
+def _is_of_known_size(self: Any, features: Tensor) -> bool:
+    return all(isinstance(size, int) for size in features.shape[-2:])
+
+
 @contextlib.contextmanager
 def dynamic_sizes() -> Iterator[None]:
     """Holds while a model is captured."""
-    with exchanged({"torch_int": (torch_int, _is_plain), "torch_float": (torch_float, _is_plain)}):
+    with exchanged(
+        {
+            "torch_int": (torch_int, _is_plain),
+            "torch_float": (torch_float, _is_plain),
+            "MobileViTLayer.unfolding": (unfolding, _is_of_known_size),
+        }
+    ):
         yield

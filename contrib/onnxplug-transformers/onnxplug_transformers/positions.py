@@ -1,0 +1,84 @@
+"""Positions that transformers keeps in Python lists, as long as the example's sequence, while a model is captured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onnxplug_transformers.exchanged import exchanged
+
+
+@contextlib.contextmanager
+def positions_of_any_length() -> Iterator[None]:
+    """Holds while a model is captured: Funnel's, and CPM-Ant's mask."""
+    with exchanged(
+        {
+            "FunnelAttentionStructure.get_position_embeds": (get_position_embeds, _is_factorized),
+            "CpmAntModel._prepare_attention_mask": (_prepare_attention_mask, lambda *_, **__: False),
+        }
+    ):
+        yield
+
+
+class _Positions(NamedTuple):
+    """A first position, and after it as many others at equal distances.
+
+    Attributes:
+        first: The position.
+        second: The one after it.
+        step: The distance from that on.
+        others: How many there are after the first.
+    """
+
+    first: int
+    second: int
+    step: int
+    others: Any
+
+    def pooled(self, block: int, of_class: bool, cut: bool) -> _Positions:
+        """Every second position; that of the class stays, where there is one, and the last one may be cut off."""
+        if of_class:
+            return _Positions(1 - 2**block, self.second, 2 * self.step, (self.others + (0 if cut else 1)) // 2)
+        return _Positions(self.first, self.first + 2 * self.step, 2 * self.step, self.others // 2)
+
+    def distances(self, stride: int, pooled: _Positions, shift: int, device: Any) -> Tensor:
+        """All distances from ``pooled`` to these, the largest first."""
+        last = self.second + self.step * (self.others - 1)
+        largest = pooled.first - self.first + shift * (pooled.others + 1) * stride
+        return torch.arange(largest, pooled.first - last - 1, -stride, dtype=torch.long, device=device)
+
+
+def _is_factorized(self: Any, *_: Any, **__: Any) -> bool:
+    return bool(self.config.attention_type == "factorized")
+
+
+def get_position_embeds(self: Any, seq_len: Any, dtype: torch.dtype, device: torch.device) -> list[list[Tensor | None]]:
+    """Funnel's sines and cosines of all distances, for each block: within its positions, and from those before to its own."""
+    width, config = self.config.d_model // 2, self.config
+    frequencies = 1 / (10000 ** (torch.arange(width, dtype=torch.int64, device=device).to(dtype) / width))
+    farthest = seq_len * 2
+    angles = torch.arange(-farthest, farthest, dtype=torch.int64, device=device).to(dtype)[:, None] * frequencies
+    table = torch.cat([self.sin_dropout(angles.sin()), self.cos_dropout(angles.cos())], -1)
+    positions, results = _Positions(0, 1, 1, seq_len - 1), []
+    for block in range(config.num_blocks):
+        pooling = None
+        if block:
+            pooled = positions.pooled(block, config.separate_cls, config.truncate_seq)
+            pooling = table[positions.distances(2 ** (block - 1), pooled, 2, device) + farthest]
+            positions = pooled
+        results.append([table[positions.distances(2**block, positions, 1, device) + farthest], pooling])
+    return results
+
+
+def _prepare_attention_mask(self: Any, input_ids: Tensor, span: Tensor, context: Tensor, length: Tensor) -> Tensor:
+    """CPM-Ant's: the prompt is seen by all, later tokens by those after them, and padding on the left by none."""
+    tokens = input_ids.shape[1]
+    places = torch.arange(tokens, device=input_ids.device)
+    visible = context[:, None, :] | (~context[:, :, None] & (places <= places[:, None]))
+    visible = visible & (span[:, None, :] == span[:, :, None])
+    known = (places < self.prompt_length) | (tokens - 1 - places < length[:, None])
+    return known[:, :, None] & known[:, None, :] & visible
