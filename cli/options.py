@@ -71,6 +71,15 @@ AbsolutePathsOption = Annotated[
 ]
 ReportOption = Annotated[Path | None, flag("report")]
 PiecesOption = Annotated[str | None, flag("pieces")]
+TritonOption = Annotated[
+    str | None,
+    _option(
+        "--triton",
+        "With --pieces: the folder becomes a model repository of Triton, whose ensemble NAME chains them",
+        "NAME",
+        GRAPH,
+    ),
+]
 FunctionsOption = Annotated[bool, flag("functions")]
 FunctionClassesOption = Annotated[
     str | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,14 +116,21 @@ def summary(program: OnnxProgram, path: Path) -> None:
         out.print(str(program.precision), markup=False)
 
 
-def summary_of_pieces(pieces: OnnxPieces, folder: Path, *, verified: bool) -> None:
-    """The tables after an export in pieces, and the chain of the pieces."""
-    for path, program in pieces.programs.items():
-        summary(program, folder / f"{path}.onnx")
+def summary_of_pieces(pieces: OnnxPieces, files: Sequence[Path], *, verified: bool) -> None:
+    """The tables after an export in pieces, and the chain of the pieces.
+
+    Args:
+        files: Those of the pieces, in their order; further files are passed over.
+    """
+    for program, file in zip(pieces.programs.values(), files, strict=False):
+        summary(program, file)
     if pieces.chain_file is not None:
         out.print(f"{pieces.chain_file} runs them one after the other.", markup=False)
     for gap in pieces.gaps:
         out.print(f"no program chains them: {gap}", markup=False)
+    if files[-1].name == "config.pbtxt":
+        repository, model = files[-1].parents[1], files[-1].parent.name
+        out.print(f"tritonserver --model-repository={repository} serves them, and the ensemble {model}.", markup=False)
     if verified:
         out.print("The chain computes what PyTorch does.", markup=False)
 

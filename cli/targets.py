@@ -134,10 +134,10 @@ def _load_pt2(path: str) -> Target:
         raise OnnxplugError(f"{path} is not a program that torch.export.save wrote: {error}") from error
 
 
-#: The hint where a library lacks a name, by the library: models of these libraries come from plugin packages.
+#: The hint where a library is missing or lacks a name, by the library: models of these libraries come from plugin packages.
 _SOURCES = {
     library: f"{library}:{name} comes from the plugin package onnxplug-{library}, which is not active here."
-    for library, name in (("torchvision", "NAME"), ("transformers", "FOLDER"))
+    for library, name in (("torchvision", "NAME"), ("transformers", "FOLDER"), ("diffusers", "FOLDER"))
 }
 
 
@@ -209,7 +209,7 @@ def _load_module(name: str) -> Any:
     except (ImportError, ValueError):
         module = None
     if module is None:
-        raise UsageError(f"there is no module {name!r}", hint=f"TARGET is {_FORMS}.")
+        raise UsageError(f"there is no module {name!r}", hint=_SOURCES.get(name, f"TARGET is {_FORMS}."))
     return run_user_code(lambda: importlib.import_module(name), name)
 
 

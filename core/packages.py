@@ -42,6 +42,7 @@ PACKAGES = {
     "quantize=": "onnxplug_precision.program:conversion",
     "onnxplug convert": "onnxplug_precision",
     "onnxplug fleet": "onnxplug_fleet",
+    "onnxplug shardings": "onnxplug_sharding",
     "data=": "onnxplug_fleet.verification:verify_program",
     "OnnxPieces": "onnxplug_tools.pieces.pieces:OnnxPieces",
     **{

@@ -23,7 +23,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes import shape_prop
 
-from onnxplug.capture.patching import patched, patched_kernel
+from onnxplug.capture.patching import patched
+from onnxplug.patches.kernels import patched_kernel
 from onnxplug.patches.operands import expressions
 from onnxplug.torch_private import (
     DispatchKey,
@@ -53,8 +54,7 @@ def results_in_one_step() -> Iterator[None]:
         if hasattr(shape_prop, name):
             stack.enter_context(patched(shape_prop, name, _contiguity(getattr(shape_prop, name))))
         for op, sizes_of in _COMPOSITES.items():
-            original = op.py_kernels.get(composite) or functools.partial(op._op_dk, composite)
-            stack.enter_context(patched_kernel(op, composite, _kernel(original, sizes_of)))
+            stack.enter_context(patched_kernel(op, composite, functools.partial(_kernel, sizes_of=sizes_of)))
         yield
 
 
@@ -211,7 +211,7 @@ def _dense_sizes(tensor: Any, mode: Any = None) -> tuple[Any, ...] | None:
 def _kernel(original: Function, sizes_of: Callable[..., Sequence[Any] | None]) -> Function:
     def kernel(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         others = [value for value in args if isinstance(value, torch.Tensor)]
-        if type(x) is FakeTensor and not kwargs and not transforms_depth():
+        if type(x) is FakeTensor and not kwargs:
             with torch_c.DisableTorchFunction():
                 shape = sizes_of(x, *args) if _fit(x, others) else None
                 if shape is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
-from onnxplug.capture.patching import patched, patched_kernel
+from onnxplug.capture.patching import patched
+from onnxplug.patches.kernels import patched_kernel
 from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import DispatchKey
 
@@ -64,8 +64,7 @@ def norms_of_any_size(mentions: Mentions) -> Iterator[None]:
         if mentions(_normalizes):
             stack.enter_context(patched(torch.nn.functional, "_verify_spatial_size", _verify_spatial_size))
             for op in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
-                original = op.py_kernels.get(composite) or functools.partial(op._op_dk, composite)
-                stack.enter_context(patched_kernel(op, composite, _normalization(original)))
+                stack.enter_context(patched_kernel(op, composite, _normalization))
         if mentions(lambda name: name in ("local_response_norm", "LocalResponseNorm")):
             functional = torch.nn.functional
             replaced = _local_response_norm(functional.local_response_norm)

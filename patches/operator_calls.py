@@ -459,9 +459,9 @@ def remade(result: _Result, operands: Operands, results: Sequence[Any], computed
         tensor = computed if computed is not None else operands.tensors[result.operand]
         return tensor, detached(tensor)
     if result.operand >= 0:
-        memory = operands.tensors[result.operand]
+        memory = detached(operands.tensors[result.operand])
     elif result.memory != len(results):
-        memory = results[result.memory]
+        memory = detached(results[result.memory])
     else:
         memory = new_memory(result.like)
     bare = detached(result.like)

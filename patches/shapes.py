@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from onnxplug.capture.patching import patched_kernel
+from onnxplug.patches.kernels import patched_kernel
 from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
 
@@ -100,7 +101,7 @@ def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
         for op, packed in ((packet.input, False), (packet.data, True)):
             for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
                 if key in op.py_kernels:
-                    yield op, key, _recurrent(op.py_kernels[key], packed)
+                    yield op, key, functools.partial(_recurrent, packed=packed)
 
 
 @contextlib.contextmanager
@@ -114,12 +115,12 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):
-            for op, key, kernel in list(_recurrent_kernels()):
-                stack.enter_context(patched_kernel(op, key, kernel))
+            for op, key, kernel_of in list(_recurrent_kernels()):
+                stack.enter_context(patched_kernel(op, key, kernel_of))
         for concerns, names, kernel in _KERNELS:
             if concerns is None or mentions(concerns):
                 for packet, _, overload in (name.partition(".") for name in names):
                     operator = getattr(getattr(torch.ops.aten, packet, None), overload, None)  # None: not in this torch
                     if operator is not None and DispatchKey.Meta not in operator.py_kernels:
-                        stack.enter_context(patched_kernel(operator, DispatchKey.Meta, kernel))
+                        stack.enter_context(patched_kernel(operator, DispatchKey.Meta, lambda _, kernel=kernel: kernel))
         yield

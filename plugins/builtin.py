@@ -40,9 +40,9 @@ def onnxplug_decompositions() -> Mapping[str, Callable[..., Any] | None]:
 @hookimpl
 def onnxplug_rewrites() -> Iterable[Any]:
     """The builtin rewrites."""
-    from onnxplug.rewrites import attention, columns, convolution, norms, onnxruntime, patterns, quantised
+    from onnxplug.rewrites import attention, columns, convolution, norms, onnxruntime, patterns, quantised, rows
 
-    modules = (patterns, onnxruntime, quantised, norms, columns, convolution, attention)
+    modules = (patterns, onnxruntime, quantised, norms, columns, convolution, attention, rows)
     return [rewrite for module in modules for rewrite in module.REWRITES]
 
 

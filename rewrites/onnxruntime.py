@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import int_attribute, is_op, made_by, read_by, reads
 from onnxplug.rewrite.rewrite import Rewrite
+from onnxplug.rewrites.rows import are_few
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
@@ -180,6 +181,8 @@ def scatter_in_turn(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     reduction = node.attributes.get("reduction")
     x, index, updates = node.inputs
     shape, places = dims_of(x), dims_of(index)
+    if are_few(g, node):
+        return None
     if reduction is None or reduction.as_string() == "none" or shape is None or not places:
         return None
     depth = places[-1]

@@ -31,7 +31,7 @@ import onnxplug, torch
 from onnxplug import *
 program = onnxplug.to_onnx(torch.nn.ReLU(), (torch.randn(3),), verify=True)
 assert not [name for name in sys.modules if name.startswith("onnxplug_")]
-for command in ("verify", "inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "fleet", "run"):
+for command in ("verify", "inspect", "bench", "compare", "bisect", "diagnose", "why", "ops", "plugins", "convert", "fleet", "shardings", "run"):
     assert run([command, "m.onnx"]) == 1
 x = torch.randn(3)
 program = onnxplug.to_onnx(torch.nn.PReLU(), (x,))

@@ -99,3 +99,27 @@ def test_the_page_of_converters_names_all_that_g_and_node_have() -> None:
     of_node = {name for name in dir(FxNode) if not name.startswith("_")}
     assert sorted(named["g"]) == sorted(of_builder)
     assert sorted(named["node"]) == sorted(of_node)
+
+
+def test_the_map_of_contributing_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = text[text.index("## Where things are") : text.index("## How a converter is written")]
+    folders = [
+        ROOT / name for name in ("benchmarks", "docs", "patches", "operators", "rewrites", "verification", "tests")
+    ]
+    engine = [ROOT / name for name in ("core", "plugins", "cli", "converters")]
+    paths = [path for folder in (*engine, *folders, CONTRIB) for path in (folder, *folder.rglob("*"))]
+    known = {path.as_posix() for path in paths if path.is_dir() or path.suffix == ".py"}
+    named = set(re.findall(r"`([\w./-]+(?:\.py|/))`", text))
+    missing = [name for name in named if not any(path.endswith("/" + name.rstrip("/")) for path in known)]
+    assert not missing
+    modules = {path.name for folder in engine[:3] for path in folder.glob("*.py")}
+    unnamed = modules - {name.rpartition("/")[2] for name in named} - {"__init__.py", "__main__.py", "version.py"}
+    assert unnamed == set()
+
+
+@pytest.mark.parametrize("page", ["README.md", "contrib/README.md"])
+def test_every_package_is_in_the_table(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    rows = set(re.findall(r"`(onnxplug-[\w-]+)`", "".join(re.findall(r"^\|[^|]*\|", text, re.MULTILINE))))
+    assert rows == {path.parent.name for path in CONTRIB.glob("*/pyproject.toml")}

@@ -20,6 +20,7 @@ from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.torch_private import TorchDispatchMode
 from onnxplug.verification.eager import run_graph
 from onnxplug.verification.inputs import clone_leaves
+from onnxplug.verification.kernels import moved_apart
 from onnxplug.verification.repetition import WIDE, Repetition
 
 #: How often inputs and weights are changed by one unit of rounding.
@@ -27,6 +28,9 @@ _RUNS = 3
 
 #: A network rounds at each layer, not only its inputs: the factor by which results may differ more.
 _FACTOR = 16
+
+#: How many times their measured distance the kernels of an operator may be apart.
+_KERNELS = 2
 
 #: How far inputs and weights are moved, once each, to see which operators jump.
 _UNITS_OF_JUMPS = (1, 2, 4, 8)
@@ -47,8 +51,9 @@ def rounding_slack(
 
     The model runs again with each floating-point input and weight changed by one unit of rounding, up or down at random. The
     change of an element is its uncertainty: large for a sum of large numbers that nearly cancel, small for an ordinary element,
-    and too small to excuse a model that computes something else altogether. Indices, masks, branches and integers stay those of
-    the first run, so that a choice that rounding flips gives no slack: :mod:`onnxplug.verification.choices` judges choices.
+    and too small to excuse a model that computes something else altogether. In further runs the results of operators whose kernels
+    are farther apart (:mod:`onnxplug.verification.kernels`) are moved, and nothing else. Indices, masks, branches and integers are
+    those of the first run: a choice that rounding flips gives no slack, :mod:`onnxplug.verification.choices` judges it.
 
     Args:
         run: Runs a model on flattened inputs, which it may write, and gives its results by name.
@@ -78,15 +83,32 @@ def rounding_slack(
                 move = partial(_moved, generator=generator, precision=precision)
                 with repetition.again(move, each) if same_choices else nullcontext():
                     moved = _results(run, moved_model, moved_leaves)
-                for index, (x, y) in enumerate(zip(first, moved, strict=True)):
-                    known = slack[index]
-                    if known is not None and x is not None and y is not None and x.shape == y.shape:
-                        slack[index] = known.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * _FACTOR)
+                slack = _widened(slack, first, moved, _FACTOR)
+            for up in (True, False, torch.Generator().manual_seed(runs)) if same_choices and repetition.kernels else ():
+                cloned = clone_leaves(leaves)
+                with repetition.again(apart=partial(moved_apart, up=up)):
+                    moved = _results(run, model, cloned)
+                slack = _widened(slack, first, moved, _KERNELS)
     except Exception:
         return []
     return [
         s if x is not None and y is not None and _same(x, y) else None
         for s, x, y in zip(slack, first, again, strict=True)
+    ]
+
+
+def _widened(
+    slack: Sequence[torch.Tensor | None],
+    first: Sequence[torch.Tensor | None],
+    moved: Sequence[torch.Tensor | None],
+    factor: float,
+) -> list[torch.Tensor | None]:
+    """Slack that is at least as large as some times the changes of another run."""
+    return [
+        known.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * factor)
+        if known is not None and x is not None and y is not None and x.shape == y.shape
+        else known
+        for known, x, y in zip(slack, first, moved, strict=True)
     ]
 
 

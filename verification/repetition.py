@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
+from onnxplug.verification.kernels import are_apart
 
 #: Changes of at most this number of units of a result's own rounding are not examined.
 _UNITS = 4
@@ -34,11 +35,16 @@ WIDE = {
 }
 
 
+def _as_it_is(func: Any, operands: Any, result: Any) -> Any:
+    return result
+
+
 class Repetition(TorchDispatchMode):
     """Records the operands and choices of a run's operators, and makes other runs choose the same.
 
     Attributes:
         jumped: Whether a result of another run has jumped; whoever reads it sets it back.
+        kernels: Whether the first run had operators whose kernels are apart.
 
     Raises:
         ValueError: Another run does not call the same operators.
@@ -48,20 +54,27 @@ class Repetition(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.jumped = False
+        self.jumped = self.kernels = False
         self._kept: list[tuple[Any, Any, list[Any]]] = []
         self._left: Iterator[tuple[Any, Any, list[Any]]] | None = None
         self._move: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._each = False
+        self._apart: Callable[[Any, Any, Any], Any] = _as_it_is
 
-    def again(self, move: Callable[[torch.Tensor], torch.Tensor] | None = None, each: bool = False) -> Repetition:
+    def again(
+        self,
+        move: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        each: bool = False,
+        apart: Callable[[Any, Any, Any], Any] | None = None,
+    ) -> Repetition:
         """For ``with``: the choices of the first run hold.
 
         Args:
             move: Moves what the model makes of constants alone, as if it were a weight.
             each: Move the result of each operator.
+            apart: Moves an operator's result, given the operator and its operands, by what its kernels may differ.
         """
-        self._left, self._move, self._each = iter(self._kept), move, each
+        self._left, self._move, self._each, self._apart = iter(self._kept), move, each, apart or _as_it_is
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,6 +87,7 @@ class Repetition(TorchDispatchMode):
         operands = _cloned((args, named))
         leaves, spec = pytree.tree_flatten(func(*args, **named))
         if self._left is None:
+            self.kernels |= are_apart(func)
             self._kept.append((func, operands, [None if is_real(x) else _cloned(x) for x in leaves]))
             return pytree.tree_unflatten(leaves, spec)
         known: Any
@@ -90,7 +104,7 @@ class Repetition(TorchDispatchMode):
             else:
                 self.jumped |= bool(mask.any())
                 x = torch.where(mask, first[i], leaves[i])
-            x = self._moved(x) if is_moved else x
+            x = self._apart(func, operands, self._moved(x) if is_moved else x)
             if func._schema.is_mutable and isinstance(x, torch.Tensor):
                 leaves[i].copy_(x)
             else:

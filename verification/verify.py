@@ -16,6 +16,7 @@ from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import Captured, InputKind, OutputKind
 from onnxplug.errors import UsageError, VerificationError
 from onnxplug.fake import is_fake
+from onnxplug.interpret.ranges import ranges
 from onnxplug.observers import step
 from onnxplug.packages import load
 from onnxplug.plugin_api import VerificationCase, VerificationReport, VerificationRequest
@@ -181,7 +182,8 @@ def _verify(
             report.cases.append(pair.compare(leaves, pair.named(pair.sizes(leaves)), None))
         except Refused as refusal:
             error = refusal.__cause__
-            raise VerificationError(f"the PyTorch model does not run on its own inputs: {error}") from error
+            why = f"the PyTorch model does not run on its own inputs: {error}"
+            raise VerificationError(why, hint=pair.assumed(leaves)) from error
     for number, seed in enumerate(seeds, len(examples)):
         step(f"inputs {number + 1} of {sets}", number, sets)
         tried = len(report.skipped)
@@ -336,7 +338,9 @@ class _Pair:
             values = runner(self.feed(clone_leaves(leaves)))
         except VerificationError as error:
             where = where_text(sizes, seed)
-            raise VerificationError(f"{error.message} ({where})", hint=error.hint or self._why(leaves)) from error
+            raise VerificationError(
+                f"{error.message} ({where})", hint=error.hint or self.assumed(leaves) or self._why(leaves)
+            ) from error
         outputs = outputs_of(
             dict(zip(runner.output_names, values, strict=True)),
             expected,
@@ -351,7 +355,7 @@ class _Pair:
         try:
             worst, unstable, ties = compare_all(outputs, self.tolerances, sizes, seed, compared)
         except VerificationError as error:
-            if (reason := self._assumed(leaves) or self._unsteady(leaves, expected)) is not None:
+            if (reason := self.assumed(leaves) or self._unsteady(leaves, expected)) is not None:
                 compared.finish()
                 raise VerificationError(error.message, hint=reason) from error
             if not self._wavers(outputs, leaves):
@@ -395,11 +399,16 @@ class _Pair:
                 )
         return None
 
-    def _assumed(self, leaves: Sequence[Any]) -> str | None:
-        """A hint, where the model is not right for the sizes of the inputs, or may not be for a size of 1."""
+    def assumed(self, leaves: Sequence[Any]) -> str | None:
+        """A hint, where the model is not right for the sizes of the inputs, as beyond a range, or may not be for a size of 1."""
         if self.program is None:
             return None
         captured, sizes = _captured(self.program)[0], self.sizes(leaves)
+        named, allowed = self.named(sizes), ranges(captured)
+        for name in named.keys() & allowed.keys():
+            size, high = named[name], allowed[name].high
+            if size < allowed[name].low or (high is not None and size > high):
+                return f"The exported model is right only where {name} is {allowed[name].text()}; here it is {size}."
         for condition in captured.conditions:
             if condition.symbols <= sizes.keys() and not condition.allows(integers(sizes)):
                 return (

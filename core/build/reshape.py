@@ -31,11 +31,8 @@ def reshape(g: Emitter, table: Sizes, x: ir.Value, sizes: Sequence[Any]) -> ir.V
     """
     result = _reshaped(g, table, x, sizes)
     producer = result.producer()
-    if (
-        producer is not None
-        and producer.op_type == "Reshape"
-        and not any(isinstance(s, int) and s == -1 for s in sizes)
-    ):
+    is_reshape = producer is not None and producer.op_type == "Reshape"
+    if is_reshape and -1 not in [size for size in sizes if isinstance(size, int)]:
         result.shape = table.shape_of(tuple(map(table.dim_of, sizes)))
     return result
 
@@ -54,13 +51,13 @@ def _reshaped(g: Emitter, table: Sizes, x: ir.Value, sizes: Sequence[Any]) -> ir
     if unknown and -1 not in [size for size in target if isinstance(size, int)]:
         # Of several sizes, prefer a size that no value holds yet.
         new = [a for a in unknown if type(sizes[a]) is ir.SymbolicDim and table.find(sizes[a]) is None]
-        if len(unknown) == 1 or new:
-            inferred = (new or unknown)[0]
-            # Nothing is inferred (-1) when another size is 0, which a size that depends on data (u0) may be. ONNX Runtime's
-            # ReshapeFusion would bring the -1 back, but for allowzero=1.
-            others = [size for axis, size in enumerate(sizes) if axis != inferred]
-            if g.opset >= 14 and any(map(table.depends_on_data, others)) and _are_known(table, sizes):
-                return g.op.Reshape(x, g.vector(sizes), allowzero=1)
+        inferred = (new or unknown)[0] if len(unknown) == 1 or new else None
+        # Nothing is inferred (-1) when another size is 0, and a computed size of 0 would copy one. ONNX Runtime's ReshapeFusion
+        # would bring the -1 back, but for allowzero=1.
+        others = [size for axis, size in enumerate(sizes) if axis != inferred]
+        if g.opset >= 14 and any(map(table.may_be_empty, others)) and _are_known(table, sizes):
+            return g.op.Reshape(x, g.vector(sizes), allowzero=1)
+        if inferred is not None:
             target[inferred] = -1
     return g.op.Reshape(x, g.vector(target))
 
@@ -74,9 +71,6 @@ def _is_copied(table: Sizes, size: Any, dims: Sequence[Any]) -> bool:
 
 def _are_known(table: Sizes, sizes: Sequence[Any]) -> bool:
     try:
-        for size in sizes:
-            if type(size) is ir.SymbolicDim:
-                table.require(size)
+        return all(table.require(size) is not None for size in sizes if type(size) is ir.SymbolicDim)
     except Unsupported:
         return False
-    return True

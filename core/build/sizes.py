@@ -290,10 +290,17 @@ class Sizes:
         expr = self.expressions.get(self.name_of(size) or "") if isinstance(size, ir.Value) else None
         return expr is not None and bool(expr.is_nonnegative)
 
-    def depends_on_data(self, size: Any) -> bool:
-        """Whether a size is known only from values: it may be 0 in any run."""
-        name = self.name_of(size)
-        return name is not None and _UNBACKED.search(name) is not None
+    def may_be_empty(self, size: Any) -> bool:
+        """Whether a size may be 0 in any run: it is known only from values, or is a difference that may be 0 where no size is."""
+        name = self.name_of(size) or ""
+        if _UNBACKED.search(name) is not None:
+            return True
+        expr = self.expressions.get(name)
+        if expr is None or not expr.is_Add or not expr.is_polynomial():
+            return False
+        ones = dict.fromkeys(expr.free_symbols, 1)
+        # A sum without a decreasing term is smallest where all sizes are 1.
+        return bool(expr.subs(ones) <= 0) or any(term.subs(ones) < 0 for term in expr.args if term.free_symbols)
 
     def dim_of(self, size: Any) -> Any:
         """A size as a dimension of a shape: a new dimension without a name for a scalar that has none."""

@@ -25,7 +25,7 @@ TRACING = frozenset(
     os.path.join(_CORE, *name.split("/"))
     for name in (
         *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "patches/handled.py"),
-        *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py"),
+        *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py", "patches/kernels.py"),
         "capture/symbolic_numbers.py",
     )
 )

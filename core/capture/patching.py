@@ -1,15 +1,14 @@
-"""Replaces attributes and kernels while a context holds, and restores them."""
+"""Replaces attributes while a context holds, and restores them."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from onnxplug.plugin_api import AttemptPatch, CaptureMode, CaptureRequest, Patch
-from onnxplug.torch_private import DispatchKey, OpOverload
 
 _ABSENT: Any = object()
 #: Held while torch is patched, for the whole process; torch.export patches some itself, and captures one model at a time.
@@ -48,24 +47,3 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def patched_kernel(op: OpOverload, key: DispatchKey, kernel: Callable[..., Any]) -> Iterator[None]:
-    """Gives an operator another Python kernel for a dispatch key while the context holds.
-
-    Args:
-        key: ``CompositeImplicitAutograd`` for a composite operator; ``Meta`` for the kernel that computes shapes.
-        kernel: Called with the operator's arguments.
-    """
-    before = op.py_kernels.get(key)
-    op.py_kernels[key] = kernel
-    op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        if before is None:
-            del op.py_kernels[key]
-        else:
-            op.py_kernels[key] = before
-        op._dispatch_cache.clear()

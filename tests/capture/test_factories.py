@@ -128,6 +128,23 @@ def test_draws_by_a_generator_of_a_dynamic_size(name: str) -> None:
         assert drawn.max() == 8  # of 2,700 numbers
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: torch._shape_as_tensor(x),
+        lambda x: torch._shape_as_tensor(x[0, 0]),
+        lambda x: torch._shape_as_tensor(input=x)[:2] * 2,
+        lambda x: x.reshape((*torch._shape_as_tensor(x)[:1].tolist(), -1)),
+    ],
+    ids=["shape", "no axes", "computed with", "reshape"],
+)
+def test_shape_as_tensor(model: Model) -> None:
+    program = onnxplug.to_onnx(model, (torch.randn(3, 5),), dynamic_shapes=({0: "b", 1: "n"},))
+    for sizes in ((3, 5), (1, 7), (2, 1)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(program(x)[0], model(x))
+
+
 REFUSED: dict[str, Model] = {
     "linspace of halves": lambda x: torch.linspace(-1, 3, x.shape[0], dtype=torch.float16),
     "pieces": lambda x: x.chunk(x.shape[0])[0],

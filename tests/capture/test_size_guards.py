@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.export import Dim
 
 import onnxplug
+from tests.support.sampling import examples
 from tests.support.tolerances import LOOSER
 
 Model = Callable[[torch.Tensor], torch.Tensor]
@@ -369,7 +370,7 @@ def constants(tree: Any) -> set[int]:
     return {tree} if isinstance(tree, int) else set()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=_trees, example=st.tuples(st.integers(1, 12), st.integers(1, 12)), wanted=st.sampled_from(["name", "Dim"]))
 def test_branches_drawn_at_random(tree: Any, example: tuple[int, int], wanted: str) -> None:
     """At every size the model computes what eager PyTorch does, or PyTorch refuses it, or a warning named what it is not."""

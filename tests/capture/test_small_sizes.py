@@ -345,3 +345,18 @@ def test_recording_branches_leaves_torch_as_it_was() -> None:
     with pytest.warns(UserWarning, match="is right only where"):
         onnxplug.to_onnx(ONE_APART["shape > 1"][0], (MANY,), dynamic_shapes=({0: "batch"},))
     assert (torch.SymBool.__bool__, torch.SymInt.__repr__) == before
+
+
+@pytest.mark.xfail(
+    raises=CaptureError, strict=True, reason="where two inputs share a size, numel() of a shape fixes it"
+)
+def test_number_of_elements_of_a_shape() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y[:, None] if x.shape.numel() else x
+
+    program = onnxplug.to_onnx(
+        function, (torch.randn(2, 3), torch.randn(2)), dynamic_shapes=({0: "batch"}, {0: "batch"})
+    )
+    for size in (2, 5):
+        args = torch.randn(size, 3), torch.randn(size)
+        torch.testing.assert_close(program(*args)[0], function(*args))

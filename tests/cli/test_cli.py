@@ -32,6 +32,12 @@ def make():
 def with_keywords():
     return Net(), (), {"x": torch.randn(2, 4)}
 
+def make_chain():
+    from collections import OrderedDict
+
+    layers = OrderedDict(first=torch.nn.Linear(4, 512), second=torch.nn.Linear(512, 4))
+    return torch.nn.Sequential(layers), (torch.randn(2, 4),)
+
 def broken():
     return 1 / 0
 
@@ -89,6 +95,38 @@ def test_export_in_pieces(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [path.name for path in (folder / "pieces").iterdir()] == ["linear.onnx"]
     assert run(["export", "my_model.py:make", "-o", "pieces", "--pieces", "conv"]) == 2
     assert "no submodule 'conv'" in capsys.readouterr().err
+
+
+def test_export_for_triton(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["export", "my_model.py:make_chain", "-o", "models", "--triton", "both"]
+    assert run([*command, "--pieces", "first,second", "--dynamic", "input=batch,_", "--verify", "--external-data"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("float[batch, 512]") == 2
+    assert "models/both_second/1/model.onnx" in printed
+    assert "--model-repository=models serves them, and the ensemble both" in printed
+    files = {str(path.relative_to(folder / "models")) for path in (folder / "models").rglob("*") if path.is_file()}
+    assert files == {
+        "both/config.pbtxt",
+        *(f"both_{piece}/{file}" for piece in ("first", "second") for file in ("config.pbtxt", "1/model.onnx")),
+        *(f"both_{piece}/1/model.onnx.data" for piece in ("first", "second")),
+    }
+    for arguments, status, message in (
+        (command, 2, "--triton is about --pieces"),
+        (
+            ["export", "nowhere:make", "-o", "other", "--pieces", "a", "--triton", "a b"],
+            2,
+            "'a b' is no name of a model",
+        ),
+        (["export", "nowhere:make", "-o", "my_model.py", "--pieces", "a", "--triton", "m"], 1, "my_model.py is a file"),
+        (
+            ["export", "my_model.py:make", "-o", "other", "--pieces", "linear", "--triton", "m"],
+            2,
+            "can't be an ensemble",
+        ),
+    ):
+        assert run(arguments) == status
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "other").exists()
 
 
 @pytest.mark.parametrize("target", ["my_model.py:make", "my_model:make", "my_model.py:with_keywords"])
@@ -167,6 +205,11 @@ def test_timm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["nosuch"], 2, "No such command"),
         (["export", "nothere.py:make", "-o", "m.onnx"], 2, "there is no file nothere.py"),
         (["export", "nothere:make", "-o", "m.onnx"], 2, "there is no module 'nothere'"),
+        (
+            ["export", "diffusers:FOLDER", "-o", "folder", "--only-plugin", "torchscript"],
+            2,
+            "diffusers:FOLDER comes from the plugin package onnxplug-diffusers",
+        ),
         (["export", "my_model.py:nothing", "-o", "m.onnx"], 2, "has no 'nothing'"),
         (["export", "my_model.py", "-o", "m.onnx"], 2, "is none of"),
         (["export", "my_model.py:odd", "-o", "m.onnx"], 2, "returned an int"),

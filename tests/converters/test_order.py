@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tests.support.check import check
+from tests.support.sampling import examples
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -61,7 +62,7 @@ def test_special_values(name: str, dtype: torch.dtype) -> None:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(
         st.sampled_from([float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38, 0.0, -1.0, 7.0]),

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from tests.support.check import check
+from tests.support.sampling import examples
 from tests.support.tolerances import looser
 
 #: The same examples on every machine and every run.
 RELAXED = settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -124,7 +125,7 @@ def _operand(dtype: torch.dtype, dims: int, values: list[int]) -> torch.Tensor:
     return x if dims else x[0]
 
 
-@settings(RELAXED, max_examples=60)
+@settings(RELAXED, max_examples=examples(60))
 @given(
     first=st.sampled_from(DTYPES),
     second=st.one_of(st.sampled_from(DTYPES), st.sampled_from([2, 2.5, True, -1, -2.5])),

@@ -385,6 +385,8 @@ def _options() -> list[Case]:
         "pieces-path": ("export", T, "-o", "d", "--pieces", "../linear"),
         "pieces-twice": ("export", T, "-o", "d", "--pieces", "linear,linear"),
         "pieces-into-file": ("export", T, "-o", "m.py", "--pieces", "linear"),
+        "triton-alone": ("export", T, *OUT, "--triton", "m"),
+        "triton-name": ("export", T, "-o", "d", "--pieces", "linear", "--triton", "../m"),
         "pieces-names": ("export", T, "-o", "d", "--pieces", "linear", "--input-names", "a"),
         "function-classes-empty": ("export", T, *OUT, "--function-classes", ","),
         "function-classes-unknown": ("export", T, *OUT, "--function-classes", "Nothing"),

@@ -6,6 +6,42 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from tests.models.parts import (
+    CONVNEXT,
+    DEPTH_ANYTHING,
+    EACH_LAYER,
+    FEW_BLOCKS,
+    FEW_QUERIES,
+    FLOW,
+    HIERA,
+    INDEXER,
+    INTRACLASS,
+    LAST_STAGE,
+    LAST_STAGES,
+    LW_DETR_VIT,
+    MAPS,
+    MERGED_PATCHES,
+    MIMI,
+    NECK,
+    PINPOINTS,
+    PLAIN_BACKBONE,
+    POOLED_PATCHES,
+    PROMPTS,
+    QFORMER,
+    REPVIT,
+    ROPE,
+    SAM,
+    SERIES,
+    SHORT_RESNET,
+    STAGES,
+    SWIN,
+    TINY_VQ,
+    TOKENS_APART,
+    TURNED,
+    VIT,
+    ZAMBA,
+)
+
 VOCABULARY = 99
 
 #: Settings by their names (``*`` stands for any characters), and their small values: the first line that has the name.
@@ -63,100 +99,126 @@ _AS_THEY_ARE = frozenset(
     "convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin hgnet_v2 resnet rt_detr_resnet "
     "d_fine deimv2 rt_detr rt_detr_v2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_mobile_det pp_ocrv5_server_det "
     "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv5_mobile_rec pp_ocrv5_server_rec slanet efficientloftr swin2sr "
-    "mask2former data2vec-vision sam2_hiera_det_model superglue timm_wrapper gemma3n_vision maskformer-swin".split()
+    "mask2former data2vec-vision sam2_hiera_det_model superglue timm_wrapper gemma3n_vision maskformer-swin edgetam edgetam_vision_model".split()
 )
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_INDEXER = {
-    "indexer_n_heads": 4,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 16,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 4,
-}
-_ZAMBA = {
-    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-    "num_hidden_layers": 4,
-    "attention_hidden_size": 64,
-    "attention_head_dim": 16,
-}
-#: Four small stages, of which detectors take the last three, or all.
-_STAGES = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]}
-_LAST_STAGES = {**_STAGES, "out_features": ["stage2", "stage3", "stage4"]}
-_LAST_STAGE = {**_STAGES, "out_features": ["stage4"]}
-_VIT = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32}
-_EACH_LAYER = {"out_indices": [1, 2, 3, 4]}
-_NECK = {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
-_PLAIN_BACKBONE = {"use_timm_backbone": False, "backbone": None, "num_queries": 10}
-_FEW_QUERIES = {"num_queries": 20, "decoder_layers": 2}
-_SHORT_RESNET = {"model_type": "rt_detr_resnet", "depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]}
-_FEW_BLOCKS = {
-    "model_type": "hgnet_v2",
-    "stage_num_blocks": [1, 1, 1, 1],
-    "stage_numb_of_layers": [2, 2, 2, 2],
-    "out_features": ["stage2", "stage3", "stage4"],
-}
-_TINY_VQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1], "num_res_blocks": 1, "latent_channels": 32}
-_PINPOINTS = {"image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]]}
-_MERGED_PATCHES = {"window_size": 32, "fullatt_block_indexes": [1]}
-_POOLED_PATCHES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "intermediate_size": 64,
-    "patch_size": 4,
-    "pooling_kernel_size": 2,
-    "position_embedding_size": 32,
-}
-_MIMI = {"upsample_groups": 32}
-_CONVNEXT = {"hidden_sizes": [8, 16, 16, 32], "depths": [1] * 4}
-_LW_DETR_VIT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "image_size": 256,
-    "pretrain_image_size": 32,
-    "window_block_indices": [0, 2],
-    "out_indices": [2, 4],
-}
-_QFORMER = {
-    "model_type": "blip_2_qformer",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "encoder_hidden_size": 32,
-}
-_TOKENS_APART = {"vision_start_token_id": 1, "audio_start_token_id": 2, "video_token_id": 2, "audio_token_id": 2}
-_TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
-_SAM = {"global_attn_indexes": [1], "window_size": 2, "image_size": 64, "downsample_channels": [16, 32], "mlp_dim": 64}
-_DEPTH_ANYTHING = _NECK | {
-    "backbone_config": {"model_type": "dinov2", "patch_size": 8, "reshape_hidden_states": False} | _VIT | _EACH_LAYER,
-    "patch_size": 8,
-    "reassemble_hidden_size": 32,
-    "head_hidden_size": 8,
-}
 #: What the names don't tell, by model type, or by kind and model type.
 OWN: Mapping[str, Mapping[str, Any]] = {
-    "conditional_detr": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGE},
-    "dab-detr": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGE},
-    "deformable_detr": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGES, "num_feature_levels": 4},
+    "conditional_detr": {**PLAIN_BACKBONE, "backbone_config": LAST_STAGE},
+    "dab-detr": {**PLAIN_BACKBONE, "backbone_config": LAST_STAGE},
+    "deformable_detr": {**PLAIN_BACKBONE, "backbone_config": LAST_STAGES, "num_feature_levels": 4},
     "detr": {
-        **_PLAIN_BACKBONE,
-        "backbone_config": _STAGES | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
+        **PLAIN_BACKBONE,
+        "backbone_config": STAGES | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
     },
-    "table-transformer": {**_PLAIN_BACKBONE, "backbone_config": _LAST_STAGE},
-    "rt_detr": {**_FEW_QUERIES, "backbone_config": _SHORT_RESNET},
-    "rt_detr_v2": {**_FEW_QUERIES, "backbone_config": _SHORT_RESNET},
-    "d_fine": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
-    "deimv2": _FEW_QUERIES,
-    "pp_doclayout_v2": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
-    "pp_doclayout_v3": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
-    "pp_doclayout_v4": {**_FEW_QUERIES, "backbone_config": _FEW_BLOCKS},
+    "table-transformer": {**PLAIN_BACKBONE, "backbone_config": LAST_STAGE},
+    "rt_detr": {**FEW_QUERIES, "backbone_config": SHORT_RESNET},
+    "rt_detr_v2": {**FEW_QUERIES, "backbone_config": SHORT_RESNET},
+    "d_fine": {**FEW_QUERIES, "backbone_config": FEW_BLOCKS},
+    "deimv2": FEW_QUERIES,
+    "pp_doclayout_v2": {
+        **FEW_QUERIES,
+        "backbone_config": FEW_BLOCKS,
+        "class_thresholds": [0.5, 0.4],
+        "class_order": [1, 0],
+    },
+    "pp_doclayout_v3": {
+        **FEW_QUERIES,
+        "backbone_config": FEW_BLOCKS | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
+    },
+    "pp_ocrv5_server_det": INTRACLASS,
+    "pp_ocrv6_medium_det": INTRACLASS,
+    "pp_ocrv6_small_det": {
+        "backbone_config": {
+            "model_type": "pp_lcnet_v3",
+            "scale": 0.25,
+            "divisor": 16,
+            "out_features": ["stage2", "stage3", "stage4", "stage5"],
+        },
+        "layer_list_out_channels": [16, 32, 64, 128],
+    },
+    "omdet-turbo": {
+        "backbone_config": SWIN | {"out_features": ["stage2", "stage3", "stage4"]},
+        "text_projection_in_dim": 32,
+        "text_projection_out_dim": 32,
+        "class_embed_dim": 32,
+        "task_encoder_hidden_dim": 64,
+        "apply_layernorm_after_vision_backbone": False,
+        "encoder_in_channels": [32, 64, 128],
+        "num_queries": 20,
+        "decoder_num_layers": 2,
+        "encoder_hidden_dim": 64,
+        "d_model": 64,
+        "vision_features_channels": [64, 64, 64],
+        "decoder_hidden_dim": 64,
+        "image_size": 64,
+    },
+    **dict.fromkeys(("autoformer", "informer", "time_series_transformer"), SERIES),
+    "bridgetower": {
+        "hidden_size": 64,
+        "vision_config": {"hidden_size": 64, "num_hidden_layers": 2, "patch_size": 8, "image_size": 32},
+        "text_config": {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 128,
+        },
+    },
+    "clvp_encoder": {"hidden_size": 128, "projection_dim": 32},  # a head turns 32 at least
+    "clvp": {"projection_dim": 32},
+    "audioflamingo3_encoder": {"max_source_positions": 40},
+    "fun_asr_nano": {
+        "adaptor_config": {
+            "hidden_size": 32,
+            "intermediate_size": 8,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "projector_hidden_size": 32,
+        }
+    },
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "gradium_phonon_tts": {"flow_head_config": FLOW},
+    "pocket_tts": {"flow_head_config": FLOW},
+    "fastspeech2_conformer_with_hifigan": {"vocoder_config": {"model_in_dim": 16, "upsample_initial_channel": 32}},
+    "granite_speech5_encoder": {"num_key_value_heads": 4},
+    "clap_audio_model": {
+        "num_mel_bins": 64,
+        "spec_size": 128,
+        "hidden_size": 128,
+        "patch_embeds_hidden_size": 16,
+        "depths": [1, 1, 1, 1],
+        "num_attention_heads": [2, 2, 4, 4],
+        "window_size": 4,
+    },
+    "sam2_vision_model": HIERA,
+    "sam2_video": {"image_size": 64},
+    "edgetam": {"vision_config": {"model_type": "edgetam_vision_model", **REPVIT}, **PROMPTS},
+    "edgetam_video": {"image_size": 64},
+    "edgetam_vision_model": REPVIT,
+    "sam3_vision_model": MAPS,
+    "chmv2": NECK
+    | {
+        "backbone_config": {
+            "model_type": "dinov3_vit",
+            "patch_size": 8,
+            "reshape_hidden_states": True,
+            "return_class_token": True,
+        }
+        | VIT
+        | EACH_LAYER,
+        "post_process_channels": [8, 8, 16, 16],
+        "number_output_channels": 16,
+    },
+    "depth_pro": {
+        "intermediate_hook_ids": [1, 0],
+        "intermediate_feature_dims": [16, 16],
+        "scaled_images_feature_dims": [16, 16, 16],
+    },
+    "pp_doclayout_v4": {**FEW_QUERIES, "backbone_config": FEW_BLOCKS},
     "segmentation detr": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "lw_detr": {
-        "backbone_config": {"model_type": "lw_detr_vit", **_LW_DETR_VIT},
+        "backbone_config": {"model_type": "lw_detr_vit", **LW_DETR_VIT},
         "projector_scale_factors": [1.0],
         "num_queries": 8,
         "group_detr": 1,
@@ -165,35 +227,42 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "rf_detr": {"num_queries": 5},
     "grounding-dino": {"num_queries": 10},
     "mm-grounding-dino": {"num_queries": 10},
+    "oneformer": {
+        "backbone_config": SWIN,
+        "num_queries": 10,
+        "decoder_layers": 3,
+        "conv_dim": 32,
+        "mask_dim": 32,
+    },
     "owlvit": {"projection_dim": 32},
     "owlv2": {"projection_dim": 32},
     "mask2former": {"encoder_layers": 2, "decoder_layers": 2, "num_queries": 10},
-    "segmentation beit": _VIT | _EACH_LAYER | {"patch_size": 8},
-    "segmentation data2vec-vision": _VIT | {"patch_size": 8, "out_indices": [1, 2, 3, 4]},
+    "segmentation beit": VIT | EACH_LAYER | {"patch_size": 8},
+    "segmentation data2vec-vision": VIT | {"patch_size": 8, "out_indices": [1, 2, 3, 4]},
     "segmentation upernet": {
         "hidden_size": 16,
         "auxiliary_channels": 16,
-        "backbone_config": _STAGES | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
+        "backbone_config": STAGES | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
     },
-    "dpt": _VIT | _NECK | {"patch_size": 8, "backbone_out_indices": [0, 1, 2, 3]},
-    "depth_anything": _DEPTH_ANYTHING,
-    "prompt_depth_anything": _DEPTH_ANYTHING,
-    "tipsv2_dpt": _NECK
+    "dpt": VIT | NECK | {"patch_size": 8, "backbone_out_indices": [0, 1, 2, 3]},
+    "depth_anything": DEPTH_ANYTHING,
+    "prompt_depth_anything": DEPTH_ANYTHING,
+    "tipsv2_dpt": NECK
     | {
         "backbone_config": {"model_type": "tipsv2_vision_model", "patch_size": 8, "reshape_hidden_states": False}
-        | _VIT
-        | _EACH_LAYER
+        | VIT
+        | EACH_LAYER
     },
-    "zoedepth": _NECK
+    "zoedepth": NECK
     | {
-        "backbone_config": {"model_type": "beit", "patch_size": 8, "reshape_hidden_states": False} | _VIT | _EACH_LAYER,
+        "backbone_config": {"model_type": "beit", "patch_size": 8, "reshape_hidden_states": False} | VIT | EACH_LAYER,
         "bottleneck_features": 8,
         "attractors": [4, 2, 1, 1],
         "num_attractors": [4, 2, 1, 1],
         "bin_embedding_dim": 8,
     },
     "vitpose": {
-        "backbone_config": {"model_type": "vitpose_backbone"} | _VIT | {"patch_size": [8, 8], "image_size": [32, 32]}
+        "backbone_config": {"model_type": "vitpose_backbone"} | VIT | {"patch_size": [8, 8], "image_size": [32, 32]}
     },
     "swin2sr": {"image_size": 16, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
     "sapiens2": {
@@ -206,7 +275,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "vitmatte": {
         "backbone_config": {"model_type": "vitdet", "num_channels": 4, "patch_size": 16, "out_features": ["stage4"]}
-        | _VIT,
+        | VIT,
         "hidden_size": 32,
         "convstream_hidden_sizes": [8, 8, 16],
         "fusion_hidden_sizes": [16, 8, 8, 8],
@@ -215,13 +284,13 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "blip-2": {
         "image_token_index": 3,
         "num_query_tokens": 4,
-        "qformer_config": {**_QFORMER, "vocab_size": VOCABULARY, "use_qformer_text_input": True},
+        "qformer_config": {**QFORMER, "vocab_size": VOCABULARY, "use_qformer_text_input": True},
     },
     "aria": {"projector_patch_to_query_dict": {16: 4}},
     "instructblip": {"image_token_index": 3, "num_query_tokens": 4},
     "instructblipvideo": {"video_token_index": 3, "num_query_tokens": 4},
     "chameleon": {"vocabulary_map": {"<image>": 3, **{f"IMGIMG{chr(65 + code)}Z": 10 + code for code in range(8)}}},
-    "chameleon_vqgan": {**_TINY_VQ, "num_embeddings": 8, "embed_dim": 8},
+    "chameleon_vqgan": {**TINY_VQ, "num_embeddings": 8, "embed_dim": 8},
     "emu3": {
         "vocabulary_map": {
             "<image>": 3,
@@ -229,16 +298,16 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             **{f"<|visual token {code:06}|>": 10 + code for code in range(8)},
         }
     },
-    "emu3_vqgan": {**_TINY_VQ, "codebook_size": 8, "latent_channels": 4, "embed_dim": 4},
-    "janus_vqgan": {**_TINY_VQ, "num_embeddings": 8, "projection_dim": 32},
+    "emu3_vqgan": {**TINY_VQ, "codebook_size": 8, "latent_channels": 4, "embed_dim": 4},
+    "janus_vqgan": {**TINY_VQ, "num_embeddings": 8, "projection_dim": 32},
     "janus_vision_model": {"projection_dim": 32},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
-    "deepseek_ocr2_sam_vision_model": _SAM,
-    "unlimited_ocr_sam_vision_model": _SAM,
+    "deepseek_ocr2_sam_vision_model": SAM,
+    "unlimited_ocr_sam_vision_model": SAM,
     "sam_vision_model": {"global_attn_indexes": [1], "window_size": 2, "mlp_dim": 64},
     "diffusion_gemma": {"canvas_length": 8},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
-    "gemma4": {"vision_config": {"model_type": "gemma4_vision"} | _POOLED_PATCHES},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"} | POOLED_PATCHES},
     "gemma4_unified": {
         "vision_config": {
             "model_type": "gemma4_unified_vision",
@@ -249,34 +318,34 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             "output_proj_dims": 32,
         }
     },
-    "gemma4_vision": _POOLED_PATCHES,
+    "gemma4_vision": POOLED_PATCHES,
     "ernie4_5_vl_moe_text": {
-        "rope_parameters": {**_TURNED["rope_parameters"], "mrope_section": [1, 1, 2]},
+        "rope_parameters": {**TURNED["rope_parameters"], "mrope_section": [1, 1, 2]},
         "moe_k": 2,
     },
     **dict.fromkeys(
-        "glm4v_text glm_ocr_text paddleocr_vl_text qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text".split(), _TURNED
+        "glm4v_text glm_ocr_text paddleocr_vl_text qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text".split(), TURNED
     ),
-    "glm4v_moe_text": {"rope_parameters": {**_TURNED["rope_parameters"], "partial_rotary_factor": 1.0}},
-    "hunyuan_vl_text": {**_TURNED, "head_dim": 8},
-    "exaone4_5_vision": _MERGED_PATCHES,
-    "qwen2_5_vl_vision": _MERGED_PATCHES,
-    "qwen2_5_omni_vision_encoder": _MERGED_PATCHES,
+    "glm4v_moe_text": {"rope_parameters": {**TURNED["rope_parameters"], "partial_rotary_factor": 1.0}},
+    "hunyuan_vl_text": {**TURNED, "head_dim": 8},
+    "exaone4_5_vision": MERGED_PATCHES,
+    "qwen2_5_vl_vision": MERGED_PATCHES,
+    "qwen2_5_omni_vision_encoder": MERGED_PATCHES,
     "florence_vision": {"projection_dim": 32},
     "gemma3": {"mm_tokens_per_image": 4},
     "t5gemma2_encoder": {"mm_tokens_per_image": 4},
     "glm5_next_text": {"qk_rope_head_dim": 0, "head_dim": 0},
     "granite4_vision": {
-        **_PINPOINTS,
+        **PINPOINTS,
         "downsample_rate": "1/2",
         "deepstack_layer_map": [[-2, 0]],
         "spatial_target_layers": [0, 1, 0, 1],
         "vision_config": {"model_type": "clip_vision_model", "patch_size": 8, "image_size": 32, "hidden_size": 64}
         | {"num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64},
     },
-    "llava_next": _PINPOINTS,
-    "llava_next_video": _PINPOINTS,
-    "llava_onevision": _PINPOINTS,
+    "llava_next": PINPOINTS,
+    "llava_next_video": PINPOINTS,
+    "llava_onevision": PINPOINTS,
     "minicpm_ocr": {"insert_layer_id": 0, "image_token_id": 3},
     "minicpmv4_6": {"insert_layer_id": 0, "image_token_id": 3},
     "minicpmv4_7": {"insert_layer_id": 0, "image_token_id": 3},
@@ -295,17 +364,17 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "molmo2": {"image_patch_id": 3},
     "molmo2_vision": {"num_position_embeddings": 16},
     "muse_spark_audio": {"num_hidden_layers": 4, "hidden_sizes": [8] * 4, "depths": [1] * 4},
-    "mimi": _MIMI,
-    "mimi_decoder": _MIMI,
-    "backbones convnext": _CONVNEXT,
-    "backbones convnextv2": _CONVNEXT,
+    "mimi": MIMI,
+    "mimi_decoder": MIMI,
+    "backbones convnext": CONVNEXT,
+    "backbones convnextv2": CONVNEXT,
     "bros": {"hidden_size": 128},
     "dia_decoder": {"cross_hidden_size": 32, "cross_num_key_value_heads": 4, "cross_head_dim": 8},
     "backbones focalnet": {"hidden_sizes": [192, 384, 768, 768]},
-    "backbones vitpose_backbone": {**_VIT, "patch_size": [8, 8], "image_size": [32, 32], "num_experts": 1},
-    "backbones lw_detr_vit": _LW_DETR_VIT,
+    "backbones vitpose_backbone": {**VIT, "patch_size": [8, 8], "image_size": [32, 32], "num_experts": 1},
+    "backbones lw_detr_vit": LW_DETR_VIT,
     "lilt": {"hidden_size": 48},
-    "glm_image_text": _TURNED,
+    "glm_image_text": TURNED,
     "nemo_speechlm": {"audio_token_id": 3},
     "qwen2_audio_encoder": {"max_source_positions": 40},
     "moss_transcribe_diarize": {"audio_chunk_size": 480000},
@@ -318,8 +387,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 128,
         "vision_output_dim": 32,
     },
-    "qwen2_5_omni_thinker": _TOKENS_APART,
-    "qwen3_omni_moe_thinker": _TOKENS_APART,
+    "qwen2_5_omni_thinker": TOKENS_APART,
+    "qwen3_omni_moe_thinker": TOKENS_APART,
     "nemotron_h_omni": {"vision_hidden_size": 32, "image_token_id": 3},
     "perception_lm": {
         "vision_config": {
@@ -365,8 +434,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "blt": {"encoder_hash_byte_group_vocab": 101, "encoder_hash_byte_group_size": [3, 4]},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
-    "qwen4_exp_text": _INDEXER,
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
+    "qwen4_exp_text": INDEXER,
     "shieldgemma2": {
         "image_token_index": VOCABULARY - 1,
         "yes_token_index": 5,
@@ -405,8 +474,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "zamba": _ZAMBA,
-    "zamba2": _ZAMBA,
+    "zamba": ZAMBA,
+    "zamba2": ZAMBA,
     "xmod": {"default_language": "en_XX"},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3, "pad_token_id": 0},
     "xlstm": {"qk_dim_factor": 0.5, "v_dim_factor": 1.0, "hidden_size": 64, "embedding_dim": 64, "chunk_size": 8},
@@ -417,13 +486,15 @@ def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, An
     """The settings of a configuration that is like another one, and small.
 
     Args:
-        config: An instance of the class with its default settings.
+        config: The class, or an instance of it with its default settings.
         model_type: Its name in transformers.
         kind: The kind of model, where its settings depend on that.
     """
     own = {**OWN.get(model_type, {}), **OWN.get(f"{kind} {model_type}", {})}
     if model_type in _AS_THEY_ARE:
         return own
+    if isinstance(config, type):
+        config = config()
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     layers = max(2, len(kinds))
     settings = config.to_dict()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 #: Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -15,6 +15,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 SIDES = ("height", "width")
 #: The packages of contrib/ that belong to transformers, timm and torchvision.
 PLUGINS = ("onnxplug-transformers", "onnxplug-torchvision")
+_SIZES_OF_IMAGES = "image_sizes"
 _IMAGES = ("pixel_values", "pixel_values_videos", "image")
 
 
@@ -40,7 +41,7 @@ class Example(NamedTuple):
     @property
     def names(self) -> set[str]:
         """The names of the dynamic dimensions."""
-        return {name for name in tree_leaves(self.dynamic) if name is not None}
+        return {getattr(name, "__name__", name) for name in tree_leaves(self.dynamic) if name is not None}
 
 
 def fixed(example: Example, names: Collection[str] | None = None) -> Example:
@@ -54,6 +55,24 @@ def fixed(example: Example, names: Collection[str] | None = None) -> Example:
     result = example._replace(dynamic=kept)
     wanted = _fixed_sizes(result, (example.args, example.kwargs))
     return result._replace(more=tuple(call for call in example.more if _fixed_sizes(result, call) == wanted))
+
+
+def numbered(example: Example) -> Example | None:
+    """With sizes of images as Python numbers, by which models crop and split; ``None`` where there are none."""
+    if _SIZES_OF_IMAGES not in example.kwargs:
+        return None
+
+    def numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**kwargs, _SIZES_OF_IMAGES: kwargs[_SIZES_OF_IMAGES].tolist()}
+
+    static = fixed(example, {"batch"})
+    more = tuple((args, numbers(kwargs)) for args, kwargs in static.more)
+    kwargs = numbers(static.kwargs)
+    return static._replace(
+        kwargs=kwargs,
+        dynamic={**static.dynamic, _SIZES_OF_IMAGES: tree_map(lambda _: None, kwargs[_SIZES_OF_IMAGES])},
+        more=tuple(call for call in more if call[1][_SIZES_OF_IMAGES] == kwargs[_SIZES_OF_IMAGES]),
+    )
 
 
 def _without(axes: Any, names: Collection[str]) -> Any:

@@ -154,12 +154,20 @@ _BY_NAME: Mapping[str, Callable[[Any], Input]] = {
     "past_values": _history,
     "input_points": _points,
     "bbox": _boxes,
+    "task_inputs": lambda config: (torch.randn(2, config.task_seq_len), {0: "batch"}),
 }
 
 
 def _text(config: Any) -> Inputs:
     ids, axes = _tokens(config)
     return {"input_ids": ids}, {"input_ids": axes}
+
+
+def _prefixed_text(config: Any) -> Inputs:
+    """With the tokens of the prefix, which sees all of itself."""
+    inputs, axes = _text(config)
+    kinds = (torch.arange(9) > 5).long().repeat(2, 1)
+    return {**inputs, "token_type_ids": kinds}, {**axes, "token_type_ids": axes["input_ids"]}
 
 
 def _text_pair_and_mask(config: Any) -> Inputs:
@@ -214,6 +222,14 @@ def _pictures_of_size(*size: int) -> Callable[[Any], Inputs]:
 def _films(config: Any) -> Inputs:
     film, axes = _film(config)
     return {"pixel_values": film}, {"pixel_values": axes}
+
+
+def _masked_films(config: Any) -> Inputs:
+    """As many tubes of patches are hidden in each film."""
+    inputs, axes = _films(config)
+    tubes = config.num_frames // config.tubelet_size * (config.image_size // config.patch_size) ** 2
+    hidden = (torch.arange(tubes) % 3 > 0).repeat(2, 1)
+    return {**inputs, "bool_masked_pos": hidden}, {**axes, "bool_masked_pos": {0: "batch"}}
 
 
 def _mel_of_length(length: int, *more: str) -> Callable[[Any], Inputs]:
@@ -289,6 +305,84 @@ def _frames_and_text(width: Callable[[Any], int]) -> Callable[[Any], Inputs]:
     return draw
 
 
+def _series(config: Any) -> Inputs:
+    """The past, and what is known of the future."""
+    past, ahead = config.context_length + max(config.lags_sequence), config.prediction_length
+    inputs = {
+        "past_values": torch.rand(2, past) + 0.5,
+        "past_time_features": torch.randn(2, past, config.num_time_features),
+        "past_observed_mask": torch.ones(2, past),
+        "future_values": torch.rand(2, ahead) + 0.5,
+        "future_time_features": torch.randn(2, ahead, config.num_time_features),
+    }
+    return inputs, {name: {0: "batch"} for name in inputs}
+
+
+def _decisions(config: Any) -> Inputs:
+    axes = {0: "batch", 1: "sequence"}
+    inputs = {
+        "states": torch.randn(2, 9, config.state_dim),
+        "actions": torch.randn(2, 9, config.act_dim),
+        "rewards": torch.randn(2, 9, 1),
+        "returns_to_go": torch.randn(2, 9, 1),
+        "timesteps": torch.arange(9).repeat(2, 1),
+        "attention_mask": torch.ones(2, 9),
+    }
+    return inputs, dict.fromkeys(inputs, axes)
+
+
+def _classes_and_task(config: Any) -> Inputs:
+    """Three classes of each image, as texts in one batch."""
+    inputs = {
+        "pixel_values": torch.randn(2, 3, *_size(config)),
+        "classes_input_ids": _ids(6, 5),
+        "classes_attention_mask": torch.ones(6, 5, dtype=torch.long),
+        "tasks_input_ids": _ids(2, 9),
+        "tasks_attention_mask": torch.ones(2, 9, dtype=torch.long),
+        "classes_structure": torch.tensor([3, 3]),
+    }
+    text = {0: "batch", 1: "sequence"}
+    axes: dict[str, dict[int, str]] = {"pixel_values": {0: "batch"}, "classes_structure": {0: "batch"}}
+    axes |= {"classes_input_ids": {0: "classes"}, "classes_attention_mask": {0: "classes"}}
+    return inputs, axes | {"tasks_input_ids": text, "tasks_attention_mask": text}
+
+
+def _masked_mel(config: Any) -> Inputs:
+    """Mel bins before frames, the number of which is the model's, and how many of them are of the sound."""
+    mask = (torch.arange(80)[None] < torch.tensor([[80], [60]])).long()
+    inputs = {"input_features": torch.randn(2, config.num_mel_bins, 80), "input_features_mask": mask}
+    return inputs, {name: {0: "batch"} for name in inputs}
+
+
+def _frames(width: Callable[[Any], int], name: str = "input_features", masked: bool = False) -> Callable[[Any], Inputs]:
+    """Frames of a width, with which of them are of the sound where the model asks for that."""
+
+    def draw(config: Any) -> Inputs:
+        axes = {0: "batch", 1: "frames"}
+        inputs = {name: torch.randn(2, 80, width(config))}
+        if masked:
+            inputs[f"{name}_mask"] = torch.arange(80)[None] < torch.tensor([[80], [60]])
+        return inputs, dict.fromkeys(inputs, axes)
+
+    return draw
+
+
+def _described_sound(config: Any) -> Inputs:
+    """A spectrogram of one channel, and text."""
+    inputs = {"input_ids": _ids(2, 9), "input_features": torch.randn(2, 1, 60, config.audio_config.num_mel_bins)}
+    return inputs, {"input_ids": {0: "batch", 1: "sequence"}, "input_features": {0: "batch"}}
+
+
+def _text_and_voice(config: Any) -> Inputs:
+    inputs = {"input_ids": _ids(2, 9), "input_features": torch.randn(2, config.decoder_config.feature_size, 30)}
+    return inputs, {"input_ids": {0: "batch", 1: "sequence"}, "input_features": {0: "batch", 2: "frames"}}
+
+
+def _picture_and_text(config: Any) -> Inputs:
+    (picture, sides), (text, words) = _picture(config), _tokens(config)
+    return {"input_ids": text, "pixel_values": picture}, {"input_ids": words, "pixel_values": sides}
+
+
 OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "causal musicgen": _codebooks,
     "causal musicgen_melody": _codebooks,
@@ -312,12 +406,30 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "reading tapas": _table,
     "video timesformer": _films,
     "video videomae": _films,
+    "base videomae": _films,
+    "base vivit": _films,
+    "pretraining videomae": _masked_films,
     "video vivit": _films,
     "contrastive siglip2": _patches_and_text,
     "audio whisper": _mel_of_length(80),
     "audio audio-spectrogram-transformer": _spectrogram_of_model,
     "base audio-spectrogram-transformer": _spectrogram_of_model,
     "base dia": _text_and_codes,
+    "base paligemma": _prefixed_text,
+    "base musicgen": _codebooks,
+    "base musicgen_melody": _codebooks,
+    "base bridgetower": _picture_and_text,
+    "base clap": _described_sound,
+    "base clvp": _text_and_voice,
+    "base audioflamingo3_encoder": _masked_mel,
+    "base fun_asr_nano_encoder": _frames(lambda config: config.input_size, masked=True),
+    "base gemma4_audio": _frames(lambda config: 128),
+    "base granite_speech5_encoder": _frames(lambda config: 4 * config.num_mel_bins),
+    "base nemotron3_5_transcribe_word_timestamp": _frames(lambda config: config.hidden_size, "inputs_embeds"),
+    "speech granite_speech5_ctc": _frames(lambda config: 4 * config.encoder_config.num_mel_bins),
+    "base decision_transformer": _decisions,
+    **dict.fromkeys(("base autoformer", "base informer", "base time_series_transformer"), _series),
+    "detection omdet-turbo": _classes_and_task,
     "base efficientloftr": _pairs_of_pictures,
     "base glmasr_encoder": _mel_of_length(80),
     "base moss_transcribe_diarize_audio": _mel_of_length(80),

@@ -25,7 +25,7 @@ import onnxplug
 from onnxplug import CaptureError, VerificationError
 from onnxplug.verification.verify import Uncertain
 from tests.models.configurations import small_settings
-from tests.models.examples import Example, fixed, sizes, widened
+from tests.models.examples import Example, fixed, numbered, sizes, widened
 from tests.models.inputs import draw_inputs
 from tests.models.libraries import OTHERS, PLUGINS_OF_OTHERS, other_model
 from tests.models.multimodal import SIZES, depend_on_each_other, draw_images_and_text
@@ -150,9 +150,9 @@ def small_model(architecture: Architecture) -> Example:
 def _transformer(architecture: Architecture) -> Example:
     transformers = importlib.import_module("transformers")
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[architecture.name]
-    config = config_class(**small_settings(config_class(), architecture.name, architecture.kind))
+    config = config_class(**small_settings(config_class, architecture.name, architecture.kind))
     model_class = getattr(transformers, architecture.model)
-    if architecture.kind in _TEXT and not isinstance(config, model_class.config_class or object):
+    if architecture.kind in (*_TEXT, "base") and not isinstance(config, model_class.config_class or object):
         config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
     for part in (config, config.get_text_config(decoder=True)):
         if architecture.kind == "classification" and getattr(part, "pad_token_id", None) is None:
@@ -228,7 +228,7 @@ def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[]
     """The ways round a refusal, each with what makes the example for it."""
     if not peer:
         yield "plugins", lambda: example
-    smaller = {"static height and width": example.narrow}
+    smaller = {"static height and width": example.narrow, "sizes of images as numbers, static batch": numbered(example)}
     if {"batch"} < example.names:
         smaller["static batch"] = fixed(example, {"batch"})
     if example.dynamic is not None:

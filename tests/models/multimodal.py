@@ -71,6 +71,10 @@ def draw_images_and_text(model: nn.Module, config: Any, model_type: str, kind: s
         axes["position_ids"] = {1: "batch", 2: "sequence"}
         inputs.update((name, value) for name, value in kinds.items() if name in parameters)
         axes.update((name, axes["input_ids"]) for name in kinds if name in parameters)
+    if model_type in _PREFIXED:
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        inputs["token_type_ids"][:, -2:] = 1
+        axes["token_type_ids"] = axes["input_ids"]
     if "decoder_input_ids" in parameters and "decoder_input_ids" not in inputs:
         inputs["decoder_input_ids"], axes["decoder_input_ids"] = (
             _ids(sizes.batch, sizes.text + 2),
@@ -382,6 +386,9 @@ def _volumes(config: Any, sizes: Sizes) -> Inputs:
     return {"pixel_values": torch.randn(sizes.batch, 2, side, side, 3)}, {"pixel_values": {0: "batch"}}
 
 
+#: Of which the prefix sees all of itself, by token types that are theirs: without them PyTorch's fused attention has no mask, and
+#: any other a causal one.
+_PREFIXED = ("paligemma",)
 #: What encoders of images call inputs of whole models.
 _OTHER_NAMES = {
     "image_grid_thw": "grid_thw",

@@ -102,7 +102,7 @@ OPEN_CLIP: Mapping[str, Small] = {
 
 _PLANE, _VOLUME = "x: batch 1 height width", "x: batch 1 depth height width"
 _FLAT = {"height": 32, "width": 48}
-_SOLID = {"depth": 32, "height": 32, "width": 48}
+_SOLID = {"depth": 16, "height": 16, "width": 24}
 
 
 def _net(name: str, inputs: str = _PLANE, sizes: Mapping[str, int] = _FLAT, **settings: Any) -> Small:
@@ -126,11 +126,15 @@ MONAI: Mapping[str, Small] = {
         psp_block_num=0,
         sizes={"height": 64, "width": 96},
     ),
-    "AttentionUnet": _net("AttentionUnet", spatial_dims=2, **_CHANNELS),
+    "AttentionUnet": _net(
+        "AttentionUnet", "x: batch 1 8*height 8*width", {"height": 4, "width": 6}, spatial_dims=2, **_CHANNELS
+    ),
     "AutoEncoder": _net("AutoEncoder", spatial_dims=2, **{**_CHANNELS, "strides": (2, 2, 1)}),
     "AutoencoderKL": _net("AutoencoderKL", spatial_dims=2, latent_channels=3, **_LEVELS),
     "BasicUNet": _net("BasicUNet", spatial_dims=2, features=(4, 4, 8, 8, 16, 4)),
-    "BasicUNet volumes": _net("BasicUNet", _VOLUME, _SOLID, features=(4, 4, 8, 8, 16, 4)),
+    "BasicUNet volumes": _net(
+        "BasicUNet", _VOLUME, {key: 2 * size for key, size in _SOLID.items()}, features=(4, 4, 8, 8, 16, 4)
+    ),
     "BasicUNetPlusPlus": _net("BasicUNetPlusPlus", spatial_dims=2, features=(4, 4, 8, 8, 16, 4)),
     "Classifier": _net(
         "Classifier", "x: batch 1 32 48", in_shape=(1, 32, 48), classes=3, channels=(4, 8), strides=(2, 2)

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import re
 import subprocess
 import sys
 import threading
-from collections import Counter
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from tests.models.faults import fault
@@ -78,15 +82,23 @@ def _processor_time(pid: int) -> float:
 
 
 def run(
-    chosen: list[Architecture], folder: Path, workers: int, exporter: str = "onnxplug"
+    chosen: list[Architecture],
+    folder: Path,
+    workers: int,
+    exporter: str = "onnxplug",
+    until: float = math.inf,
 ) -> dict[Architecture, Outcome]:
-    """Measures the architectures of which the folder has no outcome.
+    """Measures the architectures of which the folder has no outcome, those that may take the least time first.
 
     Args:
         chosen: The architectures.
         folder: Where outcomes are kept, a file each.
         workers: How many processes.
         exporter: One of :data:`tests.models.measure.EXPORTERS`.
+        until: None is begun after this time of ``time.monotonic``.
+
+    Returns:
+        The outcomes that there are.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[Architecture, Outcome] = {}
@@ -95,12 +107,12 @@ def run(
         file = _file(folder, architecture)
         if file.is_file():
             results[architecture] = _read(file)
-        else:
-            pending.put(architecture)
+    for architecture in sorted((a for a in chosen if a not in results), key=_expected(results)):
+        pending.put(architecture)
 
     def serve() -> None:
         worker = _Worker(exporter)
-        while True:
+        while time.monotonic() < until:
             try:
                 architecture = pending.get_nowait()
             except queue.Empty:
@@ -120,7 +132,20 @@ def run(
         thread.start()
     for thread in threads:
         thread.join()
-    return {architecture: results[architecture] for architecture in chosen}
+    return {architecture: results[architecture] for architecture in chosen if architecture in results}
+
+
+def _expected(results: dict[Architecture, Outcome]) -> Callable[[Architecture], float]:
+    """What tells how long an architecture may take: the mean of those of its name that are known, else of its kind."""
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for a, outcome in results.items():
+        for key in (a.name, a.kind, ""):
+            seconds[key].append(outcome.seconds or SECONDS)
+
+    def expected(a: Architecture) -> float:
+        return next((mean(seconds[key]) for key in (a.name, a.kind, "") if seconds[key]), 0.0)
+
+    return expected
 
 
 def _read(file: Path) -> Outcome:
@@ -138,6 +163,9 @@ def main() -> None:
     parser.add_argument("--only", help="comma-separated model types and families")
     parser.add_argument("--shard", default="1/1", help="2/8: the second of eight parts")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin none after so long; the next run goes on"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/models"))
     parser.add_argument(
         "--peer", action="append", choices=EXPORTERS[1:], default=[], help="this one too, where onnxplug was measured"
@@ -149,12 +177,13 @@ def main() -> None:
     names: Any = options.only.split(",") if options.only else None
     chosen = [a for a in architectures() if a.kind in (options.kind or KINDS) and (names is None or a.name in names)]
     chosen = chosen[number - 1 :: of]
+    until = time.monotonic() + 60 * options.minutes
     if options.known:
         files = {a: _file(options.out, a) for a in chosen}
         results = {a: _read(file) if file.is_file() else Outcome("unmeasured") for a, file in files.items()}
     else:
         absent = _absent({a.kind for a in chosen})
-        measured = run([a for a in chosen if a.kind not in absent], options.out, options.workers)
+        measured = run([a for a in chosen if a.kind not in absent], options.out, options.workers, until=until)
         results = {a: measured.get(a, Outcome("unmeasured")) for a in chosen}
     _print("onnxplug", results)
     peers: dict[str, dict[Architecture, Outcome]] = {}
@@ -162,7 +191,7 @@ def main() -> None:
         folder = options.out / name
         if name in options.peer:
             measurable = [a for a in results if results[a].status not in _NOT_COUNTED and _takes(name, a)]
-            peers[name] = run(measurable, folder, options.workers, name)
+            peers[name] = run(measurable, folder, options.workers, name, until)
             _print(name, peers[name])
         else:
             peers[name] = {a: _read(_file(folder, a)) for a in results if _file(folder, a).is_file()}
@@ -196,6 +225,7 @@ _WAYS = {
     "static sizes": "static batch and lengths: leave out `dynamic_shapes`",
     "static batch": "a static batch",
     "static height and width": "images of one size",
+    "sizes of images as numbers": "give `image_sizes` as a list of Python's numbers",
     "torch.jit.trace": "export `torch.jit.trace(model, ...)`; its branches are those of the example inputs",
 }
 

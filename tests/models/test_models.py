@@ -175,6 +175,11 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [outcome.status for outcome in results.values()] == ["wrong", "crash", "pass"]
     assert run(chosen, tmp_path, 1) == results
     assert requests == ["b", "c"]
+    slow, quick = Architecture("base", "a", "Base"), Architecture("base", "c", "Base")
+    (tmp_path / "causal-c-C.json").write_text(json.dumps(vars(Outcome("pass", seconds=0.5))))
+    assert run([*chosen, slow, quick], tmp_path, 1, until=0) == run(chosen, tmp_path, 1)
+    run([*chosen, slow, quick], tmp_path, 1)
+    assert requests == ["b", "c", "c", "a"]  # what may take the least time first
     peers = {
         "torch.onnx": {
             chosen[0]: Outcome("pass"),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-#: Tests of several cases that take more than a second of processor time, all cases together, with these seconds.
+#: Tests of several cases that take more than half a second of processor time, all cases together, with these seconds.
 TABLE = Path(__file__).parents[1] / "durations.txt"
 #: Of each test in the table the largest of these shares of the cases runs by default that takes no more
 #: than so many seconds, and the smallest in any event.
-SHARES = ((1 / 4, 0.8), (1 / 8, 1.5), (1 / 20, 0.0))
+SHARES = ((1 / 4, 0.3), (1 / 8, 0.5), (1 / 20, 0.0))
 
 
 @cache

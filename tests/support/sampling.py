@@ -7,8 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 LONG = pytest.mark.long
+
+
+def examples(number: int) -> int:
+    """``max_examples`` of a test whose every example is an export: all in ``make test-all``, half of them in ``make test``."""
+    return number if settings.default.max_examples >= 100 else number // 2
 
 
 def rotated(*axes: Iterable[Any], every: int) -> list[Any]:

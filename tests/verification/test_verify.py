@@ -37,6 +37,27 @@ def test_ranges_are_respected() -> None:
     assert {case.sizes["batch"] for case in report.cases} <= {3, 4}
 
 
+class Bounded(nn.Module):
+    """Computes something else from 8 on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[1] < 8 else x - 1
+
+
+def test_inputs_beyond_a_range_are_named() -> None:
+    positions = nn.Module()
+    positions.weight = nn.Parameter(torch.randn(16, 4))  # type: ignore[assignment]
+    positions.forward = lambda x: x + positions.weight[: x.shape[1]]  # type: ignore[operator]
+    program = onnxplug.to_onnx(positions, (torch.randn(2, 5, 4),), dynamic_shapes=({0: "batch", 1: "n"},))
+    with pytest.raises(VerificationError, match="right only where n is from 0 to 16; here it is 20"):
+        program.verify(args=(torch.randn(2, 20, 4),))
+    dims = {1: torch.export.Dim("n", min=2, max=7)}
+    program = onnxplug.to_onnx(Bounded(), (torch.randn(2, 5),), dynamic_shapes=(dims,))
+    assert program.verify(args=(torch.randn(2, 7),)).cases
+    with pytest.raises(VerificationError, match="right only where n is from 2 to 7; here it is 9"):
+        program.verify(args=(torch.randn(2, 9),))
+
+
 def refusing(refused: Any) -> Any:
     """A model that eager PyTorch refuses at some sizes, though the capture says nothing of it."""
 

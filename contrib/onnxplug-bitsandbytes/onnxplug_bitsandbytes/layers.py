@@ -81,7 +81,9 @@ class VerifiedInFloat32(Observer):
         """Looks at a verification."""
         captured = span.subject.captured if span.name == "verification" and span.kind == "stage" else None
         model = getattr(captured, "reference", None)
-        for layer in model.modules() if isinstance(model, nn.Module) else ():
+        if not isinstance(model, nn.Module):
+            return
+        for layer in model.modules():
             if isinstance(layer, Linear4bit) and layer.support_avx512bf16_for_cpu:
                 state = getattr(layer.weight, "quant_state", None)
                 if getattr(state, "packing_format_for_cpu", False):  # its bytes are in the order of those kernels

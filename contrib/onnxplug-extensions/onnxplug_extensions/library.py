@@ -35,6 +35,6 @@ def library_path() -> str:
         PluginError: As :func:`check_library`.
     """
     check_library()
-    from onnxruntime_extensions import get_library_path  # type: ignore[import-untyped]
+    from onnxruntime_extensions import get_library_path
 
     return str(get_library_path())

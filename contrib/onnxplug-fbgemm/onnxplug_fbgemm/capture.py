@@ -14,7 +14,8 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from onnxplug import UsageError
-from onnxplug.capture.patching import patched, patched_kernel
+from onnxplug.capture.patching import patched
+from onnxplug.patches.kernels import patched_kernel
 from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key, operator_registry
 from onnxplug_fbgemm import FUNCTIONS, REQUIRED
 from onnxplug_fbgemm.layers import traceable
@@ -63,7 +64,7 @@ def patches(module: Any) -> Iterator[None]:
         operator_registry.find(_NOBAG).fake_impl.register(_rows_alone, __name__, lib=library)
         for name in _STATIC:
             op = getattr(torch.ops.fbgemm, name).default
-            stack.enter_context(patched_kernel(op, DispatchKey.Meta, function_of(name)))
+            stack.enter_context(patched_kernel(op, DispatchKey.Meta, lambda _, name=name: function_of(name)))
         for name in _TRACED:
             stack.enter_context(patched(torch.ops.fbgemm, name, function_of(name)))
         stack.enter_context(traceable(module))

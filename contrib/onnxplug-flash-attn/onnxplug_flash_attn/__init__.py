@@ -33,7 +33,7 @@ def onnxplug_rules() -> list[Rule]:
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
     """The operators, computed by PyTorch's attention, whose rules choose the form for the opset and the target."""
     of_library = {f"flash_attn::{name}.default": _later("operators", function) for name, function in OPERATORS.items()}
-    return of_library | {_WRITTEN: _later("grouped", "decomposed")}
+    return {**of_library, _WRITTEN: _later("grouped", "decomposed")}
 
 
 def _later(module: str, name: str) -> Callable[..., Any]:

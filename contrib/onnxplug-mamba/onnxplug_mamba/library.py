@@ -82,7 +82,10 @@ def put_modules() -> None:
     """Makes mamba_ssm and causal_conv1d importable, which were installed without being compiled, and exchanges their kernels."""
     put_extensions()
     with contextlib.suppress(ImportError):  # these look for triton as they are imported
-        from transformers.generation import GenerateDecoderOnlyOutput, TextStreamer  # noqa: F401
+        from transformers.generation import (  # type: ignore[attr-defined]  # noqa: F401
+            GenerateDecoderOnlyOutput,
+            TextStreamer,
+        )
     with _without_triton():
         for library in ("causal_conv1d", "mamba_ssm"):
             if find_spec(library) is not None:

@@ -75,9 +75,8 @@ def onnxplug_samples() -> list[OpSample]:
 def _routed() -> tuple[Any, ...]:
     import torch
 
-    import onnxplug_ort.experts  # declares the operator
+    import onnxplug_ort.experts  # noqa: F401  # declares the operator
 
-    assert onnxplug_ort.experts
     index = torch.tensor([[0, 2], [3, 1], [1, 0], [2, 3], [0, 3]])
     weights = torch.rand(5, 2) + 0.1
     return torch.randn(5, 8), index, weights, torch.randn(4, 12, 8), torch.randn(4, 8, 6)

@@ -32,7 +32,12 @@ def written_out_attention(g: Any, node: Any) -> Any:
     product = _exchanged(node.inputs[0], "MatMul")
     softmax = made_by(product.inputs[0], "Softmax") if product is not None else None
     values = _rows_of_heads(product.inputs[1]) if softmax is not None else None
-    if values is None or not used_once(softmax.outputs[0]) or int_attribute(softmax, "axis", -1) not in (-1, 3):
+    if (
+        softmax is None
+        or values is None
+        or not used_once(softmax.outputs[0])
+        or int_attribute(softmax, "axis", -1) not in (-1, 3)
+    ):
         return None
     scores, bias = _scores_and_bias(g, softmax.inputs[0])
     if scores is None or not scores.scale or not all_float(*scores[:2], values, *([] if bias is None else [bias])):
@@ -222,13 +227,14 @@ def _matmul(g: Any, value: Any, bias: Any) -> _Projection | None:
     product = made_by(value, "MatMul")
     if product is None or not _has_rank(product.inputs[0], 3):
         return None
-    return _checked(g, _Projection(*product.inputs, bias))
+    rows, weight = product.inputs
+    return _checked(g, _Projection(rows, weight, bias))
 
 
 def _gemm(g: Any, value: Any, gemm: Any) -> _Projection | None:
     """The projection by a Gemm of [B S, D], whose result ``value`` is brought to [B, S, H E]."""
     flat = made_by(gemm.inputs[0], "Reshape")
-    rows = flat.inputs[0] if flat is not None else None
+    rows: Any = flat.inputs[0] if flat is not None else None
     scaled = any(name in gemm.attributes and gemm.attributes[name].value != 1 for name in ("alpha", "beta"))
     if not _has_rank(rows, 3) or not _has_rank(value, 3) or not used_once(gemm.outputs[0]):
         return None

@@ -180,7 +180,7 @@ def _root_mean_square(g: Any, x: Any) -> tuple[list[Any], Any, float] | None:
         root = _only_consumer(add.outputs[0], "Sqrt") if epsilon is not None else None
         inverse = _only_consumer(root.outputs[0], "Reciprocal") if root is not None else None
         normal = _only_consumer(inverse.outputs[0], "Mul") if inverse is not None else None
-        if normal is None or _other(normal, inverse.outputs[0]) is not x:
+        if inverse is None or normal is None or _other(normal, inverse.outputs[0]) is not x:
             continue
         scaled = _only_consumer(normal.outputs[0], "Mul")
         weight = _other(scaled, normal.outputs[0]) if scaled is not None else None

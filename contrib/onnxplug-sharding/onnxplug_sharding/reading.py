@@ -130,7 +130,10 @@ def _configuration(model: ir.Model, name: str | None) -> ir.ModelConfiguration:
     names = ", ".join(repr(each.name) for each in model.device_configurations) or "none"
     if name is None and found:
         raise UsageError(f"the model has several device configurations: {names}", hint="Name one of them.")
-    raise UsageError(f"the model has no device configuration{'' if name is None else f' {name!r}'}; it has {names}")
+    raise UsageError(
+        "the model has no device configuration" + ("" if name is None else f" {name!r}; it has {names}"),
+        hint="onnxplug_sharding.shard writes it, before the program is saved." if name is None else None,
+    )
 
 
 def _parameters(value: ir.Value, layout: Layout, name: str, mesh: Mesh) -> dict[str, Placements]:

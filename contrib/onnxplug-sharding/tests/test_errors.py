@@ -213,7 +213,7 @@ def _spread(model: onnx.ModelProto) -> None:
         (lambda m: setattr(m.graph.node[0].device_configurations[0], "configuration_id", "x"), "does not declare"),
         (lambda m: setattr(m.configuration[0], "num_devices", 3), "has 3 devices, a mesh of"),
         (lambda m: m.configuration[0].device.append("more"), "2 devices, and other names"),
-        (lambda m: m.ClearField("configuration"), "it has none"),
+        (lambda m: m.ClearField("configuration"), "no device configuration\nHint"),
         (lambda m: _spread(m), "contradicts the placements of"),
     ],
 )
@@ -248,3 +248,10 @@ def test_the_command(path: Path) -> None:
     assert "tensor_parallel: 2 devices, a mesh of [2]" in done.output
     assert "layers.0.bias: S(0)" in done.output
     assert "layers/0/MatMul" in done.output
+
+
+def test_the_command_without_shardings(tmp_path: Path) -> None:
+    export().save(tmp_path / "plain.onnx")
+    done = CliRunner().invoke(app, ["shardings", str(tmp_path / "plain.onnx")])
+    assert isinstance(done.exception, onnxplug.UsageError)
+    assert str(done.exception).startswith("the model has no device configuration")

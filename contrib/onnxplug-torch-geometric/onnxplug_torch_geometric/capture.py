@@ -12,7 +12,8 @@ import torch
 from torch.fx.experimental import proxy_tensor
 
 from onnxplug import Unsupported, torch_private
-from onnxplug.capture.patching import patched, patched_kernel
+from onnxplug.capture.patching import patched
+from onnxplug.patches.kernels import patched_kernel
 from onnxplug.torch_private import DispatchKey, detect_fake_mode
 from onnxplug_torch_geometric import FUNCTIONS
 
@@ -116,4 +117,4 @@ def _kernel(op: Any, kernel: Callable[..., Any]) -> contextlib.AbstractContextMa
     """The kernel in place of the operator's own where torch works out shapes."""
     composite = DispatchKey.CompositeImplicitAutograd
     key = composite if torch_private.has_kernel_for_dispatch_key(op.name(), composite) else DispatchKey.Meta
-    return patched_kernel(op, key, kernel)
+    return patched_kernel(op, key, lambda _: kernel)

@@ -25,7 +25,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.recurrences:exportable_recurrences"),
         _where_used(models, f"{place}.shifted_windows:windows_of_any_size"),
         _where_used(models, f"{place}.sizes:dynamic_sizes"),
-        _where_used("transformers.vision_utils", f"{place}.packed_images:images_of_any_size"),
+        _where_used(models, f"{place}.packed_images:images_of_any_size"),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ def flatten_with_keys(cache: Any) -> tuple[list[Any], str]:
     return [(pytree.MappingKey(name), tensor) for name, tensor in pairs], json.dumps(context)
 
 
-def unflatten(values: Sequence[Any], context: str) -> Any:
+def unflatten(values: Iterable[Any], context: str) -> Any:
     """The cache again."""
     left = list(values)
     cache = _put_together(json.loads(context), left)
@@ -276,7 +276,7 @@ def _put_together(context: dict[str, Any], values: list[Any]) -> Any:
         both.is_updated = {index: index in context["updated"] for index in range(len(cross.layers))}
         return both
     if context["static"]:
-        cache = cache_utils.StaticCache.__new__(cache_utils.StaticCache)
+        cache: Any = cache_utils.StaticCache.__new__(cache_utils.StaticCache)
         cache_utils.Cache.__init__(cache, layers=[])
     else:
         cache = cache_utils.DynamicCache()
@@ -328,7 +328,8 @@ def _fill(layer: Any, about: dict[str, Any], values: list[Any]) -> None:
         setattr(layer, field, values.pop(0))
     layer.is_initialized = True
     _place(layer, layer.keys)
-    if isinstance(layer, cache_utils.StaticLayer) and isinstance(layer.keys, torch.Tensor):
+    is_static = isinstance(layer, cache_utils.StaticLayer)
+    if is_static and isinstance(layer.keys, torch.Tensor):
         layer.batch_size, layer.num_heads = layer.keys.shape[:2]
         layer.k_head_dim, layer.v_head_dim = layer.keys.shape[-1], layer.values.shape[-1]
 

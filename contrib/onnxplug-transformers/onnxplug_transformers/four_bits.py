@@ -236,7 +236,7 @@ class FewBitEmbedding(nn.Embedding):
     is_half: bool
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> Any:  # type: ignore[override]
         """Nothing, of the dtype that it had: who reads more of it than that, fails."""
         return self.scales.new_empty(0, dtype=torch.float16 if self.is_half else torch.float32)
 

@@ -58,7 +58,7 @@ class Prompt(nn.Module):
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         self.tokenizer = Tokenizer(tokenizer)
         self._positions = "position_ids" in example.kwargs
-        self._cache = (example.heads, 0, example.head_size)
+        self._cache: tuple[Any, ...] = (example.heads, 0, example.head_size)
         self._dtype = example.kwargs["past_key_values"].layers[0].keys.dtype
 
     def forward(self, texts: torch.Tensor) -> dict[str, torch.Tensor]:

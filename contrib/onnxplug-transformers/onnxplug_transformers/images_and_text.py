@@ -359,8 +359,8 @@ def _tiled(model: Any, generator: torch.Generator, *, in_browsers: bool) -> Part
         ["pixel_values", "pixel_attention_mask"],
         output,
     )
-    whole = {"pixel_values": pixels[:1, :1].contiguous(), "pixel_attention_mask": mask[:1, :1].contiguous()}
-    return PartOfFolder(Tiles(model).eval(), example, [whole])
+    single = {"pixel_values": pixels[:1, :1].contiguous(), "pixel_attention_mask": mask[:1, :1].contiguous()}
+    return PartOfFolder(Tiles(model).eval(), example, [single])
 
 
 def _packed(model: Any, generator: torch.Generator) -> PartOfFolder:

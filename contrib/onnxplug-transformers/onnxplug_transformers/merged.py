@@ -74,9 +74,9 @@ def move_nodes(model: ir.Model, other: ir.Model, prefix: str) -> list[ir.Node]:
         assert other.opset_imports.setdefault(domain, version) == version  # all are exported with the same options
     other.functions.update(model.functions)
     model.graph.outputs.clear()
-    for value in list(model.graph.initializers.values()):
-        model.graph.initializers.pop(value.name)
-        value.name = f"{prefix}.{value.name}"
+    for name, value in list(model.graph.initializers.items()):
+        model.graph.initializers.pop(name)
+        value.name = f"{prefix}.{name}"
         other.graph.register_initializer(value)
     for node in model.graph.all_nodes():
         node.name = f"{prefix}.{node.name}"

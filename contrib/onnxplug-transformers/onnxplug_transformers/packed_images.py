@@ -2,7 +2,8 @@
 
 transformers' encoders of such images (Qwen2-VL and those after it) loop over the images, whose numbers of patches they ask the
 tensor for, and compute attention image by image. Here the image, row and column of each patch are computed from its place in the
-row, and attention has a mask.
+row, and attention has a mask. Models split the encoder's states by images, of which there may be any number, and join them again:
+while a model is captured they stay together.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface
 
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.exchanged import exchanged, parameters
 
-_FORWARD, _FLASH = ["self", "hidden_states", "grid_thw"], "is_flash_attention_requested"
+_FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")]
+_FLASH = "is_flash_attention_requested"
 #: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of.
 _called: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
 
@@ -31,14 +34,20 @@ def images_of_any_size() -> Iterator[None]:
     """Holds while a model is captured."""
     with contextlib.ExitStack() as stack:
         for path, module in list(sys.modules.items()):
-            if not path.startswith("transformers.models.") or not hasattr(module, "get_vision_position_ids"):
+            if not path.startswith("transformers.models."):
                 continue
-            if before := getattr(module, _FLASH, None):
+            is_packed = hasattr(module, "get_vision_position_ids")
+            if is_packed and (before := getattr(module, _FLASH, None)):
                 stack.enter_context(patched(module, _FLASH, _is_packed_or(before)))
             for owner in list(vars(module).values()):
-                own = vars(owner).get("forward") if isinstance(owner, type) and owner.__module__ == path else None
-                if own is not None and issubclass(owner, nn.Module) and parameters(own) == _FORWARD:
+                if not isinstance(owner, type) or owner.__module__ != path or not issubclass(owner, nn.Module):
+                    continue
+                own = vars(owner).get("forward")
+                if is_packed and own is not None and parameters(own) in _FORWARDS:
                     stack.enter_context(patched(owner, "forward", _counted(own)))
+                for name in ("get_image_features", "get_video_features"):
+                    if before := vars(owner).get(name):
+                        stack.enter_context(patched(owner, name, _together(before)))
         interface = AttentionInterface.get_interface
         stack.enter_context(patched(AttentionInterface, "get_interface", _masked(interface)))
         stack.enter_context(
@@ -54,16 +63,68 @@ def images_of_any_size() -> Iterator[None]:
 
 def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def called(self: Any, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.config._attn_implementation not in ("eager", "sdpa"):
-            return forward(self, hidden_states, grid_thw, **kwargs)
-        token = _called.set((hidden_states.shape[0], {}))
+            return forward(self, *args, **kwargs)
+        patches = args[0] if args else kwargs[parameters(forward)[1]]
+        token = _called.set((patches.shape[0], {}))
         try:
-            return forward(self, hidden_states, grid_thw, **kwargs)
+            return forward(self, *args, **kwargs)
         finally:
             _called.reset(token)
 
     return called
+
+
+class _Sizes(list[int]):
+    """Stands for the sizes of all images, of which nothing but a split asks."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise TypeError("the model asks for the size of each image, of which there may be any number")
+
+    __getitem__ = __len__ = __iter__  # type: ignore[assignment]
+
+
+class _States(tuple[Tensor]):
+    """The states of all images, which can be joined and nothing else."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise TypeError("the model asks for the states of each image, of which there may be any number")
+
+    __getitem__ = __len__ = __iter__  # type: ignore[assignment]
+
+
+class _Together(TorchFunctionMode):
+    """Leaves together what is split by sizes that aren't known."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.split, Tensor.split) and isinstance(args[1], _Sizes) and kwargs in (None, {}, {"dim": 0}):
+            return _States(args[:1])
+        return function(*args, **(kwargs or {}))
+
+
+def _together(before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        kinds = {type(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and "tolist" in vars(type(x))}
+        stack = contextlib.ExitStack()
+        try:  # a `with` would be taken for code that handles the model's errors
+            stack.enter_context(_Together())
+            for kind in kinds - {Tensor}:
+                stack.enter_context(patched(kind, "tolist", _of_any_length(kind.tolist)))
+            return before(*args, **kwargs)
+        finally:
+            stack.close()
+
+    return called
+
+
+def _of_any_length(before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def tolist(self: Tensor) -> Any:
+        return _Sizes() if self.dim() == 1 and isinstance(self.shape[0], torch.SymInt) else before(self)
+
+    return tolist
 
 
 def _is_packed_or(before: Callable[..., bool]) -> Callable[..., bool]:

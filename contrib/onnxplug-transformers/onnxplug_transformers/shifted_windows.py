@@ -139,13 +139,14 @@ _EXCHANGED: _Exchanged = {
     "MaskFormerSwinLayer.get_attn_mask": (mask_of_resolution, _is_known),
 }
 for _name in ("Swin", "Swinv2", "DonutSwin", "MaskFormerSwin", "Swin2SR"):
-    _EXCHANGED |= {
+    _layers: _Exchanged = {
         f"{_name}PatchEmbeddings.maybe_pad": (pad_patches, _is_known),
         f"{_name}PatchMerging.maybe_pad": (pad_pairs, _is_known),
         f"{_name}Layer.maybe_pad": (pad_windows, _is_known),
         f"{_name}Layer.set_shift_and_window_size": (shift_of, _is_known),
         f"{_name}Layer.get_attn_mask": (mask_of_regions, _is_known),
-    } | {key: _EXCHANGED[key] for key in [f"{_name}Layer.get_attn_mask"] if key in _EXCHANGED}
+    }
+    _EXCHANGED = _layers | _EXCHANGED
 
 
 @contextlib.contextmanager

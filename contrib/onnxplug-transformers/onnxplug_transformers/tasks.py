@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from onnxplug import UsageError
 from onnxplug_transformers.folders import preprocessor_of

@@ -102,6 +102,43 @@ def test_images_of_any_size(kind: str, attention: str) -> None:
         torch.testing.assert_close(states, expected)
 
 
+class Read(nn.Module):
+    """What the text's model reads of all images, or of each."""
+
+    def __init__(self, model: Any, *, of_each: bool) -> None:
+        super().__init__()
+        self.model, self.of_each = model, of_each
+
+    def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> torch.Tensor:
+        states = self.model.get_image_features(pixel_values, image_grid_thw).pooler_output
+        return torch.stack([one.sum(0) for one in states]) if self.of_each else torch.cat(states)
+
+
+@pytest.mark.parametrize("of_each", [False, True])
+def test_states_of_any_number_of_images(of_each: bool) -> None:
+    """They are split and joined; a model that looks at each of them is refused, and not exported for the example's number."""
+    from transformers.models.qwen2_vl import modeling_qwen2_vl
+
+    _, _, settings = _ENCODERS["qwen2_vl"]
+    text = {"hidden_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = modeling_qwen2_vl.Qwen2VLConfig(
+        vision_config={**_SIZES, **settings, "depth": 1},
+        text_config={**text, "vocab_size": 99, "intermediate_size": 48},
+    )
+    model = Read(modeling_qwen2_vl.Qwen2VLModel._from_config(config), of_each=of_each).eval()
+    example = images((1, 8, 12), (1, 4, 6))
+    dynamic = {"pixel_values": {0: "4 * cells"}, "image_grid_thw": {0: "images"}}
+    if of_each:
+        with pytest.raises(onnxplug.CaptureError, match="of each image, of which there may be any number"):
+            onnxplug.to_onnx(model, example, dynamic_shapes=dynamic)
+        return
+    program = onnxplug.to_onnx(model, example, dynamic_shapes=dynamic)
+    for case in (example, images((1, 6, 10)), images((1, 2, 2), (2, 4, 18), (1, 14, 6))):
+        with torch.no_grad():
+            expected = model(*case)
+        torch.testing.assert_close(program(*case)[0], expected)
+
+
 def test_attention_elsewhere_is_as_before() -> None:
     """The exchanged parts are for encoders of packed images alone, and for the time of a capture."""
     from onnxplug_transformers.packed_images import images_of_any_size

@@ -35,9 +35,11 @@ def flash(
     if cu_seqlens_q is None or cu_seqlens_k is None:
         out, total, _, state = operators.dense(query, key, value, *rest, 0.0, None, return_softmax)
         return out, total, state
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    paged = (block_tables, None, seqused_k)
-    out, total, _, state = operators.packed(query, key, value, *lengths, *rest, 0.0, None, return_softmax, *paged)
+    paged: dict[str, Any] = {"block_table": block_tables, "seqused_k": seqused_k}
+    tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k)
+    out, total, _, state = operators.packed(
+        *tensors, max_seqlen_q, max_seqlen_k, *rest, return_softmax=return_softmax, **paged
+    )
     return out, total, state
 
 
@@ -83,7 +85,8 @@ def _by_flash(inp: Any) -> tuple[Tensor, Tensor]:
     plain, starts_q, longest_q, starts_k, longest_k, used = kernels._convert_input_format(inp, supports_mqa=True)
     bias = plain.attn_bias
     lengths = (starts_q, starts_k, used, longest_q, longest_k)
-    rest = (plain.scale_float, kernels._is_causal(bias), *kernels._window_size(bias), False)
+    left, right = kernels._window_size(bias)
+    rest = (plain.scale_float, kernels._is_causal(bias), left, right, False)
     tables = getattr(bias, "block_tables", None)
     out, total, _ = flash(plain.query, plain.key, plain.value, *lengths, 0.0, *rest, tables)
     return out, kernels._post_process_lse(total, plain, shape)

@@ -217,8 +217,7 @@ class OnnxPieces:
                 them, or a tensor is a scalar or of a type that Triton lacks.
         """
         folder = Path(folder)
-        check_name(name)
-        check_folder(folder)
+        self.check_triton(folder, name)
         if self.gaps:
             raise UsageError(
                 f"the pieces can't be an ensemble: {self.gaps[0]}", hint="Make a submodule of that, and a piece."
@@ -245,6 +244,17 @@ class OnnxPieces:
         except OSError as error:
             raise SaveError(f"the repository {folder} can't be written: {error}") from error
         return files
+
+    @staticmethod
+    def check_triton(folder: str | os.PathLike[str], name: str) -> None:
+        """Checks what :meth:`save_triton` takes, before anything is exported.
+
+        Raises:
+            SaveError: The folder is a file, or its parent is not there.
+            UsageError: The name is none of a model.
+        """
+        check_name(name)
+        check_folder(Path(folder))
 
     def _fits_numpy(self) -> bool:
         passed = pytree.tree_leaves([(call.args, call.kwargs, call.results) for call in self.calls])

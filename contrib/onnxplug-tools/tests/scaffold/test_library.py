@@ -13,6 +13,7 @@ from onnxplug_tools.scaffold.library import write_library_package
 
 from onnxplug.cli.app import run
 from onnxplug.errors import UsageError
+from tests.support.distributions import run_python
 
 LIBRARY = """
 import torch
@@ -84,23 +85,11 @@ def test_the_package_imports_and_its_tests_name_the_missing_parts(folder: Path) 
     assert "lambda: (torch.randn(2, 3), [torch.tensor([0, 1])], [1])," in inputs
 
     def tested(status: int) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-            env=environment,
-            cwd=made.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout
+        path = os.pathsep.join([str(made.folder), str(folder), *filter(None, sys.path)])
+        return run_python(made.folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", status=status, PYTHONPATH=path)
 
     code = "import setuptools; setuptools.setup()"
     subprocess.run([sys.executable, "-c", code, "-q", "egg_info"], cwd=made.folder, check=True, capture_output=True)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(made.folder), str(folder), *filter(None, sys.path)]),
-    }
     printed = tested(0)
     assert "1 passed, 3 xfailed" in printed
     assert "test_sample[bench::scaled.default-opset21] - no formula yet; no fake kernel" in printed

@@ -1,0 +1,46 @@
+"""Other Python kernels of operators while a context holds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from onnxplug.torch_private import DispatchKey, OpOverload, pre_dispatch_modes, torch_c, transforms_depth
+
+
+@contextlib.contextmanager
+def patched_kernel(op: OpOverload, key: DispatchKey, kernel_of: Callable[..., Any]) -> Iterator[None]:
+    """Gives an operator another Python kernel for a dispatch key while the context holds.
+
+    A trace below autograd records the operators that a composite kernel calls. Such a trace, and every other mode or transform,
+    sees the original kernel: the results of another kernel have a kind, but no values.
+
+    Args:
+        key: ``CompositeImplicitAutograd`` for a composite operator; ``Meta`` for the kernel that computes shapes.
+        kernel_of: Makes the kernel, called with the operator's arguments, from the original kernel.
+    """
+    before = op.py_kernels.get(key)
+    original = before or functools.partial(op._op_dk, key)
+    kernel = kernel_of(original)
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (kernel if key is DispatchKey.Meta or _sees_no_trace() else original)(*args, **kwargs)
+
+    op.py_kernels[key] = chosen
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        if before is None:
+            del op.py_kernels[key]
+        else:
+            op.py_kernels[key] = before
+        op._dispatch_cache.clear()
+
+
+def _sees_no_trace() -> bool:
+    """Whether operators that are called now are seen by no mode but that of fake tensors, and by no transform."""
+    fake = torch_c._get_dispatch_mode(torch_c._TorchDispatchModeKey.FAKE) is not None
+    return torch_c._len_torch_dispatch_stack() == fake and pre_dispatch_modes() == 0 and transforms_depth() == 0
