@@ -49,7 +49,7 @@ def _where_used(module: str, patch: str) -> Callable[[], Any]:
 @hookimpl
 def onnxplug_info() -> PluginInfo:
     """What it is for."""
-    return PluginInfo(api=1, requires=["transformers>=5"], libraries=("transformers",))
+    return PluginInfo(api=1, requires=["transformers>=5.21"], libraries=("transformers",))
 
 
 @hookimpl

@@ -31,8 +31,9 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     cache_utils.LinearAttentionAndSlidingWindowAttentionLayer: ("keys", "values"),
     cache_utils.LinearAttentionAndStaticFullAttentionLayer: ("keys", "values", "cumulative_length"),
     cache_utils.LinearAttentionAndStaticSlidingWindowAttentionLayer: ("keys", "values"),
-    cache_utils.DummyLayer: (),
 }
+if hasattr(cache_utils, "DummyLayer"):  # transformers 5.22
+    _FIELDS[cache_utils.DummyLayer] = ()
 _KINDS = {kind.__name__: kind for kind in _FIELDS}
 _NAMES = {"keys": "key", "values": "value", "cumulative_length": "length"}
 _HALVES = {"self": "decoder", "cross": "encoder"}

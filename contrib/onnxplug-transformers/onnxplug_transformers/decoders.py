@@ -36,7 +36,10 @@ _KEYS, _STATES = ("full_attention", "sliding_attention"), ("linear_attention", "
 _LAYERS = (*_KEYS, *_STATES, "moe", "mlp")
 _DynamicLayer, _Linear = cache_utils.DynamicLayer, cache_utils.LinearAttentionLayer
 #: Their classes.
-_IN_CACHES = (_DynamicLayer, _Linear, cache_utils.LinearAttentionAndFullAttentionLayer, cache_utils.DummyLayer)
+_IN_CACHES = (
+    *(_DynamicLayer, _Linear, cache_utils.LinearAttentionAndFullAttentionLayer),
+    getattr(cache_utils, "DummyLayer", _Linear),  # transformers 5.22
+)
 #: Why a program does not take a cache.
 _SEVERAL_SHAPES = "keys and values of several shapes; {} takes one for all layers"
 _WITH_STATES = "states of linear attention or convolutions in its cache; {} takes keys and values alone"
