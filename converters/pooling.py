@@ -25,6 +25,7 @@ from onnxplug.converters.helpers.windows import (
     adaptive_windows,
     average_dynamic,
     ceil_extra_dynamic,
+    has_ceil_mode,
     max_of_windows,
     spread,
     windows_of,
@@ -75,15 +76,16 @@ def _max_pool(
     kernel, stride, pads = _window(spatial, kernel, stride, padding)
     dilation = spread(dilation, spatial)
     x, single = _batched(g, x, spatial)
-    window = {"kernel_shape": kernel, "strides": stride, "dilations": dilation}
+    window: dict[str, Any] = {"kernel_shape": kernel, "strides": stride, "dilations": dilation}
     ends: list[Any] = list(pads)
     dynamic = False
     if ceil:
         extra: Sequence[Any] | None = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, dilation)
-        dynamic = extra is None
         if extra is None:
             spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-            extra = ceil_extra_dynamic(g, x, spans, stride, pads)
+            dynamic = not has_ceil_mode(g, spans, stride, pads)
+            extra = ceil_extra_dynamic(g, x, spans, stride, pads) if dynamic else [0] * spatial
+            window |= {} if dynamic else {"ceil_mode": 1}
         ends = [g.op.Add(e, g.const(p)) if dynamic else p + e for p, e in zip(pads, extra, strict=True)]
     dtype = x.dtype
     if dtype is not None and dtype.is_integer() and dtype.bitwidth > 8:
@@ -103,7 +105,7 @@ def _is_wide(kernel: Sequence[int], pads: Sequence[int], ends: Sequence[int]) ->
 def _explicitly_padded(
     g: GraphBuilder,
     x: Value,
-    window: dict[str, list[int]],
+    window: dict[str, Any],
     pads: Sequence[int],
     ends: Sequence[Any],
     outputs: int,
@@ -185,6 +187,9 @@ def avg_pool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     ends = list(pads)
     if ceil:
         extra = _ceil_extra(x, node.shape[-spatial:], kernel, stride, pads, [1] * spatial)
+        if extra is None and divisor is None and not (include and any(pads)) and has_ceil_mode(g, kernel, stride, pads):
+            result = g.op.AveragePool(x, kernel_shape=kernel, strides=stride, pads=[*pads, *pads], ceil_mode=1)
+            return squeeze(g, result, 0) if single else result
         if extra is None:
             result = average_dynamic(g, x, kernel, stride, pads, include, divisor)
             return squeeze(g, result, 0) if single else result

@@ -44,6 +44,16 @@ def _recurrent(original: Kernel, packed: bool) -> Kernel:
     return kernel
 
 
+def _max_pool1d(original: Kernel) -> Kernel:
+    """By the operator that gives the places too: without a gradient, torch's kernel takes a path that knows plain sizes alone."""
+
+    def kernel(*args: Any, **options: Any) -> torch.Tensor:
+        values: torch.Tensor = torch.ops.aten.max_pool1d_with_indices.default(*args, **options)[0]
+        return values
+
+    return kernel
+
+
 def _result_and_mask(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
@@ -110,13 +120,15 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
 
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes time for each step. It
     has no kernel at all for fake quantisation and dequantisation, for most gradients of interpolations of dynamic sizes (the C++
-    kernel takes no symbolic sizes in a list) and for two draws, and a kernel that makes sizes static for fractional pools of
-    volumes. Only operators that the model may use are patched.
+    kernel takes no symbolic sizes in a list) and for two draws, and kernels that make sizes static for fractional pools of
+    volumes and for max pools of one axis. Only operators that the model may use are patched.
     """
     with contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):
             for op, key, kernel_of in list(_recurrent_kernels()):
                 stack.enter_context(patched_kernel(op, key, kernel_of))
+        composite = DispatchKey.CompositeImplicitAutograd
+        stack.enter_context(patched_kernel(torch.ops.aten.max_pool1d.default, composite, _max_pool1d))
         for concerns, names, kernel in _KERNELS:
             if concerns is None or mentions(concerns):
                 for packet, _, overload in (name.partition(".") for name in names):

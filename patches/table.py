@@ -77,7 +77,7 @@ PATCHES: tuple[TorchPatch, ...] = (
     ),
     TorchPatch(
         name="shape kernels",
-        target="py_kernels of recurrent layers, fake quantisation, dequantize, gradients of interpolation, fractional pools, draws",
+        target="py_kernels of recurrent layers, fake quantisation, dequantize, gradients of interpolation, pools, draws",
         why="Recurrent layers are traced step by step, which fixes their number; the others have no kernel for dynamic sizes.",
         test="tests/capture/test_patches.py::test_a_recurrent_layer_is_found_wherever_the_model_holds_it[closure]",
         enter=lambda request: shape_kernels(request.mentions),

@@ -139,6 +139,14 @@ def ceil_extra_dynamic(
     return extra
 
 
+def has_ceil_mode(g: GraphBuilder, spans: Sequence[int], stride: Sequence[int], pads: Sequence[int]) -> bool:
+    """Whether ONNX's own ``ceil_mode`` has torch's windows at all sizes.
+
+    Before opset 22 it keeps a last window that starts in the padding behind, which torch drops; steps this short never reach it.
+    """
+    return g.opset >= 10 and all(s <= k - p for k, s, p in zip(spans, stride, pads, strict=True))
+
+
 def average_dynamic(
     g: GraphBuilder,
     x: Value,
