@@ -14,6 +14,7 @@ LONG = pytest.mark.long
 
 def examples(number: int) -> int:
     """``max_examples`` of a test whose every example is an export: all in ``make test-all``, half of them in ``make test``."""
+    assert settings.default is not None
     return number if settings.default.max_examples >= 100 else number // 2
 
 
