@@ -12,6 +12,7 @@ def test_images_of_any_size() -> None:
 
     sizes = {"hidden_sizes": [8, 12, 16], "neck_hidden_sizes": [4, 4, 8, 12, 16, 16, 24], "image_size": 64}
     config = modeling_mobilevit.MobileViTConfig(**sizes, num_attention_heads=2, mlp_ratio=1.0, expand_ratio=1.0)
+    torch.manual_seed(0)
     model = modeling_mobilevit.MobileViTModel._from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -23,4 +24,4 @@ def test_images_of_any_size() -> None:
         x = torch.randn(size[0], 3, *size[1:])
         with torch.no_grad():
             expected = model(x).last_hidden_state
-        torch.testing.assert_close(program(x)[0], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(program(x)[0], expected)

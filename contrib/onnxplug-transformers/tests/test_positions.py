@@ -52,6 +52,7 @@ def _cpmant() -> nn.Module:
     ],
 )
 def test_texts_of_any_length(make: Any, settings: tuple[Any, ...]) -> None:
+    torch.manual_seed(0)
     model = make(*settings).eval()
     program = onnxplug.to_onnx(
         model,
@@ -63,4 +64,4 @@ def test_texts_of_any_length(make: Any, settings: tuple[Any, ...]) -> None:
         ids[-1, :2] = 0  # padding on the left
         with torch.no_grad():
             expected = model(input_ids=ids)[0]
-        torch.testing.assert_close(program(input_ids=ids)[0], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(program(input_ids=ids)[0], expected)
