@@ -26,7 +26,7 @@ def patched_kernel(op: OpOverload, key: DispatchKey, kernel_of: Callable[..., An
     kernel = kernel_of(original)
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (kernel if key is DispatchKey.Meta or _sees_no_trace() else original)(*args, **kwargs)
+        return (kernel if key == DispatchKey.Meta or _sees_no_trace() else original)(*args, **kwargs)
 
     op.py_kernels[key] = chosen
     op._dispatch_cache.clear()

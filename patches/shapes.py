@@ -121,7 +121,7 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes time for each step. It
     has no kernel at all for fake quantisation and dequantisation, for most gradients of interpolations of dynamic sizes (the C++
     kernel takes no symbolic sizes in a list) and for two draws, and kernels that make sizes static for fractional pools of
-    volumes and for max pools of one axis. Only operators that the model may use are patched.
+    volumes and for max pools of one axis. Operators that names tell of are patched only where the model's code has such a name.
     """
     with contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):
