@@ -120,7 +120,7 @@ zoo: $(VENV)/installed
 	@$(MAKE) --no-print-directory models
 
 models: $(VENV)/installed
-	@echo "==> Every architecture of transformers, timm's and torchvision's families, models of six more libraries (outcomes in out/models)"
+	@echo "==> Every architecture of transformers, timm's and torchvision's families, models of six more libraries (outcomes in tests/models/outcomes)"
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.models.report $(MODELS_FLAGS)
 
 libraries: $(VENV)/installed

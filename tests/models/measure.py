@@ -99,6 +99,7 @@ class Outcome:
         way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then which sizes are static where not all can be dynamic;
             empty where the plain call was enough.
         dynamic: The names of the dynamic dimensions, of those that eager PyTorch takes in other sizes.
+        commit: Of the checkout that measured it; the parent's.
     """
 
     status: str
@@ -107,6 +108,7 @@ class Outcome:
     way: str = ""
     nodes: int = 0
     dynamic: str = ""
+    commit: str = ""
 
 
 def architectures() -> Iterator[Architecture]:

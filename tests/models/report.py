@@ -1,6 +1,6 @@
 """``make models``: every architecture, each with a time limit; resumable, and in shards.
 
-Each outcome is written to the folder as soon as it is there; what is there is not measured again.
+Each outcome is a line of ``tests/models/outcomes``, written as soon as it is known; an architecture that has one is not measured again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
@@ -28,6 +29,8 @@ from tests.models.measure import EXPORTERS, KINDS, TABLES, Architecture, Outcome
 
 #: Of processor time that an architecture may take, all ways round together; and of waiting for an answer on a loaded machine.
 SECONDS, WAITING = 120.0, 2400.0
+#: The outcomes that docs/models.md shows.
+OUTCOMES = Path(__file__).with_name("outcomes")
 
 
 class _Worker:
@@ -87,28 +90,28 @@ def run(
     workers: int,
     exporter: str = "onnxplug",
     until: float = math.inf,
+    again: bool = False,
 ) -> dict[Architecture, Outcome]:
-    """Measures the architectures of which the folder has no outcome, those that may take the least time first.
+    """Measures the architectures of which the folder has no outcome, in ascending order of the time that they may take.
 
     Args:
         chosen: The architectures.
-        folder: Where outcomes are kept, a file each.
+        folder: Where outcomes are kept, a file for each exporter.
         workers: How many processes.
         exporter: One of :data:`tests.models.measure.EXPORTERS`.
-        until: None is begun after this time of ``time.monotonic``.
+        until: No measurement begins after this time of ``time.monotonic``.
+        again: Measure the architectures too whose outcome is another commit's.
 
     Returns:
-        The outcomes that there are.
+        The outcomes that are known.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    results: dict[Architecture, Outcome] = {}
+    results, commit = read(folder, exporter), _commit()
+    absent = [a for a in chosen if a not in results or (again and results[a].commit != commit)]
     pending: queue.Queue[Architecture] = queue.Queue()
-    for architecture in chosen:
-        file = _file(folder, architecture)
-        if file.is_file():
-            results[architecture] = _read(file)
-    for architecture in sorted((a for a in chosen if a not in results), key=_expected(results)):
+    for architecture in sorted(absent, key=_expected(results)):
         pending.put(architecture)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = _file(folder, exporter).open("a", encoding="utf-8", buffering=1)
 
     def serve() -> None:
         worker = _Worker(exporter)
@@ -121,17 +124,19 @@ def run(
             if outcome.status in ("crash", "timeout"):
                 worker.stop()
                 worker = _Worker(exporter)
-            _file(folder, architecture).write_text(json.dumps(vars(outcome)))
+            outcome.commit = commit
+            lines.write(_line(architecture, outcome))
             print(
                 f"{architecture.kind:8} {architecture.name:28} {outcome.status:8} {outcome.detail[:150]!r}", flush=True
             )
         worker.stop()
 
     threads = [threading.Thread(target=serve) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with lines:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return {architecture: results[architecture] for architecture in chosen if architecture in results}
 
 
@@ -148,12 +153,36 @@ def _expected(results: dict[Architecture, Outcome]) -> Callable[[Architecture], 
     return expected
 
 
-def _read(file: Path) -> Outcome:
-    return Outcome(**json.loads(file.read_text()))
+def read(folder: Path, exporter: str) -> dict[Architecture, Outcome]:
+    """The outcomes of a folder; the last line of an architecture counts."""
+    file = _file(folder, exporter)
+    results: dict[Architecture, Outcome] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        fields = json.loads(line)
+        architecture = Architecture(*fields.pop("architecture"))
+        results[architecture] = Outcome(**fields)
+    return results
 
 
-def _file(folder: Path, architecture: Architecture) -> Path:
-    return folder / f"{architecture.kind}-{architecture.name}-{architecture.model}.json"
+def write(folder: Path, exporter: str, results: Mapping[Architecture, Outcome]) -> None:
+    """Makes the file of an exporter's outcomes anew, in the order of the architectures."""
+    if results:
+        folder.mkdir(parents=True, exist_ok=True)
+        _file(folder, exporter).write_text("".join(_line(a, o) for a, o in results.items()), encoding="utf-8")
+
+
+def _line(architecture: Architecture, outcome: Outcome) -> str:
+    fields = {name: value for name, value in asdict(outcome).items() if value}
+    return json.dumps({"architecture": architecture, **fields}) + "\n"
+
+
+def _file(folder: Path, exporter: str) -> Path:
+    return folder / f"{exporter}.jsonl"
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:
@@ -166,7 +195,8 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="begin none after so long; the next run goes on"
     )
-    parser.add_argument("--out", type=Path, default=Path("out/models"))
+    parser.add_argument("--out", type=Path, default=OUTCOMES)
+    parser.add_argument("--again", action="store_true", help="measure anew what another commit's outcome is known of")
     parser.add_argument(
         "--peer", action="append", choices=EXPORTERS[1:], default=[], help="this one too, where onnxplug was measured"
     )
@@ -175,27 +205,29 @@ def main() -> None:
     options = parser.parse_args()
     number, of = map(int, options.shard.split("/"))
     names: Any = options.only.split(",") if options.only else None
-    chosen = [a for a in architectures() if a.kind in (options.kind or KINDS) and (names is None or a.name in names)]
+    everything = list(architectures())
+    chosen = [a for a in everything if a.kind in (options.kind or KINDS) and (names is None or a.name in names)]
     chosen = chosen[number - 1 :: of]
     until = time.monotonic() + 60 * options.minutes
-    if options.known:
-        files = {a: _file(options.out, a) for a in chosen}
-        results = {a: _read(file) if file.is_file() else Outcome("unmeasured") for a, file in files.items()}
-    else:
+    if not options.known:
         absent = _absent({a.kind for a in chosen})
-        measured = run([a for a in chosen if a.kind not in absent], options.out, options.workers, until=until)
-        results = {a: measured.get(a, Outcome("unmeasured")) for a in chosen}
+        measurable = [a for a in chosen if a.kind not in absent]
+        run(measurable, options.out, options.workers, until=until, again=options.again)
+    known = read(options.out, "onnxplug")
+    results = {a: known.get(a, Outcome("unmeasured")) for a in chosen}
     _print("onnxplug", results)
     peers: dict[str, dict[Architecture, Outcome]] = {}
     for name in EXPORTERS[1:]:
-        folder = options.out / name
         if name in options.peer:
             measurable = [a for a in results if results[a].status not in _NOT_COUNTED and _takes(name, a)]
-            peers[name] = run(measurable, folder, options.workers, name, until)
-            _print(name, peers[name])
-        else:
-            peers[name] = {a: _read(_file(folder, a)) for a in results if _file(folder, a).is_file()}
+            run(measurable, options.out, options.workers, name, until)
+        others = read(options.out, name)
+        peers[name] = {a: others[a] for a in results if a in others}
+        _print(name, peers[name])
     if options.write is not None:
+        for name in EXPORTERS:
+            outcomes = read(options.out, name)
+            write(options.out, name, {a: outcomes[a] for a in everything if a in outcomes})
         options.write.write_text(render(results, peers), encoding="utf-8")
 
 
@@ -240,6 +272,7 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
     Args:
         peers: By exporter, what is known of it.
     """
+    commits = Counter(outcome.commit for outcome in results.values() if outcome.commit)
     wide = sum("height" in outcome.dynamic for outcome in results.values())
     lines = [
         "# Models",
@@ -250,6 +283,7 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
         "with random weights: captured once, exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others.",
         "Batch and lengths are dynamic where the table does not say *static*; so are heights and widths of images where PyTorch itself takes",
         f"the model's images in other sizes ({wide} of those measured).",
+        f"Commits of onnxplug's outcomes: {', '.join(f'{commit} ({count})' for commit, count in commits.most_common())}.",
         "",
         "| kind | architectures | pass | by a way round | don't pass | torch.onnx: measured | pass | with static sizes | don't pass"
         " | OnnxExporter: measured | pass | with static sizes | don't pass |",
@@ -347,7 +381,7 @@ def _counts(outcomes: list[Outcome]) -> tuple[int, int, int]:
 
 def _cause(detail: str) -> str:
     """The first sentence of an error, without this machine's paths."""
-    text = re.sub(r"/\S*/site-packages/", "", " ".join(detail.split()))
+    text = re.sub(r"/\S*/(?:site-packages|models-packages/\w+)/", "", " ".join(detail.split()))
     cut = text.partition(" Hint:")[0].partition(" Tried:")[0].replace("|", "\\|")[:240]
     return cut + "`" * (cut.count("`") % 2)
 

@@ -15,7 +15,7 @@ from tests.models import measure as measuring, report
 from tests.models.examples import Example, widened
 from tests.models.faults import fault
 from tests.models.measure import Architecture, Outcome, architectures, measure, small_model
-from tests.models.report import render, run
+from tests.models.report import read, render, run, write
 from tests.models.vision import TIMM, TORCHVISION
 
 
@@ -169,17 +169,23 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(report, "_Worker", Fake)
     chosen = [Architecture("causal", name, name.upper()) for name in ("a", "b", "c")]
-    (tmp_path / "causal-a-A.json").write_text(json.dumps(vars(Outcome("wrong", "by | much", 1.0))))
+    write(tmp_path, "onnxplug", {chosen[0]: Outcome("wrong", "by | much", 1.0, commit="before")})
     results = run(chosen, tmp_path, 1)
     assert requests == ["b", "c"]
     assert [outcome.status for outcome in results.values()] == ["wrong", "crash", "pass"]
     assert run(chosen, tmp_path, 1) == results
     assert requests == ["b", "c"]
     slow, quick = Architecture("base", "a", "Base"), Architecture("base", "c", "Base")
-    (tmp_path / "causal-c-C.json").write_text(json.dumps(vars(Outcome("pass", seconds=0.5))))
+    with (tmp_path / "onnxplug.jsonl").open("a") as lines:
+        lines.write(json.dumps({"architecture": chosen[2], "status": "pass", "seconds": 0.5}) + "\n")
     assert run([*chosen, slow, quick], tmp_path, 1, until=0) == run(chosen, tmp_path, 1)
     run([*chosen, slow, quick], tmp_path, 1)
     assert requests == ["b", "c", "c", "a"]  # what may take the least time first
+    known = read(tmp_path, "onnxplug")
+    assert list(known) == [*chosen, quick, slow]
+    assert known[quick].commit
+    run([chosen[0], quick], tmp_path, 1, again=True)
+    assert requests == ["b", "c", "c", "a", "a"]  # the outcome of another commit
     peers = {
         "torch.onnx": {
             chosen[0]: Outcome("pass"),
@@ -248,11 +254,12 @@ def test_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_of_known_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [Architecture("detection", name, name.upper()) for name in ("a", "b")]
     monkeypatch.setattr(report, "architectures", lambda: chosen)
-    (tmp_path / "detection-b-B.json").write_text(json.dumps(vars(Outcome("pass", seconds=1.0))))
+    write(tmp_path, "onnxplug", {chosen[1]: Outcome("pass", seconds=1.0, commit="1234abcd")})
     page = tmp_path / "page.md"
     monkeypatch.setattr("sys.argv", ["report", "--known", "--out", str(tmp_path), "--write", str(page)])
     report.main()
     text = page.read_text()
+    assert "outcomes: 1234abcd (1)." in text
     assert "| detection | a | A | unmeasured |  |  |" in text
     assert "| detection | b | B | pass | 1.0 |  |" in text
     assert "| detection | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
