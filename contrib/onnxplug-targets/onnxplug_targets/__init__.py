@@ -76,6 +76,16 @@ def onnxplug_rewrites() -> list[Rewrite]:
             Rewrite(f"openvino_{name}", op, apply, opset=opset, target=target, reason=reason)
             for name, op, apply, opset, reason in rows
         ),
+        *(
+            Rewrite(
+                f"openvino_counted_from_the_end_{op}",
+                op,
+                rewrites.counted_from_the_end,
+                target=target,
+                reason="the largest element of a Concat of two parts is taken for the larger ones of both",
+            )
+            for op in ("ReduceMax", "ReduceMin")
+        ),
         Rewrite(
             "moved_in_fewer_axes",
             "Reshape",

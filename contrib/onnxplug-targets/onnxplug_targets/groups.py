@@ -72,6 +72,29 @@ def groups_left(graph: ir.Graph, left: Collection[ir.Node]) -> set[ir.Node]:
         graph: The graph.
         left: Its nodes that the provider does not compute.
     """
+    found: set[ir.Node] = set()
+    nodes, readers = _reads(graph)
+    groups = list(_runs(nodes, readers, left)) if left else []
+    for group in groups:
+        read_outside = any(node.op_type in ("Conv", "Identity") and not readers[node] <= group for node in group)
+        if read_outside or (len(group) == 1 and group is not groups[-1] and not all(map(_is_constant, group))):
+            found |= group
+    return found
+
+
+def is_together(graph: ir.Graph, left: Collection[ir.Node], *members: ir.Node) -> bool:
+    """Whether nodes are of one of OpenVINO's groups.
+
+    Args:
+        graph: The graph.
+        left: Its nodes that the provider does not compute.
+        members: The nodes.
+    """
+    return not left or any(group.issuperset(members) for group in _runs(*_reads(graph), left))
+
+
+def _reads(graph: ir.Graph) -> tuple[dict[ir.Node, set[ir.Node]], dict[ir.Node, set[ir.Node]]]:
+    """The nodes, with those whose values each and its subgraphs read, and with those that read its own."""
     nodes = {
         node: {*_producers(node), *_producers_of_subgraphs(node, graph)} for node in graph if node.op_type != "Constant"
     }
@@ -79,13 +102,7 @@ def groups_left(graph: ir.Graph, left: Collection[ir.Node]) -> set[ir.Node]:
     for node, producers in nodes.items():
         for producer in producers:
             readers[producer].add(node)
-    found: set[ir.Node] = set()
-    groups = list(_runs(nodes, readers, left)) if left else []
-    for group in groups:
-        read_outside = any(node.op_type in ("Conv", "Identity") and not readers[node] <= group for node in group)
-        if read_outside or (len(group) == 1 and group is not groups[-1] and not all(map(_is_constant, group))):
-            found |= group
-    return found
+    return nodes, readers
 
 
 def _is_constant(node: ir.Node) -> bool:

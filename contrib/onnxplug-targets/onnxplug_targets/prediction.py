@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
@@ -15,10 +15,14 @@ from onnxplug.errors import UsageError
 from onnxplug.text import did_you_mean
 from onnxplug_targets.features import features, graphs_of, must_be_known, since_of
 from onnxplug_targets.forms import DTYPES
-from onnxplug_targets.groups import groups_left, is_circular
+from onnxplug_targets.groups import groups_left, is_circular, is_together
+from onnxplug_targets.maxima import mistaken
 from onnxplug_targets.table import WRONG, load
 
 _ONNX = ("", "ai.onnx")
+#: Why a node is not computed, and what breaks.
+_Judgement: TypeAlias = tuple[str, str] | None
+_MISTAKEN = ("it reads a Concat of two parts, which are compared element by element instead", WRONG)
 
 
 @dataclass(frozen=True)
@@ -103,16 +107,29 @@ class Judge:
                 reason = "a group of nodes is computed before and after a loop that reads of it, so that ONNX Runtime takes none"
                 judged = {node: judgement or (reason, "") for node, judgement in judged.items()}
         if self.table.get("leaves_groups"):
-            # Where a node breaks, it is taken.
-            left = [node for node, judgement in judged.items() if judgement is not None and not judgement[1]]
-            reason = "its group is this node alone, or has a Conv or an Identity that a node outside reads"
-            judged |= {node: (reason, "") for node in groups_left(model.graph, left) if judged.get(node, "") is None}
+            judged |= self._of_groups(model.graph, judged)
         for node, judgement in judged.items():
             if judgement is not None:
                 operator = f"{node.domain}::{node.op_type}" if node.domain not in _ONNX else node.op_type
                 yield Fallback(node.name or "", operator, *judgement, node.metadata_props.get(SOURCE, ""))
 
-    def judge(self, node: ir.Node, opset: int) -> tuple[str, str] | None:
+    def _of_groups(self, graph: ir.Graph, judged: Mapping[ir.Node, _Judgement]) -> dict[ir.Node, _Judgement]:
+        """What a provider does otherwise with nodes that it takes because of the nodes around them."""
+        # Where a node breaks, it is taken.
+        left = {node for node, judgement in judged.items() if judgement is not None and not judgement[1]}
+        reason = "its group is this node alone, or has a Conv or an Identity that a node outside reads"
+        found: dict[ir.Node, _Judgement] = {
+            node: (reason, "") for node in groups_left(graph, left) if judged.get(node, "") is None
+        }
+        for node, judgement in judged.items():
+            concat = self._mistaken(node) if judgement is None and node not in found else None
+            if concat is None or concat in left or concat in found:
+                continue
+            if node.graph is not graph or is_together(graph, left, node, concat):
+                found[node] = _MISTAKEN
+        return found
+
+    def judge(self, node: ir.Node, opset: int) -> _Judgement:
         """Why a node is not computed, and what breaks; ``None`` for one that is."""
         since = since_of(node, opset) if node.domain in _ONNX else None
         if since is None:
@@ -135,9 +152,16 @@ class Judge:
         if unknown:
             return f"{_words(unknown)} is not in the table", ""
         for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):
-            if inner.op_type != "Constant" and (judged := self.judge(inner, opset)) is not None:
+            judged = self.judge(inner, opset) if inner.op_type != "Constant" else None
+            if judged is None and self._mistaken(inner) is not None:
+                judged = _MISTAKEN
+            if judged is not None:
                 return f"{inner.op_type} in it: {judged[0]}", judged[1]
         return None
+
+    def _mistaken(self, node: ir.Node) -> ir.Node | None:
+        """The Concat of which a node's provider takes the largest elements for those of its parts."""
+        return mistaken(node) if self.table.get("mistakes_maxima") and node.domain in _ONNX else None
 
     def _entry(self, op: str, since: str) -> _Entry:
         entry = self._entries.get((op, since))

@@ -23,6 +23,7 @@ class Provider:
         tolerance: How far its float32 may be from the CPU's, as a part.
         overlooks_subgraphs: Whether its groups of nodes are made without what subgraphs read (:mod:`onnxplug_targets.groups`).
         leaves_groups: Whether it leaves some groups of the nodes that it takes (ditto).
+        mistakes_maxima: Whether it computes the largest element of two tensors otherwise (:mod:`onnxplug_targets.maxima`).
     """
 
     target: str
@@ -36,6 +37,7 @@ class Provider:
     tolerance: float = 1e-2
     overlooks_subgraphs: bool = False
     leaves_groups: bool = False
+    mistakes_maxima: bool = False
 
     def facts(self) -> dict[str, Any]:
         """What its table says of it."""
@@ -49,6 +51,7 @@ class Provider:
             "opsets": [self.since, self.until],
             **({"overlooks_subgraphs": True} if self.overlooks_subgraphs else {}),
             **({"leaves_groups": True} if self.leaves_groups else {}),
+            **({"mistakes_maxima": True} if self.mistakes_maxima else {}),
         }
 
     def session(self, model: bytes | str, *, plain: bool = True) -> Any:
@@ -114,6 +117,7 @@ PROVIDERS = {
             "onnxruntime-openvino",
             _OPENVINO,
             leaves_groups=True,
+            mistakes_maxima=True,
         ),
         Provider("webgpu", "WebGPU", "WebGpuExecutionProvider", "onnxruntime-webgpu"),
         Provider(

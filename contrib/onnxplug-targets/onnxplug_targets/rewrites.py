@@ -39,6 +39,20 @@ def clipped_below(g: Any, node: Any) -> Any:
     return g.op.Max(x, least)
 
 
+def counted_from_the_end(g: Any, node: Any) -> Any:
+    """The Concat of two parts whose largest or smallest elements a node computes, with its axis counted from the end.
+
+    OpenVINO takes it for Max or Min of the two with any other axis.
+    """
+    from onnxplug_targets.maxima import mistaken
+
+    concat = mistaken(node)
+    shape = concat.outputs[0].shape if concat is not None else None
+    if concat is None or shape is None:
+        return None
+    return {concat.outputs[0]: g.op.Concat(*concat.inputs, axis=concat.attributes["axis"].value - len(shape))}
+
+
 def grid_sample(g: Any, node: Any) -> Any:
     """GridSample of images with mode linear, whose name since opset 20 OpenVINO does not know, as four gathers.
 

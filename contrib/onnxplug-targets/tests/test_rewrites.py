@@ -121,3 +121,30 @@ def test_windows_in_five_axes(target: str, shapes: Any) -> None:
     assert axes.count(6) == 2  # of axes that do not stay beside each other
     plain = onnxplug.to_onnx(Windows(), calls[0], dynamic_shapes=shapes)
     assert [len(value.shape) for node in plain.model.graph for value in node.outputs].count(6) == 6
+
+
+class Largest(nn.Module):
+    """Largest and smallest elements of tensors put together."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of [N, 3] and [M, 3]: over the rows, over the columns, in a branch; the tensors together and their sum."""
+        rows = torch.cat([x, y])
+        columns = torch.cat([x, x.sin()], dim=1)
+        branch = torch.cond(
+            x[0, 0] > 0,
+            lambda a, b: torch.cat([b, a]).amax(0),
+            lambda a, b: torch.cat([b, a.sin()]).amin(0, keepdim=True).sum(0),
+            (x, y),
+        )
+        return rows.amax(0), rows.T.amin(1, keepdim=True), columns.amax(1), branch, rows, rows.sum(0)
+
+
+@pytest.mark.parametrize("target", ["openvino", "onnxruntime:openvino"])
+def test_largest_of_two_tensors(target: str) -> None:
+    torch.manual_seed(0)
+    calls = [(torch.randn(n, 3) + n % 2 - 0.5, torch.randn(m, 3) * 2) for n, m in ((5, 2), (1, 7), (4, 4), (3, 1))]
+    shapes = ({0: DYNAMIC}, {0: DYNAMIC})
+    _compare(Largest(), calls, shapes, target)
+    plain = onnxplug.to_onnx(Largest(), calls[0], dynamic_shapes=shapes)
+    found = [f.operator for f in fallbacks(plain, "openvino") if f.breaks]
+    assert sorted(found) == ["If", "ReduceMax", "ReduceMax", "ReduceMin"]
