@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -317,20 +318,19 @@ def test_rounding_that_a_recurrent_layer_carries_on_is_no_difference(
     assert len(program.verify().cases) == 4
 
 
-@pytest.mark.parametrize(
-    ("size", "width", "logarithm", "offset"),
-    [(256, 8, False, 3e-6), (256, 8, False, 1e-5), (512, 64, False, 1e-5), (400, 64, True, 3e-5)],
-)
-def test_a_small_wrong_offset_is_no_rounding(size: int, width: int, logarithm: bool, offset: float) -> None:
-    """Of results between -1 and 1, of which rounding leaves PyTorch's own 3e-7 to 3e-6 off."""
+@pytest.mark.parametrize(("size", "width", "logarithm"), [(256, 8, False), (512, 64, False), (400, 64, True)])
+def test_a_small_wrong_offset_is_no_rounding(size: int, width: int, logarithm: bool) -> None:
+    """Twice as much as PyTorch's own rounding, which is 3e-7 to 2e-5 of results between -1 and 1: processors differ in it."""
+    torch.manual_seed(0)
+    model, x = Spectral(size, width, logarithm).eval(), torch.randn(2, size * 12)
+    with torch.no_grad():
+        offset = 2 * float((model(x) - copy.deepcopy(model).double()(x.double())).abs().max())
 
     def moved(g: Any, node: Any) -> Any:
         results, *rest = g.call_next(node)
         return [g.op.Add(results, g.const(offset)), *rest]
 
-    torch.manual_seed(0)
-    model = Spectral(size, width, logarithm).eval()
-    program = onnxplug.to_onnx(model, (torch.randn(2, size * 12),), rules=[Rule("aten::gru", moved)])
+    program = onnxplug.to_onnx(model, (x,), rules=[Rule("aten::gru", moved)])
     with pytest.raises(VerificationError, match="differ"):
         program.verify()
 
