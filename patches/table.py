@@ -16,6 +16,7 @@ from onnxplug.patches.distributions import samples_drawn_in_the_graph
 from onnxplug.patches.factories import factories_of_any_size
 from onnxplug.patches.fakes import results_in_one_step
 from onnxplug.patches.handled import handled_errors
+from onnxplug.patches.indices import indices_without_numbers
 from onnxplug.patches.kept_weights import weights_replaced_everywhere
 from onnxplug.patches.kinds import kinds_as_in_pytorch
 from onnxplug.patches.lengths import lengths_stay_dynamic
@@ -102,6 +103,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="Windows, linspace, tensor(…), istft and the like make a constant of a dynamic size.",
         test="tests/capture/test_factories.py::test_windows_with_all_arguments",
         enter=lambda request: factories_of_any_size(request.mentions),
+    ),
+    TorchPatch(
+        name="indices",
+        target="torch._export.non_strict_utils._NonStrictTorchFunctionHandler._override",
+        why="Indices are read as plain numbers: a size becomes a constant, a tensor without axes an error, and True is 1.",
+        test="tests/capture/test_indices.py::test_written_at_an_index_that_follows_from_data",
+        enter=lambda request: indices_without_numbers(),
     ),
     TorchPatch(
         name="packed sequences",

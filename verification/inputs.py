@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from onnxplug.capture.dimensions import named
+from onnxplug.capture.dimensions import Multiple, named
 from onnxplug.capture.size_guards import Condition
 from onnxplug.strings import STRING, string_array, string_tensor
 
@@ -29,12 +29,14 @@ class Sizes:
         dependent: Symbol to the user's expression for it, of independent symbols.
         ranges: ``range_constraints`` of the program.
         conditions: The conditions of the model's code on the sizes.
+        roots: The smallest and largest size of independent symbols on which others depend.
     """
 
     exported: dict[Any, int]
     dependent: dict[Any, Any]
     ranges: Mapping[Any, Any]
     conditions: Sequence[Condition] = ()
+    roots: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -44,6 +46,7 @@ class Sizes:
         ranges: Mapping[Any, Any],
         names: Mapping[str, str],
         conditions: Sequence[Condition] = (),
+        multiples: Mapping[str, Multiple] | None = None,
     ) -> Sizes:
         """Reads them off the flattened inputs.
 
@@ -53,7 +56,10 @@ class Sizes:
             ranges: ``range_constraints`` of the program.
             names: Symbol of torch to the user's name for it.
             conditions: The conditions of the model's code on the sizes.
+            multiples: Symbol of torch to its size in terms of a ``Dim`` that is no size of an input.
         """
+        from sympy import Symbol
+
         pairs = [(w.node.expr, size) for w, size in sized(leaves, values) if isinstance(w, torch.SymInt)]
         symbols = sorted({s for expr, _ in pairs for s in expr.free_symbols}, key=str)
         by_name = {str(named(names, s)): s for s in symbols}
@@ -66,8 +72,26 @@ class Sizes:
         known: dict[Any, int] = {expr: size for expr, size in pairs if expr.is_Symbol}
         for expr, size in pairs:
             _solve(expr, size, known)
-        independent = {s: known.get(s, 2) for s in symbols if s not in dependent}
-        return cls(independent, dependent, ranges, conditions)
+        free = {s: known.get(s, 2) for s in symbols if s not in dependent}
+        result = cls(free, dependent, ranges, conditions)
+        for symbol in symbols:
+            multiple = (multiples or {}).get(str(symbol))
+            if multiple is not None and symbol in free:
+                result._relate(symbol, multiple, by_name.get(multiple.root) or Symbol(multiple.root, integer=True))
+        return result
+
+    def _relate(self, symbol: Any, multiple: Multiple, root: Any) -> None:
+        """Makes a symbol dependent on a root, unless the exported sizes are others."""
+        size, rest = divmod(self.exported[symbol] - multiple.offset, multiple.factor)
+        if rest or root in self.dependent or self.exported.get(root, size) != size:
+            return
+        low, high = self._limits(symbol)
+        least, most = self._limits(root)
+        least = max(least, -((multiple.offset - low) // multiple.factor))
+        self.roots[root] = least, min(most, (high - multiple.offset) // multiple.factor)
+        self.dependent[symbol] = multiple.factor * root + multiple.offset
+        del self.exported[symbol]
+        self.exported[root] = size
 
     def draw(self, seed: int, attempt: int = 0) -> dict[Any, int]:
         """A size for each symbol; the same seed and attempt give the same sizes."""
@@ -102,13 +126,20 @@ class Sizes:
         return {s: int(torch.randint(1, size + 6, (), generator=generator)) for s, size in self.exported.items()}
 
     def _clamp(self, symbol: Any, size: int) -> int:
+        low, high = self._limits(symbol)
+        return max(low, min(size, high))
+
+    def _limits(self, symbol: Any) -> tuple[int, int]:
+        """The smallest and largest size of a symbol."""
+        if symbol in self.roots:
+            return self.roots[symbol]
         low, high = 1, 1 << 30
         allowed = self.ranges.get(symbol)
         if allowed is not None:
             # torch's lower bound of 2 comes from its specialisation of 0 and 1, not from the model.
             low = int(allowed.lower) if allowed.lower.is_Integer and int(allowed.lower) > 2 else 1
             high = int(allowed.upper) if allowed.upper.is_Integer else high
-        return max(low, min(size, high))
+        return low, high
 
 
 def sized(leaves: Sequence[Any], values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:

@@ -98,7 +98,9 @@ def verify(program: OnnxProgram, request: VerificationRequest) -> VerificationRe
     inputs = [program.flatten(*example) for example in sets]
     pair = _Pair.of_program(program, inputs[0], tolerances, judge, replay=replay)
     values = _recorded(program)
-    sizes = Sizes.of(inputs[0], values, exported.range_constraints, captured.dim_names, captured.conditions)
+    sizes = Sizes.of(
+        inputs[0], values, exported.range_constraints, captured.dim_names, captured.conditions, captured.multiples
+    )
 
     def draw(seed: int, attempt: int) -> tuple[list[Any], Mapping[str, int]] | None:
         chosen = sizes.draw(seed, attempt)

@@ -17,7 +17,13 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from onnxplug.capture.attempts import Attempt, export_program
-from onnxplug.capture.dynamic import Example, check_expressions, dimension_names, parse_dynamic_shapes
+from onnxplug.capture.dynamic import (
+    Example,
+    check_expressions,
+    declared_multiples,
+    dimension_names,
+    parse_dynamic_shapes,
+)
 from onnxplug.capture.input_names import by_argument
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import ONE_AT_A_TIME, is_of_attempt, made_by, patched
@@ -139,6 +145,7 @@ def capture(
     result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
     result.bounds = attempt.bounds
     result.dim_names = {**attempt.names, **dimension_names(attempt.program, shapes)}
+    result.multiples = declared_multiples(attempt.program, shapes)
     result.examples = list(examples)
     return result
 

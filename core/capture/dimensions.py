@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from onnxplug.errors import UsageError
@@ -16,6 +17,21 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 #: sympy writes them with a capital letter.
 _FUNCTIONS = frozenset(("min", "max", "Min", "Max"))
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A declared size, ``factor * root + offset``.
+
+    Attributes:
+        root: The name of a ``Dim``.
+        factor: 1 or more.
+        offset: Any integer.
+    """
+
+    root: str
+    factor: int
+    offset: int
 
 
 def names_in(text: str) -> list[str]:

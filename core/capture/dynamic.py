@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.dimensions import evaluate, expand, in_names, is_expression, names_in, same_symbols
+from onnxplug.capture.dimensions import Multiple, evaluate, expand, in_names, is_expression, names_in, same_symbols
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.torch_private import DimHint, pytree
@@ -494,10 +494,29 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
             number += 1
             unique = f"{name}_{number}"
         names[str(expr)] = unique
+    for leaf, axis, wanted in shapes.requested_axes():
+        root, value = getattr(wanted, "root", None), values[leaf]
+        expr = value.shape[axis].node.expr if root is not None and isinstance(value.shape[axis], torch.SymInt) else None
+        if expr is not None and not expr.is_Symbol and root.__name__ not in names.values():
+            names.update({str(s): root.__name__ for s in expr.free_symbols if str(s) not in names})
     sizes = {name: in_names(names, size) for name, size in sizes.items()}
     for leaf, axis, text, size in expressions:
         _name_expression(names, sizes, shapes.name(leaf, axis), text, size)
     return names
+
+
+def declared_multiples(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> dict[str, Multiple]:
+    """torch's symbols whose sizes are declared by a ``Dim`` that is no size (``8 * Dim("h")``): torch keeps the range alone."""
+    values, multiples = _user_values(program), {}
+    for leaf, axis, wanted in shapes.requested_axes() if len(values) == len(shapes.leaves) else ():
+        root, function, value = getattr(wanted, "root", None), getattr(wanted, "fn", None), values[leaf]
+        if root is None or function is None or not isinstance(value, torch.Tensor):
+            continue
+        size = value.shape[axis]
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:  # else an expression of the symbol of ``root``
+            offset = int(function(0))
+            multiples[str(size.node.expr)] = Multiple(root.__name__, int(function(1)) - offset, offset)
+    return multiples
 
 
 def _plain_names(shapes: DynamicShapes) -> dict[str, None]:

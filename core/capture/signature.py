@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.dimensions import Multiple
 from onnxplug.capture.size_guards import Condition
 
 
@@ -99,6 +100,7 @@ class Captured:
 
     Attributes:
         dim_names: Symbol of a dynamic dimension (``"s77"``) to the user's name for it (``"batch"``).
+        multiples: Symbol of a dimension to its size in terms of a ``Dim`` that is no size of an input (``8 * Dim("h")``).
         reference: The eager callable with which verification compares.
         args, kwargs: The inputs that the program was captured with.
         examples: The positional and keyword inputs of the user's other calls.
@@ -112,6 +114,7 @@ class Captured:
 
     program: torch.export.ExportedProgram
     dim_names: dict[str, str] = field(default_factory=dict)
+    multiples: dict[str, Multiple] = field(default_factory=dict)
     reference: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)

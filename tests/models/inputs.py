@@ -232,6 +232,13 @@ def _masked_films(config: Any) -> Inputs:
     return {**inputs, "bool_masked_pos": hidden}, {**axes, "bool_masked_pos": {0: "batch"}}
 
 
+def _hidden_by_noise(config: Any) -> Inputs:
+    """Patches are hidden in the order of the noise, which the model draws otherwise."""
+    image, axes = _picture(config)
+    patches = (config.image_size // config.patch_size) ** 2
+    return {"pixel_values": image, "noise": torch.rand(2, patches)}, {"pixel_values": axes, "noise": {0: "batch"}}
+
+
 def _padded_history(config: Any) -> Inputs:
     length = config.context_length
     inputs = {
@@ -440,6 +447,7 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "base audio-spectrogram-transformer": _spectrogram_of_model,
     "base dia": _text_and_codes,
     "base paligemma": _prefixed_text,
+    "pretraining vit_mae": _hidden_by_noise,
     "base musicgen": _codebooks,
     "base musicgen_melody": _codebooks,
     "base bridgetower": _picture_and_text,

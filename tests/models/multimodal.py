@@ -56,7 +56,9 @@ def draw_images_and_text(model: nn.Module, config: Any, model_type: str, kind: s
         image = torch.full((sizes.batch, count), _image_token(config))
         if (start := getattr(config, "vision_start_token_id", None)) not in (None, _image_token(config)):
             image = torch.cat([torch.full((sizes.batch, 1), start), image], 1)
-        inputs["input_ids"] = torch.cat([image, _ids(sizes.batch, sizes.text)], 1)
+        text = _ids(sizes.batch, sizes.text)
+        text[text == _image_token(config)] = 4  # for which there is no state
+        inputs["input_ids"] = torch.cat([image, text], 1)
         axes["input_ids"] = {0: "batch", 1: "sequence"}
     if "input_features" in inputs:
         inputs = {name: value for name, value in inputs.items() if name in parameters}

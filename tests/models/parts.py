@@ -24,10 +24,33 @@ VIT = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "int
 EACH_LAYER = {"out_indices": [1, 2, 3, 4]}
 NECK = {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
 PLAIN_BACKBONE = {"use_timm_backbone": False, "backbone": None, "num_queries": 10}
-FEW_QUERIES = {"num_queries": 20, "decoder_layers": 2}
-SHORT_RESNET = {"model_type": "rt_detr_resnet", "depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]}
+FEW_QUERIES = {
+    "num_queries": 20,
+    "decoder_layers": 2,
+    "d_model": 32,
+    "encoder_hidden_dim": 32,
+    "encoder_in_channels": [32, 32, 64],
+    "encoder_ffn_dim": 64,
+    "encoder_attention_heads": 4,
+    "decoder_in_channels": [32, 32, 32],
+    "decoder_ffn_dim": 64,
+    "decoder_attention_heads": 4,
+}
+SHORT_RESNET = {
+    "model_type": "rt_detr_resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [16, 32, 32, 64],
+    "depths": [1, 1, 1, 1],
+    "out_features": ["stage2", "stage3", "stage4"],
+}
 FEW_BLOCKS = {
     "model_type": "hgnet_v2",
+    "embedding_size": 8,
+    "hidden_sizes": [16, 32, 32, 64],
+    "stem_channels": [3, 8, 8],
+    "stage_in_channels": [8, 16, 32, 32],
+    "stage_mid_channels": [8, 8, 8, 8],
+    "stage_out_channels": [16, 32, 32, 64],
     "stage_num_blocks": [1, 1, 1, 1],
     "stage_numb_of_layers": [2, 2, 2, 2],
     "out_features": ["stage2", "stage3", "stage4"],
@@ -46,7 +69,15 @@ POOLED_PATCHES = {
     "pooling_kernel_size": 2,
     "position_embedding_size": 32,
 }
-MIMI = {"upsample_groups": 32}
+MIMI = {
+    "upsample_groups": 32,
+    "num_filters": 4,
+    "upsampling_ratios": [4, 2],
+    "codebook_size": 64,
+    "codebook_dim": 16,
+    "vector_quantization_hidden_dimension": 16,
+    "num_quantizers": 4,
+}
 CONVNEXT = {"hidden_sizes": [8, 16, 16, 32], "depths": [1] * 4}
 LW_DETR_VIT = {
     "hidden_size": 32,

@@ -10,6 +10,8 @@ import torch
 
 import onnxplug
 from onnxplug import Rule, VerificationError
+from onnxplug.verification import repetition
+from onnxplug.verification.conditioning import rounding_slack
 from tests.support.check import Call
 
 
@@ -121,3 +123,63 @@ def test_inputs_whose_result_rounding_decides_are_drawn_again(offset: float) -> 
         report = program.verify(seeds=range(4))
         assert any("rounding alone" in reason for reason in report.skipped)
         assert len(report.cases) == 5
+
+
+ATEN = torch.ops.aten
+#: An operator, the shapes of its floating-point operands, and what follows them.
+POLYNOMIALS: list[tuple[Any, tuple[tuple[int, ...], ...], tuple[Any, ...]]] = [
+    (ATEN.convolution.default, ((2, 3, 6, 6), (4, 3, 3, 3), (4,)), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
+    (ATEN.mm.default, ((3, 4), (4, 5)), ()),
+    (ATEN.baddbmm.default, ((2, 3, 5), (2, 3, 4), (2, 4, 5)), ()),
+    (ATEN.addmm.default, ((5,), (3, 4), (4, 5)), ()),
+    (ATEN.add.Tensor, ((3, 4), (3, 4)), ()),
+    (ATEN.sub.Tensor, ((3, 4), (3, 4)), ()),
+    (ATEN.mul.Tensor, ((3, 4), (3, 4)), ()),
+    (ATEN.addcmul.default, ((3, 4), (3, 4), (3, 4)), ()),
+    (ATEN.sum.dim_IntList, ((3, 8),), ([1],)),
+    (ATEN.mean.dim, ((3, 8),), ([1],)),
+    (ATEN.avg_pool2d.default, ((1, 2, 6, 6),), ([2, 2],)),
+    (ATEN.upsample_bilinear2d.default, ((1, 2, 4, 4),), ([7, 7], False)),
+    (ATEN.constant_pad_nd.default, ((3, 4),), ([1, 2],)),
+]
+
+
+@pytest.mark.parametrize(("operator", "shapes", "rest"), POLYNOMIALS, ids=[str(row[0]) for row in POLYNOMIALS])
+def test_polynomials_do_not_jump(operator: Any, shapes: Any, rest: Any, seeded: None) -> None:
+    """Not where sums cancel, operands pass through 0 or change by much, which is why they need not be examined."""
+    assert operator._schema.name in repetition.POLYNOMIALS
+    for scale in (1e-7, 1e-3, 10.0):
+        before = [torch.randn(shape) for shape in shapes]
+        for after in ([x * (1 + scale * torch.randn_like(x)) for x in before], [-scale * x for x in before]):
+            result = operator(*after, *rest)
+            _, (mask,) = repetition.jumps(operator, ((*before, *rest), {}), ((*after, *rest), {}), [result])
+            assert mask is not None
+            assert not mask.any()
+
+
+def test_products_are_not_examined(monkeypatch: pytest.MonkeyPatch, seeded: None) -> None:
+    """The slack is the same without their examination."""
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Hardshrink(), torch.nn.Flatten(), torch.nn.Linear(64, 5)
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 6, 6)
+    examined = []
+
+    def run(model: Any, leaves: Any) -> list[tuple[str, torch.Tensor]]:
+        with torch.no_grad():
+            return [("output", model(*leaves))]
+
+    def jumps(operator: Any, *operands: Any) -> Any:
+        examined.append(operator._schema.name)
+        return original(operator, *operands)
+
+    original = repetition.jumps
+    monkeypatch.setattr(repetition, "jumps", jumps)
+    (slack,) = rounding_slack(run, model, [x])
+    assert "aten::hardshrink" in examined
+    assert not repetition.POLYNOMIALS.intersection(examined)
+    monkeypatch.setattr(repetition, "POLYNOMIALS", frozenset())
+    (whole,) = rounding_slack(run, model, [x])
+    assert "aten::convolution" in examined
+    assert slack is not None
+    assert whole is not None
+    assert slack.any()
+    assert torch.equal(slack, whole)

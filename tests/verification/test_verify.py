@@ -37,6 +37,50 @@ def test_ranges_are_respected() -> None:
     assert {case.sizes["batch"] for case in report.cases} <= {3, 4}
 
 
+class Halved(nn.Module):
+    """Takes maps, and others of half their sizes."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool2d(x, 2) + y
+
+
+def test_declared_multiples_are_respected() -> None:
+    height, width = torch.export.Dim("height", min=2, max=9), torch.export.Dim("width")
+    dims = ({0: "batch", 1: 8 * height, 2: 4 * width}, {0: "batch", 1: 4 * height, 2: 2 * width})
+    inputs = torch.randn(2, 32, 16), torch.randn(2, 16, 8)
+    report = onnxplug.to_onnx(Halved(), inputs, dynamic_shapes=dims).verify(seeds=range(6))
+    assert not report.skipped
+    sizes = [case.sizes for case in report.cases]
+    assert len({(case["8*height"], case["4*width"]) for case in sizes}) > 3
+    for case in sizes:
+        assert case["8*height"] in range(16, 73, 8)
+        assert case["4*height"] * 2 == case["8*height"]
+        assert case["4*width"] in range(4, 200, 4)
+        assert case["2*width"] * 2 == case["4*width"]
+
+
+@pytest.mark.parametrize("offset", [-8, 8])
+def test_a_declared_size_with_an_offset(offset: int) -> None:
+    rows = torch.export.Dim("rows", min=2, max=9)
+    exported = onnxplug.to_onnx(
+        lambda x, y: (x.reshape(8, -1).sum(0) * 2, y * 2),
+        (torch.randn(8 * 4 + offset), torch.randn(4 * 4)),
+        dynamic_shapes=({0: 8 * rows + offset}, {0: 4 * rows}),
+    )
+    report = exported.verify(seeds=range(6))
+    assert not report.skipped
+    sizes = [case.sizes for case in report.cases[1:]]
+    assert len({case["rows"] for case in sizes}) > 3
+    assert all(case.get("4*rows", 4 * case["rows"]) == 4 * case["rows"] for case in sizes)
+
+
+def test_a_root_of_torchs_has_the_name_of_its_dim() -> None:
+    exported = onnxplug.to_onnx(
+        lambda x: x * 2, (torch.randn(40),), dynamic_shapes=({0: 8 * torch.export.Dim("rows", min=2) + 8},)
+    )
+    assert [str(value.shape) for value in exported.model.graph.inputs] == ["[8*rows + 8]"]
+
+
 class Bounded(nn.Module):
     """Computes something else from 8 on."""
 
