@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxplug.errors import UsageError
 from onnxplug.text import shortened
@@ -19,15 +18,8 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _FUNCTIONS = frozenset(("min", "max", "Min", "Max"))
 
 
-@dataclass(frozen=True)
-class Multiple:
-    """A declared size, ``factor * root + offset``.
-
-    Attributes:
-        root: The name of a ``Dim``.
-        factor: 1 or more.
-        offset: Any integer.
-    """
+class Multiple(NamedTuple):
+    """A declared size, ``factor * root + offset``; ``root`` is the name of a ``Dim``."""
 
     root: str
     factor: int

@@ -397,9 +397,8 @@ def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize],
         sizes: The sizes that should be dynamic.
     """
     replaced = sizes[0][3].node.shape_env.replacements if sizes else {}
-    same = {
-        symbol: other for symbol, other in replaced.items() if str(symbol) not in names
-    }  # a symbol in names has its own
+    # A symbol in names has its own.
+    same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}
     truth = in_names(names, same_symbols(expr.xreplace(same)))
     return truth.is_Boolean and not truth.free_symbols and bool(truth)
 

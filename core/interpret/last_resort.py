@@ -222,11 +222,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
 
 
 def _new_conditions(captured: Captured, known: int) -> list[Condition]:
-    """The guards on sizes that a decomposition adds, each with a warning.
-
-    Args:
-        captured: The capture, before the decomposition.
-        known: How many guards torch had before the decomposition.
+    """The guards on sizes that a decomposition adds to the ``known`` first ones, each with a warning.
 
     Raises:
         CaptureError: A size comes out static.

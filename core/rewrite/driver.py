@@ -219,13 +219,7 @@ class _Run:
         return [*new_nodes, *self._replace(graph, replaced, provenance)]
 
     def _replace(self, graph: ir.Graph, replaced: Replaced, provenance: Rewritten) -> list[ir.Node]:
-        """Replaces values and removes the nodes that nothing needs any more; returns the consumers.
-
-        Args:
-            graph: The graph.
-            replaced: Old value to new value.
-            provenance: Records the nodes that are removed.
-        """
+        """Replaces values (old to new) and removes the nodes that nothing needs any more; returns the consumers."""
         consumers: list[ir.Node] = []
         for old, new in replaced.items():
             if new.shape is None or old.shape is not None:
@@ -287,12 +281,7 @@ def _key(node: ir.Node) -> str:
 
 
 def _in_order(graph: ir.Graph, before: set[ir.Node]) -> bool:
-    """Whether every node of a graph and of its subgraphs comes after the nodes that it reads.
-
-    Args:
-        graph: The graph.
-        before: The nodes before it; its own are added.
-    """
+    """Whether every node of a graph and of its subgraphs comes after the nodes that it reads; adds its own to ``before``."""
     for node in graph:
         for value in node.inputs:
             producer = value.producer() if value is not None else None
