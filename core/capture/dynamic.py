@@ -494,10 +494,11 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
             unique = f"{name}_{number}"
         names[str(expr)] = unique
     for leaf, axis, wanted in shapes.requested_axes():
-        root, value = getattr(wanted, "root", None), values[leaf]
-        expr = value.shape[axis].node.expr if root is not None and isinstance(value.shape[axis], torch.SymInt) else None
-        if expr is not None and not expr.is_Symbol and root.__name__ not in names.values():
-            names.update({str(s): root.__name__ for s in expr.free_symbols if str(s) not in names})
+        root: Any = getattr(wanted, "root", None)
+        derived: Any = values[leaf].shape[axis] if root is not None else None
+        for symbol in derived.node.expr.free_symbols if isinstance(derived, torch.SymInt) else ():
+            if wanted.fn(symbol) == derived.node.expr and root.__name__ not in names.values():
+                names.setdefault(str(symbol), root.__name__)
     sizes = {name: in_names(names, size) for name, size in sizes.items()}
     for leaf, axis, text, size in expressions:
         _name_expression(names, sizes, shapes.name(leaf, axis), text, size)
@@ -506,7 +507,8 @@ def dimension_names(program: torch.export.ExportedProgram, shapes: DynamicShapes
 
 def declared_multiples(program: torch.export.ExportedProgram, shapes: DynamicShapes) -> dict[str, Multiple]:
     """torch's symbols whose sizes are declared by a ``Dim`` that is no size (``8 * Dim("h")``): torch keeps the range alone."""
-    values, multiples = _user_values(program), {}
+    values = _user_values(program)
+    multiples: dict[str, Multiple] = {}
     for leaf, axis, wanted in shapes.requested_axes() if len(values) == len(shapes.leaves) else ():
         root, function, value = getattr(wanted, "root", None), getattr(wanted, "fn", None), values[leaf]
         if root is None or function is None or not isinstance(value, torch.Tensor):
