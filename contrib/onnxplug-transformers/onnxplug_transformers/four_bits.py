@@ -30,9 +30,8 @@ MIXED = "mixed"
 _SENSITIVE = re.compile(r"\.(([qkv]|qkv|down)_proj|c_attn|query_key_value|mlp\.c_proj|fc2|dense_4h_to_h|fc_out)$")
 #: Rows and tokens of the text that models are compared on.
 _ROWS, _TOKENS = 4, 32
-#: Projections of the same rows, whose products are as good as one: attention takes those of queries, keys and values whole, and a
-#: token of an MLP's takes 1 % less time.
-PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+#: Projections of queries, keys and values: one product of all three is as good as three, and attention takes its result whole.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 @torch.library.custom_op("onnxplug_transformers::matmul_nbits", mutates_args=())
@@ -329,7 +328,7 @@ def round_weights(
 ) -> Rounding:
     """Rounds a language model's linear layers, its experts and the embedding of its tokens, in place.
 
-    Projections of one attention, or of one MLP, that read the same rows become one layer.
+    Projections of one attention that read the same rows become one layer.
 
     Args:
         keep: Names of modules that stay as they are, with ``*`` for anything.
@@ -398,7 +397,7 @@ def place(model: Any, names: Sequence[str], layer: nn.Module) -> None:
 
 
 def joint_layers(kinds: Mapping[str, Any]) -> list[list[str]]:
-    """Names of layers, those of the projections of one attention or MLP together that are of the same kind.
+    """Names of layers, those of the projections of one attention together that are of the same kind.
 
     Args:
         kinds: The kind of each; ``None`` for a layer that stays alone.
@@ -406,10 +405,13 @@ def joint_layers(kinds: Mapping[str, Any]) -> list[list[str]]:
     groups: dict[Any, list[str]] = {}
     for name, kind in kinds.items():
         owner, _, last = name.rpartition(".")
-        together = next((names for names in PROJECTIONS if last in names), None)
-        groups.setdefault((owner, together, kind) if together and kind is not None else name, []).append(name)
-    order = {last: place for names in PROJECTIONS for place, last in enumerate(names)}
-    return [sorted(names, key=lambda name: order.get(name.rpartition(".")[2], 0)) for names in groups.values()]
+        groups.setdefault((owner, kind) if last in PROJECTIONS and kind is not None else name, []).append(name)
+    return [sorted(names, key=_place_of) for names in groups.values()]
+
+
+def _place_of(name: str) -> int:
+    last = name.rpartition(".")[2]
+    return PROJECTIONS.index(last) if last in PROJECTIONS else 0
 
 
 def set_accuracy_level(model: Any, level: int) -> None:
