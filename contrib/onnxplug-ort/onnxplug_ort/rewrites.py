@@ -6,6 +6,7 @@ both the norm and the residual path read, and replace both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _DOMAIN = "com.microsoft"
@@ -145,11 +146,16 @@ def skip_layer_normalization(g: Any, node: Any) -> Any:
         if not _parameter(scale) or (bias is not None and not _parameter(bias)) or _rank(scale) != 1:
             continue
         epsilon = float(norm.attributes["epsilon"].value) if "epsilon" in norm.attributes else 1e-5
-        normal, _, _, kept = g.domain(_DOMAIN).SkipLayerNormalization(
-            *node.inputs, scale, bias, epsilon=epsilon, _outputs=4
-        )
-        return {total: kept, norm.outputs[0]: normal}
+        return _skipped(g, "SkipLayerNormalization", [*node.inputs, scale, bias], epsilon, total, norm.outputs[0])
     return None
+
+
+def _skipped(g: Any, op_type: str, operands: Sequence[Any], epsilon: float, total: Any, normal: Any) -> dict[Any, Any]:
+    """The node of a sum and its norm, in place of both. Mean and deviation have no name: ONNX Runtime makes no room for them."""
+    operator = getattr(g.domain(_DOMAIN), op_type)
+    result, mean, deviation, kept = operator(*operands, epsilon=epsilon, _outputs=4)
+    mean.name = deviation.name = ""
+    return {total: kept, normal: result}
 
 
 def _only_consumer(value: Any, op_type: str) -> Any:
@@ -199,10 +205,8 @@ def skip_simplified_layer_normalization(g: Any, node: Any) -> Any:
     if norm is None:
         return None
     chain, weight, epsilon = norm
-    normal, _, _, kept = g.domain(_DOMAIN).SkipSimplifiedLayerNormalization(
-        *node.inputs, weight, epsilon=epsilon, _outputs=4
-    )
-    return {node.outputs[0]: kept, chain[0].outputs[0]: normal}
+    operands = [*node.inputs, weight]
+    return _skipped(g, "SkipSimplifiedLayerNormalization", operands, epsilon, node.outputs[0], chain[0].outputs[0])
 
 
 def skip_simplified_layer_normalization_of_decoders(g: Any, node: Any) -> Any:

@@ -119,6 +119,15 @@ def test_skip_simplified_layer_normalization(opset: int, fused: Any) -> None:
     assert fused(lambda x, y: norm(x + y), x, draw(3, 8), opset=opset, **CUDA) == {}
 
 
+def test_mean_and_deviation_have_no_name(fused: Any) -> None:
+    """ONNX Runtime makes room for each output that has a name, read or not."""
+    layer_norm, x = nn.LayerNorm(8).eval(), draw(2, 3, 8)
+    for norm in (layer_norm, Rms()):
+        assert sum(fused(lambda x, y, norm=norm: norm(x + y), x, x, **CUDA).values()) == 1
+        (node,) = [node for node in fused.program.model.graph if node.domain]
+        assert [output.name == "" for output in node.outputs] == [False, True, True, False]
+
+
 def test_sums_and_norms_stay_apart_on_the_cpu(fused: Any) -> None:
     for norm in (nn.LayerNorm(8), Rms()):
         assert fused(lambda x, y, norm=norm: norm(x + y), draw(2, 3, 8), draw(2, 3, 8)) == {}

@@ -68,6 +68,7 @@ def onnxplug_rules() -> list[Rule]:
         Rule("onnxplug_transformers::written", f"{place}.static:convert_at_once", opset=(24, None)),
         Rule("onnxplug_transformers::in_front", f"{place}.fused:convert_in_front"),
         Rule("onnxplug_transformers::places", f"{place}.fused:convert_places"),
+        Rule("onnxplug_transformers::moved_back", f"{place}.fused:convert_moved_back"),
         Rule("onnxplug_transformers::rows_at", f"{place}.fused:convert_rows_at"),
     ]
 

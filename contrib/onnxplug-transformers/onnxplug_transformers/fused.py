@@ -2,7 +2,8 @@
 
 The operator knows of no padding: each row of a batch has its tokens in the buffer from its beginning, without gaps. The graph
 therefore moves the new tokens of a row in front of the padding among them, whose keys and values the next step writes over, and
-moves the results back. Padding may be on the left, on the right or in between.
+moves the results back. Padding may be on the left, on the right or in between. A single new token stays where it is: the nodes
+that move are in a branch, since each one would be in every step of a text.
 """
 
 from __future__ import annotations
@@ -101,9 +102,7 @@ def _(
 
 
 @torch.library.custom_op("onnxplug_transformers::in_front", mutates_args=())
-def in_front(
-    tokens: torch.Tensor, attention_mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def in_front(tokens: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """New tokens in front of the padding that is among them.
 
     Args:
@@ -111,41 +110,58 @@ def in_front(
         attention_mask: int64 [batch, total], 1 for a token and 0 for padding; the last ones are of ``tokens``.
 
     Returns:
-        The tokens, [batch, sequence]; int32 [batch], the place of the last one of each row in the cache; int64 [batch, sequence],
-        which of the moved tokens stands at each place of the mask, and some other one where padding is; int64 [batch], how many
-        of the new tokens are no padding.
+        The tokens, [batch, sequence]; int32 [batch], the place of the last one of each row in the cache.
     """
-    sequence = tokens.shape[1]
-    seen, new = attention_mask.split([attention_mask.shape[1] - sequence, sequence], dim=1)
+    seen, new = _parted(attention_mask, tokens.shape[1])
     moved = tokens.gather(1, new.argsort(dim=1, descending=True, stable=True))
-    return moved, (seen.sum(1) + sequence - 1).int(), new.cumsum(1) - new, new.sum(1)
+    return moved, (seen.sum(1) + tokens.shape[1] - 1).int()
 
 
 @in_front.register_fake
-def _(
-    tokens: torch.Tensor, attention_mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = tokens.shape[:1]
-    last, count = tokens.new_empty(rows, dtype=torch.int32), tokens.new_empty(rows)
-    return torch.empty_like(tokens), last, torch.empty_like(tokens), count
+def _(tokens: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(tokens), tokens.new_empty(tokens.shape[:1], dtype=torch.int32)
+
+
+def _parted(mask: torch.Tensor, sequence: int) -> tuple[torch.Tensor, ...]:
+    """What a mask has of the tokens before, and of the new ones."""
+    return mask.split([mask.shape[1] - sequence, sequence], dim=1)
 
 
 def convert_in_front(g: Any, node: Any) -> Any:
-    """As few nodes as do it: each one is in every step of a text. TopK leaves equal numbers in their order."""
+    """TopK leaves equal numbers in their order."""
     import onnx_ir as ir
 
     tokens, mask = node.args
+
+    def single() -> Any:
+        before = g.op.Slice(mask, g.const([0]), g.const([-1]), g.const([1]))
+        return tokens, g.cast(g.op.ReduceSum(before, g.const([1]), keepdims=0), ir.DataType.INT32)
+
+    def several() -> Any:
+        sequence, seen, new = _parts(g, mask, tokens)
+        _, order = g.op.TopK(new, sequence, axis=1, _outputs=2)
+        last = g.op.Sub(g.op.Add(g.op.ReduceSum(seen, g.const([1]), keepdims=0), sequence), g.const([1]))
+        return g.op.GatherElements(tokens, order, axis=1), g.cast(last, ir.DataType.INT32)
+
+    return _for_single(g, tokens, single, several, _outputs=2)
+
+
+def _for_single(g: Any, tokens: Any, single: Any, several: Any, **outputs: int) -> Any:
+    """An If on whether there is one new token."""
+    is_single = g.op.Equal(g.op.Shape(tokens, start=1, end=2), g.const([1]))
+    return g.op.If(
+        is_single,
+        then_branch=g.subgraph(single, name="single"),
+        else_branch=g.subgraph(several, name="several"),
+        **outputs,
+    )
+
+
+def _parts(g: Any, mask: Any, tokens: Any) -> tuple[Any, Any, Any]:
+    """How many tokens are new, [1], and :func:`_parted`."""
     sequence = g.op.Shape(tokens, start=1, end=2)
     lengths = g.op.Concat(g.op.Sub(g.op.Shape(mask, start=1, end=2), sequence), sequence, axis=0)
-    seen, new = g.op.Split(mask, lengths, axis=1, _outputs=2)
-    _, order = g.op.TopK(new, sequence, axis=1, _outputs=2)
-    last = g.op.Sub(g.op.Add(g.op.ReduceSum(seen, g.const([1]), keepdims=0), sequence), g.const([1]))
-    return (
-        g.op.GatherElements(tokens, order, axis=1),
-        g.cast(last, ir.DataType.INT32),
-        g.op.CumSum(new, g.const(1), exclusive=1),
-        g.op.ReduceSum(new, g.const([1]), keepdims=0),
-    )
+    return (sequence, *g.op.Split(mask, lengths, axis=1, _outputs=2))
 
 
 @torch.library.custom_op("onnxplug_transformers::places", mutates_args=())
@@ -199,8 +215,49 @@ def _(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def convert_rows_at(g: Any, node: Any) -> Any:
     """GatherND, which copies whole vectors."""
-    x, index = node.args
+    return _rows_at(g, *node.args)
+
+
+def _rows_at(g: Any, x: Any, index: Any) -> Any:
     return g.op.GatherND(x, g.op.Unsqueeze(index, g.const([2])), batch_dims=1)
+
+
+@torch.library.custom_op("onnxplug_transformers::moved_back", mutates_args=())
+def moved_back(x: torch.Tensor, tokens: torch.Tensor, attention_mask: torch.Tensor, last: bool) -> torch.Tensor:
+    """Results for tokens that :func:`in_front` moved, where the mask has the tokens.
+
+    Args:
+        x: [batch, sequence, width].
+        tokens: [batch, sequence], before they were moved.
+        attention_mask: int64 [batch, total].
+        last: For each row's last new token alone; of a row without one, the result for padding.
+
+    Returns:
+        [batch, sequence, width], padding has some token's result; [batch, 1, width] of the last tokens.
+    """
+    _, new = _parted(attention_mask, x.shape[1])
+    index = (new.sum(1, keepdim=True) - 1).clamp(min=0) if last else new.cumsum(1) - new
+    return rows_at(x, index)
+
+
+@moved_back.register_fake
+def _(x: torch.Tensor, tokens: torch.Tensor, attention_mask: torch.Tensor, last: bool) -> torch.Tensor:
+    return x.new_empty((x.shape[0], 1, x.shape[2])) if last else torch.empty_like(x)
+
+
+def convert_moved_back(g: Any, node: Any) -> Any:
+    """The rows of more than one token."""
+    x, tokens, mask, last = node.args
+
+    def several() -> Any:
+        _, _, new = _parts(g, mask, tokens)
+        if last:
+            index = g.op.Max(g.op.Sub(g.op.ReduceSum(new, g.const([1])), g.const([1])), g.const([0]))
+        else:
+            index = g.op.CumSum(new, g.const(1), exclusive=1)
+        return _rows_at(g, x, index)
+
+    return _for_single(g, tokens, lambda: x, several)
 
 
 def convert(g: Any, node: Any) -> Any:
@@ -262,7 +319,8 @@ class FusedCache:
 
     def __init__(self, past: Any, tokens: torch.Tensor, attention_mask: torch.Tensor, limit: int) -> None:
         self.past, self.total = past, attention_mask.shape[1]
-        self.tokens, self.last, self._back, self._count = in_front(tokens, attention_mask)
+        self._before = tokens, attention_mask
+        self.tokens, self.last = in_front(tokens, attention_mask)
         self.positions: torch.Tensor = places(tokens, self.last, limit)
         self.given: Any = DynamicCache()
         for layer in past.layers:
@@ -282,12 +340,12 @@ class FusedCache:
 
     def moved_back(self, states: torch.Tensor) -> torch.Tensor:
         """Results for ``tokens``, [batch, sequence, width], where the mask has the tokens; padding gets some token's result."""
-        results: torch.Tensor = rows_at(states, self._back)
+        results: torch.Tensor = moved_back(states, *self._before, False)
         return results
 
     def last_of(self, states: torch.Tensor) -> torch.Tensor:
         """The results for each row's last new token, [batch, 1, width]; of a row without one, those for padding."""
-        results: torch.Tensor = rows_at(states, (self._count - 1).clamp(min=0)[:, None])
+        results: torch.Tensor = moved_back(states, *self._before, True)
         return results
 
     def check(self) -> None:
