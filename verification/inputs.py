@@ -88,6 +88,8 @@ class Sizes:
         low, high = self._limits(symbol)
         least, most = self._limits(root)
         least = max(least, -((multiple.offset - low) // multiple.factor))
+        # A step of the root is ``factor`` elements: volumes of 3 axes would fill the memory.
+        most = min(most, size + max(1, 16 // multiple.factor))
         self.roots[root] = least, min(most, (high - multiple.offset) // multiple.factor)
         self.dependent[symbol] = multiple.factor * root + multiple.offset
         del self.exported[symbol]

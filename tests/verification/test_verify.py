@@ -53,7 +53,7 @@ def test_declared_multiples_are_respected() -> None:
     sizes = [case.sizes for case in report.cases]
     assert len({(case["8*height"], case["4*width"]) for case in sizes}) > 3
     for case in sizes:
-        assert case["8*height"] in range(16, 73, 8)
+        assert case["8*height"] in range(16, 49, 8)  # two steps more than exported at most
         assert case["4*height"] * 2 == case["8*height"]
         assert case["4*width"] in range(4, 200, 4)
         assert case["2*width"] * 2 == case["4*width"]
