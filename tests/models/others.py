@@ -116,6 +116,8 @@ _LEVELS: dict[str, Any] = {
     "attention_levels": (False, True),
     "norm_num_groups": 4,
 }
+#: A sample that is its mean, as in the models' own ``reconstruct``: random numbers can't be compared.
+_MEAN = {"sampling": lambda z_mu, z_sigma: z_mu}
 #: monai's networks; of planes, and where they differ of volumes.
 MONAI: Mapping[str, Small] = {
     "AHNet": _net(
@@ -130,7 +132,7 @@ MONAI: Mapping[str, Small] = {
         "AttentionUnet", "x: batch 1 8*height 8*width", {"height": 4, "width": 6}, spatial_dims=2, **_CHANNELS
     ),
     "AutoEncoder": _net("AutoEncoder", spatial_dims=2, **{**_CHANNELS, "strides": (2, 2, 1)}),
-    "AutoencoderKL": _net("AutoencoderKL", spatial_dims=2, latent_channels=3, **_LEVELS),
+    "AutoencoderKL": _net("AutoencoderKL", spatial_dims=2, latent_channels=3, **_LEVELS)._replace(attributes=_MEAN),
     "BasicUNet": _net("BasicUNet", spatial_dims=2, features=(4, 4, 8, 8, 16, 4)),
     "BasicUNet volumes": _net(
         "BasicUNet", _VOLUME, {key: 2 * size for key, size in _SOLID.items()}, features=(4, 4, 8, 8, 16, 4)
@@ -258,7 +260,7 @@ MONAI: Mapping[str, Small] = {
         label_nc=3,
         spade_intermediate_channels=8,
         **_LEVELS,
-    ),
+    )._replace(attributes=_MEAN),
     "SPADEDiffusionModelUNet": _net(
         "SPADEDiffusionModelUNet",
         "x: batch 1 height width; timesteps: batch < 1000; seg: batch 3 height width",
