@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -25,6 +26,9 @@ from onnxplug_transformers.exchanged import exchanged, parameters
 
 _FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")]
 _FLASH = "is_flash_attention_requested"
+#: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and that after
+#: a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
+_AXES_OF_PATCHES = {2: 1, 4: 1, 5: 2}
 #: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of.
 _called: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
 
@@ -64,10 +68,11 @@ def images_of_any_size() -> Iterator[None]:
 def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.config._attn_implementation not in ("eager", "sdpa"):
-            return forward(self, *args, **kwargs)
         patches = args[0] if args else kwargs[parameters(forward)[1]]
-        token = _called.set((patches.shape[0], {}))
+        axes = _AXES_OF_PATCHES.get(patches.dim())
+        if axes is None or self.config._attn_implementation not in ("eager", "sdpa"):
+            return forward(self, *args, **kwargs)
+        token = _called.set((math.prod(patches.shape[:axes]), {}))
         try:
             return forward(self, *args, **kwargs)
         finally:

@@ -102,6 +102,43 @@ def test_images_of_any_size(kind: str, attention: str) -> None:
         torch.testing.assert_close(states, expected)
 
 
+class States(nn.Module):
+    """The states of an encoder whose patches have a batch before them, as PaddleOCR-VL has it."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.encoder(pixel_values[None], grid_thw=image_grid_thw).last_hidden_state
+        return states
+
+
+def test_patches_after_a_batch() -> None:
+    from transformers.models.paddleocr_vl import configuration_paddleocr_vl, modeling_paddleocr_vl
+
+    about = configuration_paddleocr_vl.PaddleOCRVisionConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=4,
+        initializer_range=0.15,
+    )
+    encoder = modeling_paddleocr_vl.PaddleOCRVisionModel._from_config(about)
+    model = States(encoder).eval()
+    cases = []
+    for grid in ([(1, 4, 6), (1, 4, 4)], [(1, 6, 4), (1, 2, 8)]):
+        sizes = torch.tensor(grid)
+        cases.append((torch.randn(int(sizes.prod(-1).sum()), 3, 4, 4), sizes))
+    program = onnxplug.to_onnx(model, cases[0], dynamic_shapes=({0: "patches"}, None))
+    for case in cases:
+        (states,) = program(*case)
+        with torch.no_grad():
+            torch.testing.assert_close(states, model(*case))
+
+
 class Read(nn.Module):
     """What the text's model reads of all images, or of each."""
 
