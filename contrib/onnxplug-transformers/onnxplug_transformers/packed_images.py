@@ -26,8 +26,8 @@ from onnxplug_transformers.exchanged import exchanged, parameters
 
 _FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")]
 _FLASH = "is_flash_attention_requested"
-#: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and that after
-#: a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
+#: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
+#: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
 _AXES_OF_PATCHES = {2: 1, 4: 1, 5: 2}
 #: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of.
 _called: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
