@@ -447,7 +447,7 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "base audio-spectrogram-transformer": _spectrogram_of_model,
     "base dia": _text_and_codes,
     "base paligemma": _prefixed_text,
-    "pretraining vit_mae": _hidden_by_noise,
+    **dict.fromkeys(("pretraining vit_mae", "base vit_mae"), _hidden_by_noise),
     "base musicgen": _codebooks,
     "base musicgen_melody": _codebooks,
     "base bridgetower": _picture_and_text,
