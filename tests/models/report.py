@@ -272,7 +272,7 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
     Args:
         peers: By exporter, what is known of it.
     """
-    commits = Counter(outcome.commit for outcome in results.values() if outcome.commit)
+    commits = Counter(o.commit or "not kept" for o in results.values() if o.status != "unmeasured")
     wide = sum("height" in outcome.dynamic for outcome in results.values())
     lines = [
         "# Models",
