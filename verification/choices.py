@@ -10,7 +10,7 @@ the chosen elements then differ, and neither is wrong. :func:`chosen` decides wh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -22,7 +22,7 @@ from onnxplug.run.alignment import Alignment, Recipe
 from onnxplug.torch_private import OpOverload
 from onnxplug.verification import spectra
 from onnxplug.verification.compare import compare
-from onnxplug.verification.conditioning import jumping, rounding_slack
+from onnxplug.verification.conditioning import Widening, jumping, slack_by_runs
 from onnxplug.verification.eager import Visit, arguments_of, call_again, feed_of, placeholder_values, run_graph
 from onnxplug.verification.inputs import clone_leaves
 from onnxplug.verification.repetition import beyond_rounding, is_real, jumps
@@ -264,15 +264,17 @@ class _Replay:
         self._values = values
         self._alignment = alignment
         self._computed = computed
-        self._slack: tuple[int, dict[torch.fx.Node, torch.Tensor | None]] | None = None
+        #: What choosing operators read; and how far rounding moves it with the choices that were taken then.
+        self._operands: list[torch.fx.Node] = []
+        self._measured: tuple[Collection[torch.fx.Node], Widening] | None = None
         self.taken: dict[torch.fx.Node, Any] = {}
 
     def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
         """The results of the graph by name; given operators choose as ONNX, where its choices are right."""
-        operands = {before for node in choosing for before in node.all_input_nodes}
+        self._operands = list(dict.fromkeys(before for node in choosing for before in node.all_input_nodes))
 
         def choose(node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
-            return self._choice(node, inputs, result, operands) if node in choosing else result
+            return self._choice(node, inputs, result) if node in choosing else result
 
         kept = self._run(self._values, {slot.value for slot in self._functional.outputs}, choose)
         return {slot.name: kept.get(slot.value, slot.value) for slot in self._functional.outputs}
@@ -290,24 +292,22 @@ class _Replay:
         run_graph(self._functional, values, visit)
         return kept
 
-    def _choice(
-        self, node: torch.fx.Node, inputs: Sequence[Any], result: Any, operands: Collection[torch.fx.Node]
-    ) -> Any:
+    def _choice(self, node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
         actual = results_of(node, self._alignment, self._computed, len(_parts(result)))
         choice = chosen(node, inputs, result, actual) if chooses(node) else None
-        own = self._own(node, inputs, operands) if choice is None else None
+        own = self._own(node, inputs) if choice is None else None
         if own is not None:
             there = call_again(node, own)
             if chooses(node) and _is_right(node, own, there, actual):
                 choice = _taken(node, inputs, result, actual)
             elif isinstance(there, torch.Tensor) and isinstance(actual[0], torch.Tensor):
-                choice = self._there(node, inputs, own, there, operands) if compare(actual[0], there).equal else None
+                choice = self._there(node, inputs, own, there) if compare(actual[0], there).equal else None
         if choice is None or all(map(_same, _parts(choice), _parts(result))):
             return result
         self.taken[node] = choice
         return choice
 
-    def _own(self, node: torch.fx.Node, inputs: Sequence[Any], operands: Collection[torch.fx.Node]) -> list[Any] | None:
+    def _own(self, node: torch.fx.Node, inputs: Sequence[Any]) -> list[Any] | None:
         """An operator's operands in ONNX; ``None`` where they are not known, or differ from its operands in PyTorch."""
         own = []
         for before, value in zip(node.all_input_nodes, inputs, strict=True):
@@ -317,27 +317,27 @@ class _Replay:
             there = results_of(before, self._alignment, self._computed, 1)[0]
             if there is None:
                 return None
-            if (
-                not compare(there, value).equal
-                and not compare(there, value, slack=self._moves(operands).get(before)).equal
-            ):
+            slacks = self._moves(before)
+            if not compare(there, value).equal and not any(compare(there, value, slack=s).equal for s in slacks):
                 return None
             own.append(there)
         return own
 
-    def _moves(self, operands: Collection[torch.fx.Node]) -> dict[torch.fx.Node, torch.Tensor | None]:
-        """How far rounding moves the operands of choosing operators, with the choices that were taken so far."""
-        if self._slack is None or self._slack[0] != len(self.taken):
-            nodes, places = list(operands), list(self._values)
+    def _moves(self, operand: torch.fx.Node) -> Iterator[torch.Tensor | None]:
+        """How far rounding moves an operand of a choosing operator, with the choices taken before; wider after each run."""
+        if self._measured is None or _follows(operand, self.taken.keys() - self._measured[0]):
+            taken, operands, places = dict(self.taken), self._operands, list(self._values)
 
             def run(_: Any, values: list[Any]) -> list[tuple[str, Any]]:
                 moved = dict(zip(places, values, strict=True))
-                kept = self._run(moved, operands, lambda node, inputs, result: self.taken.get(node, result))
-                return [(node.name, kept.get(node)) for node in nodes]
+                kept = self._run(moved, operands, lambda node, inputs, result: taken.get(node, result))
+                return [(node.name, kept.get(node)) for node in operands]
 
-            slack = rounding_slack(run, None, list(self._values.values()), each=True, runs=_RUNS)
-            self._slack = len(self.taken), dict(zip(nodes, slack, strict=False))
-        return self._slack[1]
+            slack = slack_by_runs(run, None, list(self._values.values()), each=True, runs=_RUNS)
+            self._measured = taken.keys(), Widening(slack)
+        place = self._operands.index(operand)
+        for slacks in self._measured[1]:
+            yield slacks[place] if slacks else None
 
     def _there(
         self,
@@ -345,7 +345,6 @@ class _Replay:
         inputs: Sequence[Any],
         own: Sequence[Any],
         there: torch.Tensor,
-        operands: Collection[torch.fx.Node],
     ) -> torch.Tensor | None:
         """PyTorch's result with its elements for the operator's operands in ONNX, where rounding alone moves the operands as far.
 
@@ -354,7 +353,7 @@ class _Replay:
         near, is_pointwise = torch.ones((), dtype=torch.bool), torch.Tag.pointwise in node.target.tags  # type: ignore[union-attr]
         for operand, x, y in zip(node.all_input_nodes, inputs, own, strict=True):
             if is_real(x):
-                elements = _is_near(x, y, self._moves(operands).get(operand))
+                elements = _is_near(x, y, self._moves(operand))
                 near = near & (
                     elements if is_pointwise else elements.all()
                 )  # operands of others have sizes of their own
@@ -366,11 +365,25 @@ class _Replay:
         return torch.where(masks[0], there, first[0]) if near else None
 
 
-def _is_near(x: torch.Tensor, y: torch.Tensor, slack: torch.Tensor | None) -> torch.Tensor:
+def _follows(node: torch.fx.Node, others: Collection[torch.fx.Node]) -> bool:
+    """Whether a node is computed from one of some others, or is one."""
+    waiting, known = [node] if others else [], {node}
+    while waiting:
+        before = waiting.pop()
+        if before in others:
+            return True
+        new = [x for x in before.all_input_nodes if x not in known]
+        known.update(new)
+        waiting += new
+    return False
+
+
+def _is_near(x: torch.Tensor, y: torch.Tensor, slacks: Iterable[torch.Tensor | None]) -> torch.Tensor:
     """The elements whose difference rounding explains."""
     near = ~beyond_rounding(x, y)
-    if slack is None:
-        return near
-    if x.is_complex():  # a part of a complex number is rounded as the larger part is
-        slack = slack.norm(dim=-1)
-    return near | ((x - y).abs() <= slack)
+    widening = iter(slacks)
+    while not bool(near.all()) and (slack := next(widening, None)) is not None:
+        if x.is_complex():  # a part of a complex number is rounded as the larger part is
+            slack = slack.norm(dim=-1)
+        near = near | ((x - y).abs() <= slack)
+    return near

@@ -8,8 +8,8 @@ it is measured on the captured program, with numbers moved before they are quant
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,9 +36,31 @@ _KERNELS = 2
 _UNITS_OF_JUMPS = (1, 2, 4, 8)
 
 Run = Callable[[Any, list[Any]], list[tuple[str, Any]]]
+#: A tensor of doubles of each result's shape; ``None`` where the result is not a floating-point tensor, or where nothing is known
+#: of it because two runs on the same inputs differ. Empty where a run fails: nothing is known of any result.
+Slack = list[torch.Tensor | None]
 
 
-def rounding_slack(
+class Widening:
+    """Slack that further runs widen. Iterating begins with the slack that is known, and runs no more than the caller asks for.
+
+    Args:
+        measured: The slack after each run; none is narrower than the one before.
+    """
+
+    def __init__(self, measured: Iterator[Slack]) -> None:
+        self._measured = measured
+        self._known: Slack | None = None
+
+    def __iter__(self) -> Iterator[Slack]:
+        if self._known is not None:
+            yield self._known
+        for slack in self._measured:
+            self._known = slack
+            yield slack
+
+
+def slack_by_runs(
     run: Run,
     model: Any,
     leaves: Sequence[Any],
@@ -46,7 +68,7 @@ def rounding_slack(
     same_choices: bool = True,
     each: bool = False,
     runs: int = _RUNS,
-) -> list[torch.Tensor | None]:
+) -> Iterator[Slack]:
     """How far rounding may change each element of each result, measured on the eager model itself.
 
     The model runs again with each floating-point input and weight changed by one unit of rounding, up or down at random. The
@@ -62,47 +84,54 @@ def rounding_slack(
         precision: The type whose units of rounding these are; that of each tensor when ``None``.
         same_choices: Keep the choices of the first run. Without it a flipped one counts as rounding.
         each: Change the result of each operator too, in the runs that keep choices.
-        runs: How many.
+        runs: How many, besides those for kernels.
 
-    Returns:
-        A tensor of doubles of each result's shape; ``None`` where the result is not a floating-point tensor, or where
-        nothing is known because two runs on the same inputs differ, or one fails.
+    Yields:
+        The slack after each run. A run takes several times as long as the model: whoever has enough stops.
     """
     try:
-        # torch.cond and its like compile themselves, which onnxplug's modes would disturb, here and in later calls.
-        with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
-            repetition, cloned = Repetition(), clone_leaves(leaves)
+        repetition, cloned = Repetition(), clone_leaves(leaves)
+        with _undisturbed():
             with repetition:
                 first = _results(run, model, cloned)
             again = _results(run, model, clone_leaves(leaves))
-            slack = [None if x is None else torch.zeros(x.shape, dtype=torch.float64) for x in first]
-            for seed in range(runs):
-                generator = torch.Generator().manual_seed(seed)
-                moved_model = _moved_model(model, generator, precision)
-                moved_leaves = [_moved(x, generator, precision) for x in leaves]
-                move = partial(_moved, generator=generator, precision=precision)
-                with repetition.again(move, each) if same_choices else nullcontext():
-                    moved = _results(run, moved_model, moved_leaves)
-                slack = _widened(slack, first, moved, _FACTOR)
-            for up in (True, False, torch.Generator().manual_seed(runs)) if same_choices and repetition.kernels else ():
-                cloned = clone_leaves(leaves)
-                with repetition.again(apart=partial(moved_apart, up=up)):
-                    moved = _results(run, model, cloned)
-                slack = _widened(slack, first, moved, _KERNELS)
+        slack: Slack = [
+            torch.zeros(x.shape, dtype=torch.float64) if x is not None and y is not None and _same(x, y) else None
+            for x, y in zip(first, again, strict=True)
+        ]
+        for seed in range(runs):
+            generator = torch.Generator().manual_seed(seed)
+            moved_model = _moved_model(model, generator, precision)
+            moved_leaves = [_moved(x, generator, precision) for x in leaves]
+            move = partial(_moved, generator=generator, precision=precision)
+            with _undisturbed(), repetition.again(move, each) if same_choices else nullcontext():
+                moved = _results(run, moved_model, moved_leaves)
+            slack = _widened(slack, first, moved, _FACTOR)
+            yield slack
+        for up in (True, False, torch.Generator().manual_seed(runs)) if same_choices and repetition.kernels else ():
+            cloned = clone_leaves(leaves)
+            with _undisturbed(), repetition.again(apart=partial(moved_apart, up=up)):
+                moved = _results(run, model, cloned)
+            slack = _widened(slack, first, moved, _KERNELS)
+            yield slack
     except Exception:
-        return []
-    return [
-        s if x is not None and y is not None and _same(x, y) else None
-        for s, x, y in zip(slack, first, again, strict=True)
-    ]
+        yield []
 
 
-def _widened(
-    slack: Sequence[torch.Tensor | None],
-    first: Sequence[torch.Tensor | None],
-    moved: Sequence[torch.Tensor | None],
-    factor: float,
-) -> list[torch.Tensor | None]:
+def rounding_slack(run: Run, model: Any, leaves: Sequence[Any]) -> Slack:
+    """The slack of all runs of :func:`slack_by_runs`, with its defaults."""
+    *_, slack = slack_by_runs(run, model, leaves)
+    return slack
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Random numbers are drawn apart, and torch.cond and its like don't compile: the modes here would disturb later calls too."""
+    with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _widened(slack: Slack, first: Slack, moved: Slack, factor: float) -> Slack:
     """Slack that is at least as large as some times the changes of another run."""
     return [
         known.maximum(torch.nan_to_num((x - y).abs(), nan=0.0, posinf=0.0) * factor)
@@ -145,7 +174,7 @@ def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor 
     """The results of the eager model in float64: weights, inputs and tensors that its code makes without a dtype.
 
     Args:
-        run, model, leaves: As for :func:`rounding_slack`. The code's casts to a narrower dtype are casts to float64.
+        run, model, leaves: As for :func:`slack_by_runs`. The code's casts to a narrower dtype are casts to float64.
 
     Returns:
         A tensor of doubles for each result, ``None`` for other results than floating-point tensors; empty where the model does not
@@ -280,7 +309,7 @@ def quantum_slack(
     leaves: Sequence[Any],
     got: Mapping[str, torch.Tensor],
     expected: Sequence[tuple[str, Any]],
-) -> list[torch.Tensor | None]:
+) -> Iterator[Slack]:
     """How far each element of each result may be from PyTorch's, measured on the captured program.
 
     It runs again with all numbers moved a little before they are quantised. A result whose differences are, on average, larger
@@ -293,14 +322,14 @@ def quantum_slack(
         got: ONNX's outputs, by name.
         expected: PyTorch's result for each, in the same order.
 
-    Returns:
-        A tensor of doubles of each result's shape; ``None`` where it gets none.
+    Yields:
+        Once, a tensor of doubles of each result's shape; ``None`` where it gets none.
     """
     model = program.module(check_guards=False)
     plain = run(model, clone_leaves(leaves))
     moved = [_run_moved(run, model, leaves, _STEP, seed) for seed in range(_QUANTUM_RUNS)]
     large = _run_moved(run, model, leaves, _LARGE_STEP, _QUANTUM_RUNS)
-    slack: list[torch.Tensor | None] = []
+    slack: Slack = []
     for index, (actual, (_, wanted)) in enumerate(zip(got.values(), expected, strict=True)):
         changes = [_difference(results[index][1], plain[index][1]) for results in moved]
         measured = [x for x in changes if x is not None]
@@ -316,7 +345,7 @@ def quantum_slack(
         largest = max(float(x.max()) for x in measured)
         limit = _MOST_ON_AVERAGE * max(spread, largest / difference.numel() ** 0.5)
         slack.append(torch.full_like(difference, largest * _MOST) if _average(difference) <= limit else None)
-    return slack
+    yield slack
 
 
 def _run_moved(run: Run, model: Any, leaves: Sequence[Any], step: float, seed: int) -> list[tuple[str, Any]]:

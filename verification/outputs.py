@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from onnxplug import logs
 from onnxplug.errors import VerificationError
 from onnxplug.verification.compare import Scale, compare
-from onnxplug.verification.conditioning import Run, in_double, quantises, quantum_slack, rounding_slack
+from onnxplug.verification.conditioning import Run, Slack, Widening, in_double, quantises, quantum_slack, slack_by_runs
 from onnxplug.verification.differences import ComparedInputs
 
 _LOGGER = logs.logger("verify")
@@ -52,7 +52,7 @@ class Outputs:
     Attributes:
         got: ONNX's outputs, by name.
         expected: PyTorch's result for each, in the same order.
-        slack: Measures how far rounding moves PyTorch's results.
+        slack: How far rounding moves PyTorch's results, wider with each run.
         exact: Computes PyTorch's results in float64.
         ties: The captured graph's results by name, with PyTorch's own choices among equal elements and with ONNX's; ``None``
             where the choices do not differ.
@@ -61,7 +61,7 @@ class Outputs:
 
     got: Mapping[str, Any]
     expected: Sequence[tuple[str, Any]]
-    slack: Callable[[], list[torch.Tensor | None]]
+    slack: Iterable[Slack]
     exact: Callable[[], list[torch.Tensor | None]]
     ties: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]] | None] = lambda: None
     quantised: bool = False
@@ -79,9 +79,10 @@ def outputs_of(
 ) -> Outputs:
     """The results to compare; the eager model, or a captured program that rounds to quanta, runs again only where they differ."""
     if program is not None and quantises(program):
-        slack = cache(lambda: quantum_slack(run, program, leaves, got, expected))
-        return Outputs(got, expected, slack, list, quantised=True)
-    slack = cache(lambda: rounding_slack(run, model, leaves, precision))
+        return Outputs(
+            got, expected, Widening(quantum_slack(run, program, leaves, got, expected)), list, quantised=True
+        )
+    slack = Widening(slack_by_runs(run, model, leaves, precision))
     exact = cache(lambda: in_double(run, model, leaves) if precision is None else [])
     ties = cache(lambda: replay(leaves)) if replay is not None else lambda: None
     return Outputs(got, expected, slack, exact, ties)
@@ -155,8 +156,12 @@ def _compare_each(
         comparison = compare(actual, wanted, **options)
         if measured and comparison.count and isinstance(actual, torch.Tensor) and _rounds(actual.dtype, outputs):
             unstable += comparison.count
-            slack = (outputs.slack() or [None] * len(got))[index]
-            comparison = compare(actual, wanted, **options, slack=slack)
+            slack = None
+            for known in outputs.slack:
+                slack = known[index] if known else None
+                comparison = compare(actual, wanted, **options, slack=slack)
+                if comparison.equal:
+                    break
             if comparison.count:
                 exact = (outputs.exact() or [None] * len(got))[index]
                 comparison = compare(actual, wanted, **options, slack=slack, exact=exact)

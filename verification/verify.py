@@ -27,7 +27,7 @@ from onnxplug.text import counted
 from onnxplug.torch_private import pytree
 from onnxplug.verification.choices import outputs_of_choices
 from onnxplug.verification.compare import compare
-from onnxplug.verification.conditioning import rounding_slack
+from onnxplug.verification.conditioning import Widening, slack_by_runs
 from onnxplug.verification.differences import ComparedInputs
 from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, sized
 from onnxplug.verification.outputs import (
@@ -375,7 +375,7 @@ class _Pair:
 
         Unlike in a comparison, choices may flip.
         """
-        slack = partial(rounding_slack, self.eager, self.model, leaves, self.tolerances.precision, same_choices=False)
+        slack = Widening(slack_by_runs(self.eager, self.model, leaves, self.tolerances.precision, same_choices=False))
         try:
             compare_all(replace(outputs, slack=slack, ties=lambda: None), self.tolerances, {}, None)
         except VerificationError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +249,10 @@ def test_nothing_runs_again_where_all_agree(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("onnxplug.verification.outputs.rounding_slack", refuse)
+    def refuse_to_run(*_: Any) -> Iterator[None]:
+        yield refuse()
+
+    monkeypatch.setattr("onnxplug.verification.outputs.slack_by_runs", refuse_to_run)
     monkeypatch.setattr("onnxplug.verification.outputs.in_double", refuse)
     monkeypatch.setattr("onnxplug.verification.verify.outputs_of_choices", refuse)
     assert len(onnxplug.to_onnx(nn.Linear(3, 2), (torch.randn(2, 3),)).verify().cases) == 4
