@@ -7,8 +7,9 @@ those of both runs, in float64; a result that changes all at once on the way jum
     hardshrink, from 0.49999997 to 0.50000003:   0, 0, …, 0, 0.50000002, …    one of 16 steps has nearly the whole change
     x - y, from 1e-7 to 3e-7:                    1e-7, 1.1e-7, 1.2e-7, …      each has a sixteenth
 
-A result that is a polynomial of its operands, of the second degree at most, can't jump (:data:`POLYNOMIALS`): two of 16 steps have
-less than a third of its change. It is not examined. These are products and convolutions, which take most of the time.
+A result that is a polynomial of its operands, of the second degree at most, can't jump: two of 16 steps have less than a third of
+its change. Nor can a result that moves at most twice as far as its operands, without a limit on both sides: a steep ``tanh`` is a
+step. Neither is examined (:data:`STEADY`), nor are the operands kept: such operators take most of a network's time and memory.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ _BEND = 0.1
 #: The share of the whole change that two of the parts have where a result jumps. Two: both sides of a pole are far apart.
 _SHARE = 0.55
 
-#: Operators of whose results each element is a polynomial, of degree 2 at most, of the elements of the floating-point operands.
-POLYNOMIALS = frozenset(
+#: Operators whose results can't jump, with the indices and masks of the first run, where all operands are finite: polynomials of
+#: degree 2 at most in the floating-point operands, and real functions that move at most twice as far and have no two limits.
+STEADY = frozenset(
     f"aten::{name}"
     for name in (
         "convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
         "mm bmm mv dot matmul linear addmm addmv addbmm baddbmm addr outer ger "
         "add sub rsub mul neg add_ sub_ mul_ neg_ addcmul sum mean cat stack clone constant_pad_nd "
-        "avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_nearest2d upsample_bilinear2d"
+        "avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_nearest2d upsample_bilinear2d "
+        "index gather index_select embedding masked_fill where repeat roll flip "
+        "relu relu_ clamp_min clamp_min_ abs maximum minimum amax amin max_pool2d_with_indices max_pool3d_with_indices "
+        "silu silu_ gelu mish hardswish _log_softmax"
     ).split()
 )
 
@@ -56,12 +61,15 @@ def _as_it_is(func: Any, operands: Any, result: Any) -> Any:
 class Repetition(TorchDispatchMode):
     """Records the operands and choices of a run's operators, and makes other runs choose the same.
 
+    Of a steady operator the sums and norms of its operands are kept instead of them. If moved operands happen to have the same, the
+    operator counts as an operator on constants, and its result is moved by one more unit of rounding.
+
     Attributes:
         jumped: Whether a result of another run has jumped; whoever reads it sets it back.
         kernels: Whether the first run had operators whose kernels are apart.
 
     Raises:
-        ValueError: Another run does not call the same operators.
+        ValueError: Another run does not call the same operators, or has infinities where the first has none.
     """
 
     supports_higher_order_operators = True
@@ -103,18 +111,23 @@ class Repetition(TorchDispatchMode):
         leaves, spec = pytree.tree_flatten(func(*args, **named))
         if self._left is None:
             self.kernels |= are_apart(func)
-            smooth = func._schema.name in POLYNOMIALS and _is_finite(operands)
-            self._kept.append((func, operands, [None if is_real(x) else _cloned(x) for x in leaves], smooth))
+            steady = func._schema.name in STEADY and _is_ordinary(operands)
+            kept = _sums_and_norms(operands) if steady else operands
+            self._kept.append((func, kept, [None if is_real(x) else _cloned(x) for x in leaves], steady))
             return pytree.tree_unflatten(leaves, spec)
         known: Any
-        known, before, chosen, smooth = next(self._left, (None, None, [], False))
+        known, before, chosen, steady = next(self._left, (None, None, [], False))
         if known is not func or [_kind(x) for x in chosen] != [None if is_real(x) else _kind(x) for x in leaves]:
             raise ValueError(f"another run of the model calls {func} where the first did not")
         first: list[Any] = [None] * len(leaves)
         masks: list[Any] = [None] * len(leaves)
-        if not smooth or not _is_finite(operands):
+        if not steady:
             first, masks = jumps(func, before, operands, leaves)
-        is_moved = self._move is not None and (self._each or _is_same(before, operands))
+        elif not _is_ordinary(operands):
+            raise ValueError(f"an operand of {func} overflows in another run of the model")
+        is_moved = self._move is not None
+        if is_moved and not self._each:
+            is_moved = _is_same(before, _sums_and_norms(operands) if steady else operands)
         for i, mask in enumerate(masks):
             if not is_real(leaves[i]):
                 x = _cloned(chosen[i])
@@ -176,10 +189,16 @@ def jumps(func: Any, before: Any, after: Any, results: Sequence[Any]) -> tuple[l
     return first, suspects
 
 
-def _is_finite(operands: Any) -> bool:
-    """Whether no operand has an infinity or NaN; False too where a sum overflows, and for 8 bits, of which there is no sum."""
-    real = [x for x in pytree.tree_leaves(operands) if is_real(x)]
-    return all(x.element_size() > 1 and bool(x.sum().isfinite()) for x in real)
+def _is_ordinary(operands: Any) -> bool:
+    """Whether no operand is complex or has an infinity or NaN. False too where a sum overflows, and of 8 bits, which have none."""
+    numbers = [x for x in pytree.tree_leaves(operands) if is_real(x)]
+    fits = all(x.element_size() > 1 and not x.is_complex() for x in numbers)
+    return fits and all(bool(x.sum().isfinite()) for x in numbers)
+
+
+def _sums_and_norms(operands: Any) -> list[torch.Tensor]:
+    numbers = [x for x in pytree.tree_leaves(operands) if is_real(x)]
+    return [measure(x, dtype=torch.float64) for x in numbers for measure in (torch.sum, torch.linalg.vector_norm)]
 
 
 def _is_same(before: Any, after: Any) -> bool:

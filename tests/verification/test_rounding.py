@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,7 +149,7 @@ POLYNOMIALS: list[tuple[Any, tuple[tuple[int, ...], ...], tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("operator", "shapes", "rest"), POLYNOMIALS, ids=[str(row[0]) for row in POLYNOMIALS])
 def test_polynomials_do_not_jump(operator: Any, shapes: Any, rest: Any, seeded: None) -> None:
     """Not where sums cancel, operands pass through 0 or change by much, which is why they need not be examined."""
-    assert operator._schema.name in repetition.POLYNOMIALS
+    assert operator._schema.name in repetition.STEADY
     for scale in (1e-7, 1e-3, 10.0):
         before = [torch.randn(shape) for shape in shapes]
         for after in ([x * (1 + scale * torch.randn_like(x)) for x in before], [-scale * x for x in before]):
@@ -157,7 +159,36 @@ def test_polynomials_do_not_jump(operator: Any, shapes: Any, rest: Any, seeded: 
             assert not mask.any()
 
 
-def test_products_are_not_examined(monkeypatch: pytest.MonkeyPatch, seeded: None) -> None:
+#: Functions that move at most twice as far as their operands, how many operands they have, and what follows them.
+FUNCTIONS: list[tuple[Any, int, tuple[Any, ...]]] = [
+    *(
+        (getattr(ATEN, name).default, 1, ())
+        for name in "relu hardsigmoid hardswish abs sigmoid tanh silu mish erf".split()
+    ),
+    *((getattr(ATEN, name).default, 1, ()) for name in "sin cos atan".split()),
+    *((getattr(ATEN, name).default, 2, ()) for name in "maximum minimum".split()),
+    (ATEN.clamp_min.default, 1, (0.25,)),
+    (ATEN.gelu.default, 1, ()),
+    (partial(ATEN.gelu.default, approximate="tanh"), 1, ()),
+    (ATEN.amax.default, 1, ([1],)),
+    (ATEN.amin.default, 1, ([0, 1],)),
+    (lambda x: ATEN.max_pool2d_with_indices.default(x[None], [3, 3], [1, 1])[0], 1, ()),
+    (ATEN._log_softmax.default, 1, (0, False)),
+]
+
+
+@pytest.mark.parametrize(("function", "count", "rest"), FUNCTIONS)
+def test_functions_move_no_more_than_twice_as_far(function: Any, count: int, rest: Any, seeded: None) -> None:
+    """Near kinks, in the steepest part and far out: in float64, so that rounding plays no part."""
+    for size, step in itertools.product((1e-6, 0.1, 1.0, 5.0, 100.0), (1e-6, 1e-2, 1.0, 10.0)):
+        before = [size * torch.randn(40, 50, dtype=torch.float64) for _ in range(count)]
+        after = [x + step * torch.randn_like(x) for x in before]
+        moved = max(float((x - y).abs().max()) for x, y in zip(before, after, strict=True))
+        change = (function(*before, *rest) - function(*after, *rest)).abs()
+        assert float(change.max()) <= 2 * moved * (1 + 1e-9)
+
+
+def test_steady_operators_are_not_examined(monkeypatch: pytest.MonkeyPatch, seeded: None) -> None:
     """The slack is the same without their examination."""
     layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Hardshrink(), torch.nn.Flatten(), torch.nn.Linear(64, 5)
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 6, 6)
@@ -175,8 +206,8 @@ def test_products_are_not_examined(monkeypatch: pytest.MonkeyPatch, seeded: None
     monkeypatch.setattr(repetition, "jumps", jumps)
     (slack,) = rounding_slack(run, model, [x])
     assert "aten::hardshrink" in examined
-    assert not repetition.POLYNOMIALS.intersection(examined)
-    monkeypatch.setattr(repetition, "POLYNOMIALS", frozenset())
+    assert not repetition.STEADY.intersection(examined)
+    monkeypatch.setattr(repetition, "STEADY", frozenset())
     (whole,) = rounding_slack(run, model, [x])
     assert "aten::convolution" in examined
     assert slack is not None
