@@ -126,7 +126,7 @@ MONAI: Mapping[str, Small] = {
         spatial_dims=2,
         upsample_mode="bilinear",
         psp_block_num=0,
-        sizes={"height": 64, "width": 96},
+        sizes={"height": 32, "width": 64},
     ),
     "AttentionUnet": _net(
         "AttentionUnet", "x: batch 1 8*height 8*width", {"height": 4, "width": 6}, spatial_dims=2, **_CHANNELS

@@ -54,6 +54,35 @@ def _is_of_known_size(self: Any, features: Tensor) -> bool:
     return all(isinstance(size, int) for size in features.shape[-2:])
 
 
+def _padded(self: Any, sound: Tensor) -> Tensor:
+    """Sound padded for a convolution, to a multiple of its stride, with the numbers of the convolution.
+
+    transformers has them in buffers, whose values are known only when the model runs, and computes what the length lacks in
+    float32.
+    """
+    (stride,), (kernel,), (dilation,) = self.conv.stride, self.conv.kernel_size, self.conv.dilation
+    total, length = (kernel - 1) * dilation + 1 - stride, sound.shape[-1]
+    lacking = (length + stride - 1) // stride * stride - length
+    right = 0 if self.causal else total // 2
+    padded: Tensor = self._pad1d(sound, (total - right, right + lacking), mode=self.pad_mode)
+    return padded
+
+
+def encodec_convolution(self: Any, hidden_states: Tensor) -> Any:
+    """EnCodec's, of sound of any length."""
+    hidden_states = self.conv(_padded(self, hidden_states))
+    return self.norm(hidden_states) if self.norm_type == "time_group_norm" else hidden_states
+
+
+def mimi_convolution(self: Any, hidden_states: Tensor, padding_cache: Any = None) -> Any:
+    """Mimi's, of sound of any length."""
+    return self.conv(_padded(self, hidden_states))
+
+
+def _has_cache(self: Any, hidden_states: Tensor, padding_cache: Any = None) -> bool:
+    return padding_cache is not None
+
+
 @contextlib.contextmanager
 def dynamic_sizes() -> Iterator[None]:
     """Holds while a model is captured."""
@@ -62,6 +91,9 @@ def dynamic_sizes() -> Iterator[None]:
             "torch_int": (torch_int, _is_plain),
             "torch_float": (torch_float, _is_plain),
             "MobileViTLayer.unfolding": (unfolding, _is_of_known_size),
+            "EncodecConv1d.forward": (encodec_convolution, _has_cache),
+            "MimiConv1d.forward": (mimi_convolution, _has_cache),
+            "PocketTTSAudioTokenizerConv1d.forward": (mimi_convolution, _has_cache),
         }
     ):
         yield
