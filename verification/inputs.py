@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,9 +124,21 @@ class Sizes:
             return dict(self.exported)
         if attempt % 2 == 0:  # multiples keep divisibility
             factor = 1 + (seed + attempt // 2) % 4
-            return {s: factor * size for s, size in self.exported.items()}
+            factors = self._factors(factor, seed) if attempt == 2 else {}
+            return {s: factors.get(size, factor) * size for s, size in self.exported.items()}
         generator = torch.Generator().manual_seed(seed * ATTEMPTS + attempt)
         return {s: int(torch.randint(1, size + 6, (), generator=generator)) for s, size in self.exported.items()}
+
+    def _factors(self, most: int, seed: int) -> dict[int, int]:
+        """By what each size grows, equal sizes alike: all together by 16 at most, so that volumes don't fill the memory."""
+        counts = Counter(self.exported.values())
+        order, left, factors = sorted(counts), 16, dict.fromkeys(counts, 1)
+        for place in range(len(order)):  # another size first for each seed
+            size = order[(place + seed) % len(order)]
+            grown = [f for f in (most, 2) if 1 < f <= most and (f ** counts[size] <= left or (f == 2 and not place))]
+            factors[size] = max(grown, default=1)
+            left //= factors[size] ** counts[size]
+        return factors
 
     def _clamp(self, symbol: Any, size: int) -> int:
         low, high = self._limits(symbol)

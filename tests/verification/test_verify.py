@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -42,6 +43,23 @@ class Halved(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.avg_pool2d(x, 2) + y
+
+
+class Volumes(nn.Module):
+    """Refuses sides that 4 doesn't divide, as a network does that joins maps of each half."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        small = nn.functional.avg_pool3d(x, 4)
+        return x + nn.functional.interpolate(small, scale_factor=4.0)
+
+
+def test_volumes_grow_by_16_at_most() -> None:
+    sides = {0: "batch", 2: "depth", 3: "height", 4: "width"}
+    example = {"batch": 2, "depth": 8, "height": 8, "width": 12}
+    program = onnxplug.to_onnx(Volumes(), (torch.randn(2, 1, 8, 8, 12),), dynamic_shapes=({**sides},))
+    drawn = [case.sizes for case in program.verify(seeds=range(4)).cases if case.seed is not None]
+    assert all(math.prod(sizes.values()) <= 16 * math.prod(example.values()) for sizes in drawn)
+    assert all(any(sizes[name] > size for sizes in drawn) for name, size in example.items())
 
 
 def test_declared_multiples_are_respected() -> None:
