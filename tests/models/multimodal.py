@@ -264,6 +264,7 @@ def _of(**shapes: tuple[str | int, ...]) -> Callable[[Any, Sizes], Inputs]:
     def draw(config: Any, sizes: Sizes) -> Inputs:
         rows, columns = sizes.grid
         known = {"batch": sizes.batch, "sequence": sizes.text, "patches": rows * columns, "protein": sizes.text + 3}
+        known["question"] = sizes.text + 1
         side = _number(config, "image_size", otherwise=32)
         inputs, axes = {}, {}
         for name, shape in shapes.items():
@@ -279,11 +280,8 @@ def _of(**shapes: tuple[str | int, ...]) -> Callable[[Any, Sizes], Inputs]:
 
 
 _PICTURE, _FILM, _TEXT = ("batch", 3, "image", "image"), ("batch", 4, 3, "image", "image"), ("batch", "sequence")
-
-
-def _beside(name: str) -> Callable[[Any, Sizes], Inputs]:
-    """A picture, and what the model makes states of it with."""
-    return _of(pixel_values=_PICTURE, **{name: _TEXT})
+#: What InstructBLIP asks about a picture or a film.
+_QUESTION = ("batch", "question")
 
 
 def _side_by_side(config: Any, sizes: Sizes) -> Inputs:
@@ -443,8 +441,8 @@ OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
         ),
     ),
     "inkling_mm_model": _volumes,
-    "instructblip": _beside("qformer_input_ids"),
-    "instructblipvideo": _of(pixel_values=_FILM, qformer_input_ids=_TEXT),
+    "instructblip": _of(pixel_values=_PICTURE, qformer_input_ids=_QUESTION),
+    "instructblipvideo": _of(pixel_values=_FILM, qformer_input_ids=_QUESTION),
     "kosmos-2": _in_places(_picture),
     "kosmos-2.5": _in_places(_flattened),
     "mllama": _side_by_side,
@@ -464,8 +462,8 @@ OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
     "base blip_2_qformer": _of(query_embeds=("batch", 4, 32), encoder_hidden_states=("batch", "patches", 32)),
     "base gemma4_vision": _positioned,
     "base inkling2_vision": _packed_tokens,
-    "base instructblip": _after(_beside("qformer_input_ids"), 4),
-    "base instructblipvideo": _after(_of(pixel_values=_FILM, qformer_input_ids=_TEXT), 16),
+    "base instructblip": _after(_of(pixel_values=_PICTURE, qformer_input_ids=_QUESTION), 4),
+    "base instructblipvideo": _after(_of(pixel_values=_FILM, qformer_input_ids=_QUESTION), 16),
     "base kimi_k25_vision": _packed_squares,
     "base kosmos-2": _in_places(_picture),
     "base video_llama_3_vision": _packed_of_sizes,
