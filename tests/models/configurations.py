@@ -16,6 +16,7 @@ from tests.models.parts import (
     HIERA,
     INDEXER,
     INTRACLASS,
+    LAST_OF_SWIN,
     LAST_STAGE,
     LAST_STAGES,
     LW_DETR_VIT,
@@ -146,7 +147,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "layer_list_out_channels": [16, 32, 64, 128],
     },
     "omdet-turbo": {
-        "backbone_config": SWIN | {"out_features": ["stage2", "stage3", "stage4"]},
+        "backbone_config": LAST_OF_SWIN,
         "text_projection_in_dim": 32,
         "text_projection_out_dim": 32,
         "class_embed_dim": 32,
@@ -234,8 +235,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "timesfm2_5": {"context_length": 512},  # 16384 are 512 patches, one Python loop each
     "rf_detr": {"num_queries": 5},
-    "grounding-dino": {"num_queries": 10},
-    "mm-grounding-dino": {"num_queries": 10},
+    "grounding-dino": {"num_queries": 10, "backbone_config": LAST_OF_SWIN},
+    "mm-grounding-dino": {"num_queries": 10, "backbone_config": LAST_OF_SWIN},
     "oneformer": {
         "backbone_config": SWIN,
         "num_queries": 10,
@@ -249,13 +250,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "encoder_layers": 2,
         "decoder_layers": 2,
         "num_queries": 10,
-        "backbone_config": {
-            "model_type": "swin",
-            "embed_dim": 16,
-            "depths": [1, 1, 1, 1],
-            "num_heads": [1, 2, 2, 4],
-            "out_features": ["stage1", "stage2", "stage3", "stage4"],
-        },
+        "backbone_config": SWIN,
     },
     "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.3, "hidden_dim": 640, "image_size": 64},
     "segmentation beit": VIT | EACH_LAYER | {"patch_size": 8},
