@@ -40,6 +40,7 @@ from tests.models.parts import (
     TOKENS_APART,
     TURNED,
     VIT,
+    WIDE_SWIN,
     ZAMBA,
 )
 
@@ -235,7 +236,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "timesfm2_5": {"context_length": 512},  # 16384 are 512 patches, one Python loop each
     "rf_detr": {"num_queries": 5},
-    "grounding-dino": {"num_queries": 10, "backbone_config": LAST_OF_SWIN},
+    "grounding-dino": {"num_queries": 10, "backbone_config": WIDE_SWIN},
     "mm-grounding-dino": {"num_queries": 10, "backbone_config": LAST_OF_SWIN},
     "oneformer": {
         "backbone_config": SWIN,
@@ -250,7 +251,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "encoder_layers": 2,
         "decoder_layers": 2,
         "num_queries": 10,
-        "backbone_config": SWIN,
+        "backbone_config": SWIN | {"image_size": 224, "window_size": 7},
     },
     "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.3, "hidden_dim": 640, "image_size": 64},
     "segmentation beit": VIT | EACH_LAYER | {"patch_size": 8},

@@ -167,6 +167,7 @@ SWIN = {
     "out_features": ["stage1", "stage2", "stage3", "stage4"],
 }
 LAST_OF_SWIN = SWIN | {"out_features": ["stage2", "stage3", "stage4"]}
+WIDE_SWIN = LAST_OF_SWIN | {"image_size": 224, "window_size": 7, "embed_dim": 32}
 FLOW = {"condition_dim": 32, "hidden_size": 32, "num_hidden_layers": 2, "frequency_embedding_size": 32}
 TOKENS_APART = {"vision_start_token_id": 1, "audio_start_token_id": 2, "video_token_id": 2, "audio_token_id": 2}
 TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
