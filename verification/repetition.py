@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
+from onnxplug.verification import spectra
 from onnxplug.verification.kernels import are_apart
 
 #: Changes of at most this number of units of a result's own rounding are not examined.
@@ -112,6 +113,8 @@ class Repetition(TorchDispatchMode):
             raise ValueError(f"another run of the model calls {func} where the first did not")
         first: list[Any] = [None] * len(leaves)
         masks: list[Any] = [None] * len(leaves)
+        if str(func) in spectra.OPERATORS:
+            leaves = _arranged(func, leaves, _call(func, before))
         if not smooth or not _is_finite(operands):
             first, masks = jumps(func, before, operands, leaves)
         is_moved = self._move is not None and (self._each or _is_same(before, operands))
@@ -170,10 +173,22 @@ def jumps(func: Any, before: Any, after: Any, results: Sequence[Any]) -> tuple[l
             break
         try:
             points = [_call(func, _between(before, after, place)) for place in places]
+            points = [points[0], *(_arranged(func, point, points[0]) for point in points[1:])]
             suspects = [None if s is None else s & jump([x[i] for x in points]) for i, s in enumerate(suspects)]
         except Exception:  # no kernel for float64: nothing is known of it, and a jump excuses nothing
             break
     return first, suspects
+
+
+def _arranged(func: Any, results: list[Any], first: Sequence[Any]) -> list[Any]:
+    """The results of an operator in the order and with the phases that they have in ``first``: the first run's choice."""
+    name = str(func)
+    if name not in spectra.OPERATORS:
+        return results
+    arranged = spectra.taken(name, tuple(results) if len(results) > 1 else results[0], first)
+    if arranged is None:
+        return results
+    return list(arranged) if isinstance(arranged, tuple) else [arranged]
 
 
 def _is_finite(operands: Any) -> bool:
