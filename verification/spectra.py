@@ -90,7 +90,7 @@ def _singular(
     count = values.shape[-1]
     ours_left, _, ours_right = known
     if adjoint:
-        right, ours_right = right.mH, ours_right.mH if ours_right is not None else None
+        right, ours_right = _adjoint(right), _adjoint(ours_right) if ours_right is not None else None
     pairs = ((left, ours_left), (right, ours_right))
     shared = next((_phases(w, o)[..., :count] for w, o in pairs if o is not None), None)
     if shared is None:
@@ -101,9 +101,9 @@ def _singular(
         left, values, right = result
         left, right = (
             torch.cat([w[..., :count] * shared, w[..., count:] if turn is None else w[..., count:] @ turn], -1)
-            for w, turn in zip((left, right.mH if adjoint else right), turns, strict=True)
+            for w, turn in zip((left, _adjoint(right) if adjoint else right), turns, strict=True)
         )
-        return left, values, right.mH if adjoint else right
+        return left, values, _adjoint(right) if adjoint else right
 
     return arranged
 
@@ -134,7 +134,7 @@ def _apart(ours: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """How far each column of ONNX's is from each of PyTorch's but for its phase, ``[*batch, n, n]``: 0 to about 1."""
     wanted, ours, is_part = _visible(wanted, ours)
     if not is_part:
-        return 1 - (ours.mH @ wanted).abs().double()
+        return 1 - (_adjoint(ours) @ wanted).abs().double()
     wanted, ours = wanted.to(torch.complex128), ours.double()
     squares, products = wanted.square().sum(-2)[..., None, :], ours.mT.to(wanted.dtype) @ wanted
     lengths = ours.square().sum(-2)[..., :, None] + wanted.abs().square().sum(-2)[..., None, :] / 2
@@ -145,11 +145,16 @@ def _columns(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return x.gather(-1, order.unsqueeze(-2).expand(x.shape))
 
 
+def _adjoint(x: torch.Tensor) -> torch.Tensor:
+    """``x.mH``, but computed: in a torch dispatch mode, operators take no notice of a tensor that is marked as conjugated."""
+    return x.mT.conj_physical() if x.is_complex() else x.mT
+
+
 def _turn(wanted: torch.Tensor, ours: torch.Tensor | None) -> torch.Tensor | None:
     """The unitary matrix that makes of PyTorch's columns the basis that is nearest to ONNX's; ``None``: as it is."""
     if ours is None or not wanted.numel():
         return None
-    left, _, right = torch.linalg.svd(wanted.mH @ ours.nan_to_num())
+    left, _, right = torch.linalg.svd(_adjoint(wanted) @ ours.nan_to_num())
     turn: torch.Tensor = left @ right
     return turn
 
@@ -158,7 +163,7 @@ def _phases(wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
     """The numbers of absolute value 1 that turn PyTorch's columns to ONNX's, ``[*batch, 1, n]``; for real columns ±1."""
     real = (wanted.imag == 0).all(-2, keepdim=True) if wanted.is_complex() else None
     wanted, ours, is_part = _visible(wanted, ours)
-    turn = (wanted.conj() * ours).sum(-2, keepdim=True)
+    turn = (wanted.conj_physical() * ours).sum(-2, keepdim=True)
     signs = torch.where(turn.real < 0, -1, 1).to(wanted.dtype)
     if real is None:
         return signs

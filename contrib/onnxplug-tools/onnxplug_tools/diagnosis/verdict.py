@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -262,11 +263,14 @@ class _Judge:
             got = self._runs.computed((), level, without)
         except Exception:
             return False
-        others = {name: got[name] for name, value in reference.items() if not compare(got[name], value).equal}
-        if not others.keys() <= self._agreement.expected.keys():
+        others = [name for name, value in reference.items() if not compare(got[name], value).equal]
+        expected = self._agreement.expected
+        if not expected.keys() >= set(others):
             return False
-        values = lambda names: self._runs.computed(names, level, without)  # noqa: E731
-        return self._agreement.first_difference(others, values) is None
+        if all(compare(got[name], expected[name]).equal for name in others):
+            return True
+        values = partial(self._runs.computed, level=level, without=without)
+        return self._agreement.first_difference(got, values) is None
 
     def _first_alone(self, level: str) -> Difference | None:
         """The first operator whose result is wrong when the model ends with it.
