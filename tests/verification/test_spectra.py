@@ -51,11 +51,16 @@ def negated(g: Any, x: Any) -> Any:
     return g.op.Neg(x)
 
 
+def negated_transposed(g: Any, x: Any) -> Any:
+    """Its last node is a Transpose, which another behind it cancels."""
+    return g.op.Transpose(g.op.Neg(g.op.Transpose(x, perm=[0, 2, 1])), perm=[0, 2, 1])
+
+
 _EIGENVALUES = Rule("complex:aten::linalg_eigvals", other_way(0, change=reversed_))
 _EIG = Rule("complex:aten::linalg_eig", other_way(0, 1, change=reversed_))
 _PHASES = Rule("complex:aten::linalg_eig", other_way(1, change=negated))
 _EIGH = Rule("aten::linalg_eigh", other_way(1, change=negated))
-_SVD = Rule("aten::linalg_svd", other_way(0, 2, change=negated))
+_SVD = Rule("aten::linalg_svd", other_way(0, 2, change=negated_transposed))
 eig, svd = torch.linalg.eig, torch.linalg.svd
 
 #: Models that ONNX has a part of an open result of, or nothing but what is computed from it, and rules that take another choice.
@@ -76,7 +81,7 @@ PARTS: dict[str, tuple[Callable[[torch.Tensor], Any], Rule]] = {
 
 INPUTS: dict[str, tuple[int, int, torch.dtype]] = {
     "small": (2, 4, torch.float32),
-    "one": (1, 4, torch.float64),
+    "one": (1, 6, torch.float64),
     "more": (6, 7, torch.float32),
     "complex": (2, 5, torch.complex64),
 }
