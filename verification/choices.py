@@ -10,7 +10,7 @@ the chosen elements then differ, and neither is wrong. :func:`chosen` decides wh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -181,16 +181,19 @@ def _arguments(node: torch.fx.Node, operands: Sequence[Any]) -> dict[str, Any]:
     return {a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value) for i, a in enumerate(schema)}
 
 
-def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, Any], count: int) -> list[Any]:
+def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, Any], expected: Any) -> list[Any]:
     """ONNX's results of an operator; ``None`` for results that are not in the model, NaN for a missing part of a complex result.
+
+    A real result that is not in the model is read off one that is and has its elements at other places, as of a transposition.
 
     Args:
         node: The operator.
         alignment: The ONNX values of FX nodes.
         values: ONNX's values by name.
-        count: The number of its results; 1 for an operator that gives a tensor and not a list of them.
+        expected: PyTorch's result.
     """
-    results: list[Any] = [None] * count
+    wanted = expected if isinstance(expected, tuple | list) else [expected]
+    results: list[Any] = [None] * len(wanted)
     places = {0: node} if alignment.names.get(node) else {}
     for user in node.users:
         if getattr(user.target, "__name__", "") == "getitem":
@@ -198,9 +201,29 @@ def results_of(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, A
     for place, result in places.items():
         parts = [values.get(name) for name in alignment.names.get(result, ())]
         known = [part for part in parts if isinstance(part, torch.Tensor)]
-        if place < count and known:
+        if place < len(results) and known:
             results[place] = known[0] if len(parts) == 1 else torch.complex(*(_or_nan(p, known[0]) for p in parts))
+        elif place < len(results):
+            results[place] = _moved_back(result, alignment, values, wanted[place])
     return results
+
+
+def _moved_back(node: torch.fx.Node, alignment: Alignment, values: Mapping[str, Any], expected: Any) -> Any:
+    """ONNX's result of a node by that of a view of it, NaN for elements that the view lacks; ``None`` where there is none."""
+    if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
+        return None
+    for user in node.users:
+        names = alignment.names.get(user, ())
+        moved = values.get(names[0]) if len(names) == 1 else None
+        is_view = isinstance(user.target, OpOverload) and user.target.is_view and user.all_input_nodes == [node]
+        if not is_view or not isinstance(moved, torch.Tensor) or moved.dtype != expected.dtype:
+            continue
+        places = call_again(user, [torch.arange(expected.numel()).reshape(expected.shape)])
+        if isinstance(places, torch.Tensor) and (places.shape, places.dtype) == (moved.shape, torch.int64):
+            result = torch.full((expected.numel(),), torch.nan, dtype=expected.dtype)
+            result[places.flatten()] = moved.flatten()
+            return result.reshape(expected.shape)
+    return None
 
 
 def _or_nan(part: Any, other: torch.Tensor) -> torch.Tensor:
@@ -225,6 +248,19 @@ def outputs_of_choices(
         The results of the captured graph by the names of the outputs, with PyTorch's own choices and with ONNX's; ``None``
         where ONNX has no other right choice, or ONNX Runtime does not run the model with more outputs.
     """
+    feed = feed_of(recipe.functional, leaves)
+    return results_of_choices(recipe, leaves, lambda names: Runs(model, host, feed).computed(names))
+
+
+def results_of_choices(
+    recipe: Recipe, leaves: Sequence[Any], computed: Callable[[Collection[str]], Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The same of any run of the model.
+
+    Args:
+        recipe, leaves: As for :func:`outputs_of_choices`.
+        computed: Gives ONNX's values of some names.
+    """
     functional = recipe.functional
     alignment, leaves = Alignment(), clone_leaves(leaves)
     values = placeholder_values(functional, leaves)
@@ -236,12 +272,13 @@ def outputs_of_choices(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             recipe.convert(recipe.optimize, recipe.without, alignment)
-        near = {near for node in choosing for near in (node, *node.users, *node.all_input_nodes)}
+        results = {result for node in choosing for result in (node, *node.users)}
+        near = results.union(*([*node.users, *node.all_input_nodes] for node in results))
         names = {name for node in near for name in alignment.names.get(node, ())}
-        computed = Runs(model, host, feed_of(functional, leaves)).computed(names)
+        known = computed(names)
     except Exception:  # ONNX Runtime lacks a kernel, or the model was changed since: nothing is known of its choices
         return None
-    replay = _Replay(functional, values, alignment, computed)
+    replay = _Replay(functional, values, alignment, known)
     own, theirs = replay.outputs(()), replay.outputs(choosing)
     return (own, theirs) if replay.taken else None
 
@@ -293,7 +330,7 @@ class _Replay:
         return kept
 
     def _choice(self, node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
-        actual = results_of(node, self._alignment, self._computed, len(_parts(result)))
+        actual = results_of(node, self._alignment, self._computed, result)
         choice = chosen(node, inputs, result, actual) if chooses(node) else None
         own = self._own(node, inputs) if choice is None else None
         if own is not None:
@@ -314,7 +351,7 @@ class _Replay:
             if not isinstance(value, torch.Tensor) or before.op != "call_function":
                 own.append(value)
                 continue
-            there = results_of(before, self._alignment, self._computed, 1)[0]
+            there = results_of(before, self._alignment, self._computed, value)[0]
             if there is None:
                 return None
             slacks = self._moves(before)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from onnxplug.torch_private import HigherOrderOperator, TorchDispatchMode, pytree
+from onnxplug.verification import spectra
 from onnxplug.verification.kernels import are_apart
 
 #: Changes of at most this number of units of a result's own rounding are not examined.
@@ -121,6 +122,8 @@ class Repetition(TorchDispatchMode):
             raise ValueError(f"another run of the model calls {func} where the first did not")
         first: list[Any] = [None] * len(leaves)
         masks: list[Any] = [None] * len(leaves)
+        if str(func) in spectra.OPERATORS:
+            leaves = _arranged(func, leaves, _call(func, before))
         if not steady:
             first, masks = jumps(func, before, operands, leaves)
         elif not _is_ordinary(operands):
@@ -182,7 +185,11 @@ def jumps(func: Any, before: Any, after: Any, results: Sequence[Any]) -> tuple[l
         if not any(s is not None and bool(s.any()) for s in suspects):
             break
         try:
-            points = [_suspected(_call(func, _between(before, after, place)), suspects) for place in places]
+            start = _call(func, _between(before, after, places[0]))
+            points = [_suspected(start, suspects)]
+            for place in places[1:]:
+                point = _arranged(func, _call(func, _between(before, after, place)), start)
+                points.append(_suspected(point, suspects))
             suspects = [
                 None if s is None else torch.zeros_like(s).masked_scatter(s, jump([x[i] for x in points]))
                 for i, s in enumerate(suspects)
@@ -207,6 +214,17 @@ def _is_ordinary(operands: Any) -> bool:
 def _sums_and_norms(operands: Any) -> list[torch.Tensor]:
     numbers = [x for x in pytree.tree_leaves(operands) if is_real(x)]
     return [measure(x, dtype=torch.float64) for x in numbers for measure in (torch.sum, torch.linalg.vector_norm)]
+
+
+def _arranged(func: Any, results: list[Any], first: Sequence[Any]) -> list[Any]:
+    """The results of an operator in the order and with the phases that they have in ``first``: the first run's choice."""
+    name = str(func)
+    if name not in spectra.OPERATORS:
+        return results
+    arranged = spectra.taken(name, tuple(results) if len(results) > 1 else results[0], first)
+    if arranged is None:
+        return results
+    return list(arranged) if isinstance(arranged, tuple) else [arranged]
 
 
 def _is_same(before: Any, after: Any) -> bool:

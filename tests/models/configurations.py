@@ -237,7 +237,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "timesfm2_5": {"context_length": 512},  # 16384 are 512 patches, one Python loop each
     "rf_detr": {"num_queries": 5},
     "grounding-dino": {"num_queries": 10, "backbone_config": WIDE_SWIN},
-    "mm-grounding-dino": {"num_queries": 10, "backbone_config": LAST_OF_SWIN},
+    "mm-grounding-dino": {"num_queries": 10, "backbone_config": WIDE_SWIN},
     "oneformer": {
         "backbone_config": SWIN,
         "num_queries": 10,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import onnx_ir as ir
-import torch
 
 from onnxplug.errors import MissingRuleError, OnnxplugError
 from onnxplug.host import RuntimeHost
 from onnxplug.run.alignment import Recipe
 from onnxplug.run.session import Runner
-from onnxplug.verification.compare import compare
-from onnxplug.verification.conditioning import rounding_slack
-from onnxplug.verification.eager import feed_of, placeholder_values, run_graph
+from onnxplug.verification.eager import feed_of
+from onnxplug.verification.runs import Runs
+from onnxplug_tools.diagnosis.agreement import Agreement
 from onnxplug_tools.diagnosis.pieces import Piece
 
 
@@ -79,34 +76,19 @@ def trouble_of(piece: Piece, recipe: Recipe, host: RuntimeHost | None) -> tuple[
         results = runner(feed_of(piece.functional, piece.leaves))
     except OnnxplugError as error:
         return Trouble(Kind.RUN, _text(error), error), model
-    slack: list[torch.Tensor | None] | None = None
-    for index, (actual, expected) in enumerate(zip(results, piece.expected, strict=True)):
-        comparison = compare(actual, expected)
-        if comparison.count and actual.is_floating_point():
-            slack = _slack(piece) if slack is None else slack
-            comparison = compare(actual, expected, slack=slack[index] if slack else None)
-        if not comparison.equal:
-            return Trouble(Kind.DIFFERENCE, f"output {runner.output_names[index]!r} {comparison}"), model
-    return None, model
+    names = [slot.name for slot in piece.functional.outputs]
+    agreement = Agreement(
+        replace(recipe, functional=piece.functional), piece.leaves, dict(zip(names, piece.expected, strict=True))
+    )
+    difference = agreement.first_difference(
+        dict(zip(names, results, strict=True)),
+        lambda wanted: Runs(model, host, feed_of(piece.functional, piece.leaves)).computed(wanted),
+    )
+    if difference is None:
+        return None, model
+    name, comparison = difference
+    return Trouble(Kind.DIFFERENCE, f"output {name!r} {comparison}"), model
 
 
 def _text(error: Exception) -> str:
     return error.message if isinstance(error, OnnxplugError) else f"{type(error).__name__}: {error}"
-
-
-def _slack(piece: Piece) -> list[torch.Tensor | None]:
-    """How far rounding of a piece's inputs and weights moves its results."""
-    values = placeholder_values(piece.functional, piece.leaves)
-    nodes = list(values)
-
-    def again(_: Any, moved: Sequence[Any]) -> list[tuple[str, Any]]:
-        results: dict[torch.fx.Node, Any] = {}
-
-        def keep(node: torch.fx.Node, _: Any, result: Any) -> Any:
-            results[node] = result
-            return result
-
-        run_graph(piece.functional, dict(zip(nodes, moved, strict=True)), keep)
-        return [(slot.name, results[slot.value]) for slot in piece.functional.outputs]
-
-    return rounding_slack(again, None, [values[node] for node in nodes])

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -20,6 +21,7 @@ from onnxplug.verification.compare import Comparison, compare
 from onnxplug.verification.eager import feed_of, placeholder_values, run_graph
 from onnxplug.verification.inputs import clone_leaves
 from onnxplug.verification.runs import LEVELS, Runs
+from onnxplug_tools.diagnosis.agreement import Agreement
 from onnxplug_tools.diagnosis.delta import minimised
 from onnxplug_tools.diagnosis.optimizers import OPTIMIZERS
 from onnxplug_tools.diagnosis.walk import Difference, Walk, difference_at, rule_text, walk
@@ -125,6 +127,7 @@ class _Judge:
         self._feed = feed_of(self._functional, self._leaves)
         self._alignment, _ = self._converted(recipe.optimize, recipe.without)
         self._runs = Runs(model, host, self._feed)
+        self._agreement = Agreement(recipe, self._leaves)
         self._result = Verdict(Culprit.NOBODY)
 
     def verdict(self, failed: bool) -> Verdict:
@@ -142,7 +145,9 @@ class _Judge:
             got = self._runs.computed()
         except Exception:
             return False
-        return all(name in got and compare(got[name], value).equal for name, value in self._outputs().items())
+        if not self._agreement.expected.keys() <= got.keys():
+            return False
+        return self._agreement.first_difference(got, self._runs.computed) is None
 
     # -- stages --------------------------------------------------------------------------------------------------------
 
@@ -188,10 +193,9 @@ class _Judge:
             return self._concluded(Culprit.ONNX_RUNTIME, "which does not run the model", self._first_alone("disable"))
         first = self._walk(ORT_ON, self._alignment, lambda names: self._runs.computed(names))
         reference = self._runs.computed((), "disable")
-        expected = self._outputs()
 
         def wrong(level: str, without: Sequence[str]) -> bool:
-            return not self._same_outputs(level, without, expected, reference)
+            return not self._same_outputs(level, without, reference)
 
         if not wrong("all", ()):
             if first is None:
@@ -241,11 +245,6 @@ class _Judge:
             return False
         return not walk(self._functional, self._values, alignment, values).differences
 
-    def _outputs(self) -> dict[str, Any]:
-        """What PyTorch computes for each output, by name."""
-        wanted = {slot.value: slot.name for slot in self._functional.outputs if isinstance(slot.value, torch.fx.Node)}
-        return {wanted[node]: value for node, value in self._eager(set(wanted)).items()}
-
     def _eager(self, wanted: set[torch.fx.Node]) -> dict[torch.fx.Node, Any]:
         """What PyTorch computes for some nodes."""
         values: dict[torch.fx.Node, Any] = {}
@@ -258,19 +257,20 @@ class _Judge:
         run_graph(self._functional, self._values, keep)
         return values
 
-    def _same_outputs(
-        self, level: str, without: Sequence[str], expected: Mapping[str, Any], reference: Mapping[str, torch.Tensor]
-    ) -> bool:
+    def _same_outputs(self, level: str, without: Sequence[str], reference: Mapping[str, torch.Tensor]) -> bool:
         """Whether ONNX Runtime's outputs are PyTorch's, or those without its optimisations."""
         try:
             got = self._runs.computed((), level, without)
         except Exception:
             return False
-        return all(
-            (name in expected and isinstance(expected[name], torch.Tensor) and compare(got[name], expected[name]).equal)
-            or compare(got[name], value).equal
-            for name, value in reference.items()
-        )
+        others = [name for name, value in reference.items() if not compare(got[name], value).equal]
+        expected = self._agreement.expected
+        if not expected.keys() >= set(others):
+            return False
+        if all(compare(got[name], expected[name]).equal for name in others):
+            return True
+        values = partial(self._runs.computed, level=level, without=without)
+        return self._agreement.first_difference(got, values) is None
 
     def _first_alone(self, level: str) -> Difference | None:
         """The first operator whose result is wrong when the model ends with it.

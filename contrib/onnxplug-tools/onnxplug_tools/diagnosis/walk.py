@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +15,12 @@ from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.run.alignment import Alignment
 from onnxplug.torch_private import OpOverload
+from onnxplug.verification import spectra
 from onnxplug.verification.choices import chooses, chosen, results_of
 from onnxplug.verification.compare import Comparison, compare
 from onnxplug.verification.conditioning import rounding_slack
 from onnxplug.verification.eager import call_again, run_graph
+from onnxplug.verification.repetition import is_real
 
 _ATEN = torch.ops.aten
 #: Operators that copy elements to other places; views, which the schema tells, do so too.
@@ -105,7 +107,8 @@ def walk(
     """Compares each operator's result in an ONNX run with what PyTorch computes from the inputs that ONNX gave it.
 
     PyTorch goes on with ONNX's results, so that a difference is the operator's own and not that of one before it. Results that
-    the ONNX model does not have (folded, fused, rewritten away) are PyTorch's.
+    the ONNX model does not have (folded, fused, rewritten away) are PyTorch's. What PyTorch leaves open in them (which of equal
+    elements, the order of eigenvalues, the phases of vectors) is as in ONNX, as far as ONNX's other results show it.
     """
     walker = _Walker(alignment, onnx_values)
     failures = run_graph(functional, values, walker.visit)
@@ -122,11 +125,15 @@ class _Walker:
         self._random: set[torch.fx.Node] = set()
         #: What was read by the operators whose results are PyTorch's own, as ONNX has none.
         self._read: dict[torch.fx.Node, Sequence[Any]] = {}
+        #: What gives PyTorch's results of an operator the order and the phases of ONNX's.
+        self._arranged: dict[torch.fx.Node, Callable[[Any], Any]] = {}
         self.result = Walk()
 
     def visit(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
         """Compares one result; returns what the nodes after it read."""
         random = not self._random.isdisjoint(node.all_input_nodes) or _draws(node)
+        if chooses(node) and not random:
+            result = self._with_choice(node, operands, result)
         if not isinstance(result, torch.Tensor | int | float):
             self._read[node] = operands
             if random:
@@ -168,27 +175,28 @@ class _Walker:
         """Compares, and notes a difference; whether both are the same to the last bit."""
         self.result.compared += 1
         comparison = compare(actual, expected)
-        if comparison.count and actual.is_floating_point() and isinstance(expected, torch.Tensor):
+        if comparison.count and is_real(actual) and isinstance(expected, torch.Tensor):
             comparison = compare(actual, expected, slack=self._slack(node, operands))
             self.result.unstable += comparison.equal
-        if comparison.count and self._is_chosen(node, operands, actual, expected):
-            return False
         if not comparison.equal:
             self.result.differences.append(self._difference(node, actual, expected, comparison))
         return comparison.equal and not comparison.max_abs_difference
 
-    def _is_chosen(self, node: torch.fx.Node, operands: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
-        """Whether a result is that of another right choice among equal elements."""
-        choosing = producer_of(node)
-        if not chooses(choosing):
-            return False
-        whole = operands[0] if choosing is not node else expected
-        read = self._read[choosing] if choosing is not node else operands
-        count = len(whole) if choosing is not node else 1
-        choice = chosen(choosing, read, whole, results_of(choosing, self._alignment, self._values, count))
-        if choice is None:
-            return False
-        return compare(actual, choice[node.args[1]] if choosing is not node else choice).equal
+    def _with_choice(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
+        """A choosing operator's result with ONNX's choice, if that is right; else PyTorch's own.
+
+        All that is computed from the result has that choice then, also where ONNX has only a part of the result, or nothing of
+        what is computed from it at first.
+        """
+        actual = results_of(node, self._alignment, self._values, result)
+        if str(node.target) in spectra.OPERATORS:
+            arrange = spectra.arrangement(str(node.target), result, actual)
+            if arrange is None:
+                return result
+            self._arranged[node] = arrange
+            return arrange(result)
+        choice = chosen(node, operands, result, actual)
+        return result if choice is None else choice
 
     def _slack(self, node: torch.fx.Node, operands: Sequence[Any]) -> torch.Tensor | None:
         """How far rounding of what an operator reads moves its result; ``None`` if nothing can be said.
@@ -211,7 +219,9 @@ class _Walker:
 
             def value_of(wanted: torch.fx.Node) -> Any:
                 if wanted not in env:
-                    env[wanted] = call_again(wanted, [value_of(n) for n in wanted.all_input_nodes])
+                    result = call_again(wanted, [value_of(n) for n in wanted.all_input_nodes])
+                    # Slack of each element is where ONNX has the element.
+                    env[wanted] = self._arranged[wanted](result) if wanted in self._arranged else result
                 return env[wanted]
 
             return [("", value_of(node))]

@@ -131,6 +131,23 @@ def test_an_operator_with_several_results(rules: str, tmp_path: Path) -> None:
     is_whole(bisection, tmp_path / "out")
 
 
+OPEN: dict[str, Any] = {
+    "singular vectors": lambda x: torch.linalg.svd(x[..., :4], full_matrices=False)[0],
+    "eigenvectors": lambda x: torch.linalg.eigh(x + x.mT)[1],
+    "equal elements": lambda x: x.round().topk(3)[1].float(),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_pytorch_leaves_open_is_not_what_is_wrong(name: str, rules: str) -> None:
+    x = torch.randn(6, 12, 12, generator=torch.Generator().manual_seed(0))
+    rule = Rule("aten::tanh", f"{rules}:sinh")
+    bisection = onnxplug.bisect(Call(lambda x: OPEN[name](x).tanh()), (x,), rules=[rule])
+    assert bisection.operators == ["aten::tanh.default"]
+    assert bisection.verdict is not None
+    assert bisection.verdict.culprit is Culprit.RULE
+
+
 def test_an_optimiser_of_onnxruntime(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

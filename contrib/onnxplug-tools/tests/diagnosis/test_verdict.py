@@ -191,6 +191,24 @@ def test_a_kernel_of_onnxruntime() -> None:
     assert (verdict.culprit, verdict.name) == (Culprit.ONNX_RUNTIME, "its kernel of ReduceSum")
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_onnxruntime_takes_other_phases_where_it_optimises(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of both signs of a pair of vectors is as right as the other; that of one of them alone is not."""
+    x = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    program = onnxplug.to_onnx(Call(lambda x: torch.linalg.svd(x, full_matrices=False)), (x,))
+    left, _, other = (output.name for output in program.model.graph.outputs)
+    computed = Runs.computed
+
+    def negated(self: Runs, names: Any = (), level: str = "all", *args: Any, **options: Any) -> Any:
+        values = computed(self, names, level, *args, **options)
+        changed = () if level == "disable" else (left,) if wrong and not names else (left, other)
+        return {name: -value if name in changed else value for name, value in values.items()}
+
+    monkeypatch.setattr(Runs, "computed", negated)
+    verdict = verdicts.judge_program(program, [x])
+    assert verdict.culprit is (Culprit.ONNX_RUNTIME if wrong else Culprit.NOBODY), str(verdict)
+
+
 def test_a_model_that_onnxruntime_refuses() -> None:
     """A pool whose padding is as wide as its kernel."""
     model = Call(lambda x: nn.functional.max_pool2d(x.exp(), 2, 4, 0, 5, ceil_mode=True).tanh())

@@ -1,0 +1,147 @@
+"""Eigenvectors and singular vectors, whose order and phases PyTorch leaves open: what follows from them, and who is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import onnxplug
+from onnxplug import Rule, VerificationError
+from onnxplug.verification.conditioning import rounding_slack
+from tests.support.check import Call
+from tests.verification.test_ties import SPECTRA, WRONG, A, changed
+
+
+@pytest.mark.parametrize("name", ["eigenvectors", "eigh", "reduced"])
+def test_the_fault_of_a_spectrum_is_its_rule(name: str) -> None:
+    _, operator, _ = next(row for row in WRONG.values() if row[0] == name)
+    place = 0 if name == "reduced" else 1
+    rule = Rule(operator, changed(place, lambda g, x: g.op.Mul(x, g.const(1 + 0.01 * torch.eye(12)[:, : x.shape[-1]]))))
+    with pytest.raises(VerificationError) as caught:
+        onnxplug.to_onnx(Call(SPECTRA[name]), (A,), rules=[rule]).verify(seeds=(), intermediates=True)
+    assert caught.value.verdict.culprit.value == "rule"
+    assert caught.value.verdict.first.operator.startswith(("aten::linalg_e", "aten::linalg_svd"))
+
+
+def other_way(*places: int, change: Callable[[Any, Any], Any]) -> Any:
+    """A rule that is as right as the one before it: what it changes in its results, PyTorch leaves open."""
+
+    def convert(g: Any, node: Any) -> Any:
+        results = g.call_next(node)
+        several = list(results) if isinstance(results, list | tuple) else [results]
+        for place in places:
+            x = several[place]
+            if hasattr(x, "real"):  # a part that nothing reads is made too
+                several[place] = type(x)(change(g, x.real), change(g, x.imag))
+            elif x is not None:
+                several[place] = change(g, x)
+        return several if isinstance(results, list | tuple) else several[0]
+
+    return convert
+
+
+def reversed_(g: Any, x: Any) -> Any:
+    return g.op.Slice(x, [-1], [-1000], [-1], [-1])
+
+
+def negated(g: Any, x: Any) -> Any:
+    return g.op.Neg(x)
+
+
+def negated_transposed(g: Any, x: Any) -> Any:
+    """Its last node is a Transpose, which another behind it cancels."""
+    return g.op.Transpose(g.op.Neg(g.op.Transpose(x, perm=[0, 2, 1])), perm=[0, 2, 1])
+
+
+_EIGENVALUES = Rule("complex:aten::linalg_eigvals", other_way(0, change=reversed_))
+_EIG = Rule("complex:aten::linalg_eig", other_way(0, 1, change=reversed_))
+_PHASES = Rule("complex:aten::linalg_eig", other_way(1, change=negated))
+_EIGH = Rule("aten::linalg_eigh", other_way(1, change=negated))
+_SVD = Rule("aten::linalg_svd", other_way(0, 2, change=negated_transposed))
+eig, svd = torch.linalg.eig, torch.linalg.svd
+
+#: Models that ONNX has a part of an open result of, or nothing but what is computed from it, and rules that take another choice.
+PARTS: dict[str, tuple[Callable[[torch.Tensor], Any], Rule]] = {
+    "eigenvalues": (lambda x: torch.linalg.eigvals(x).real, _EIGENVALUES),
+    "imaginary parts": (lambda x: torch.linalg.eigvals(x).imag, _EIGENVALUES),
+    "computed from one part": (lambda x: torch.linalg.eigvals(x).real * 2 + 1, _EIGENVALUES),
+    "one part of the values": (lambda x: (eig(x)[0].real, eig(x)[1]), _EIG),
+    "real parts of vectors": (lambda x: eig(x)[1].real, _EIG),
+    "imaginary parts of vectors": (lambda x: eig(x)[1].imag * 3, _EIG),
+    "a part of each": (lambda x: (eig(x)[0].imag, eig(x)[1].real), _EIG),
+    "phases": (lambda x: eig(x)[1].real, _PHASES),
+    "transposed": (lambda x: svd(x[:, :4], full_matrices=False)[2].mT.exp(), _SVD),
+    "transposed in a product": (lambda x: svd(x[:, :4], full_matrices=False)[2].mT @ x[:, :4], _SVD),
+    "symmetric": (lambda x: torch.linalg.eigh(x + x.mT)[1].mT @ x, _EIGH),
+}
+
+
+INPUTS: dict[str, tuple[int, int, torch.dtype]] = {
+    "small": (2, 4, torch.float32),
+    "one": (1, 6, torch.float64),
+    "more": (6, 7, torch.float32),
+    "complex": (2, 5, torch.complex64),
+}
+
+
+@pytest.mark.parametrize("kind", [k if k == "small" else pytest.param(k, marks=pytest.mark.long) for k in INPUTS])
+@pytest.mark.parametrize("name", PARTS)
+def test_what_follows_from_an_open_choice_is_compared_in_it(name: str, kind: str) -> None:
+    """The rules choose otherwise than LAPACK, so that no processor's rounding decides what this test sees."""
+    model, rule = PARTS[name]
+    batch, size, dtype = INPUTS[kind]
+    if dtype.is_complex and rule not in (_EIGENVALUES, _EIG, _PHASES):
+        return
+    x = torch.randn(batch, size, size, generator=torch.Generator().manual_seed(size), dtype=dtype)
+    report = onnxplug.to_onnx(Call(model), (x,), rules=[rule]).verify(seeds=(), intermediates=True)
+    assert any(case.ties for case in report.cases)
+    assert report.intermediates.culprit.value == "nobody", str(report.intermediates)
+
+
+@pytest.mark.parametrize("name", [n if n == "transposed" else pytest.param(n, marks=pytest.mark.long) for n in PARTS])
+def test_a_fault_behind_an_open_choice_is_named(name: str) -> None:
+    model, rule = PARTS[name]
+    off = Rule("aten::atan", lambda g, node: g.op.Add(g.call_next(node), 0.01))
+
+    def behind(x: torch.Tensor) -> torch.Tensor:
+        result = model(x)
+        return (result[0] if isinstance(result, tuple) else result).atan()
+
+    x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(VerificationError) as caught:
+        onnxplug.to_onnx(Call(behind), (x,), rules=[rule, off]).verify(seeds=(), intermediates=True)
+    assert caught.value.verdict.culprit.value == "rule"
+    assert caught.value.verdict.first.operator == "aten::atan.default"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_vectors_of_near_values_in_other_phases(full: bool) -> None:
+    """Of singular values a thousandth apart, rounding moves the vectors by more than the tolerance."""
+    x = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    left, _, right = svd(x, full_matrices=False)
+    x = (left * torch.tensor([2.0, 1.001, 1.0, 0.999]).double() @ right).float()
+    program = onnxplug.to_onnx(Call(lambda x: svd(x, full_matrices=full)), (x,), rules=[_SVD])
+    verdict = program.verify(seeds=(), intermediates=True).intermediates
+    assert verdict.culprit.value == "nobody", str(verdict)
+
+
+FLIPPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "values": lambda x: torch.linalg.eigvals(x).real,
+    "vectors": lambda x: eig(x)[1].real,
+    "of complex ones": lambda x: eig(torch.complex(x, x.flip(1)))[1].imag,
+    "symmetric": lambda x: torch.linalg.eigh(x + x.mT)[1],
+    "singular": lambda x: svd(x)[0],
+}
+
+
+@pytest.mark.parametrize("name", FLIPPED)
+def test_another_order_or_phase_of_pytorch_is_no_rounding(name: str) -> None:
+    """Of some of so many matrices, LAPACK gives another order or phase where they differ in the last place."""
+    for size in (6, 20):
+        x = torch.randn(200, size, size, generator=torch.Generator().manual_seed(0))
+        slack = rounding_slack(lambda _, leaves: [("", FLIPPED[name](leaves[0]))], None, [x])[0]
+        assert slack is not None
+        assert 0 < float(slack.max()) < 0.1
