@@ -64,6 +64,10 @@ def images_of_any_size() -> Iterator[None]:
                         get_vision_temporal_merge_index,
                         _are_given("temporal_merge_index"),
                     ),
+                    "get_vision_pixel_shuffle_index": (
+                        get_vision_pixel_shuffle_index,
+                        _are_given("pixel_shuffle_index"),
+                    ),
                     "Lfm3VlVisionShortConv.forward": (convolved, _is_other_convolution),
                 }
             )
@@ -348,3 +352,14 @@ def get_vision_temporal_merge_index(
     frame = torch.arange(frames, device=grid_thw.device) * (height * width)[:, None]
     index = first[:, None, None] + frame[:, :, None] + within[:, None]
     return index.where((grid_thw[:, 0] == frames).all(), called[0])
+
+
+def get_vision_pixel_shuffle_index(grid_thw: Tensor, merge_size: int, kwargs: Any = None) -> Tensor:
+    """Where each patch comes from, [patches], when squares of ``merge_size`` are put together that lie row by row."""
+    called = _called.get()
+    assert called is not None
+    frame, row, column = get_vision_position_ids(grid_thw, merge_size, include_temporal=True).unbind(-1)
+    _, sizes, place = _images_of(grid_thw, called[0], 1)
+    _, height, width = sizes.unbind(-1)
+    start = torch.arange(called[0], device=grid_thw.device) - place
+    return start + (frame * height + row) * width + column

@@ -132,6 +132,16 @@ _PARTS_OF_THEIR_OWN: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...], 
         (96,),
         [(1, 1), (1,), (3, 1, 2), (2,), (1, 1, 1)],
     ),
+    **{
+        f"muse_{name.lower()}": (
+            f"Muse{name}VisionConfig",
+            f"Muse{name}VisionModel",
+            _WINDOWED,
+            (96,),
+            [(1, 1), (1,), (3, 1, 2), (2,), (1, 1, 1)],
+        )
+        for name in ("Spark", "Glimmer")
+    },
 }
 
 
