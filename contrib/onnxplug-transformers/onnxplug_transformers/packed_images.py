@@ -24,7 +24,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.exchanged import exchanged, parameters
 
-_FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")]
+#: Inkling 2 has the pixels of each image token together, and counts such tokens.
+_BY_TOKENS = ["self", "pixel_values", "image_grid_thw"]
+_FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")] + [_BY_TOKENS]
 _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
 #: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
@@ -87,7 +89,8 @@ def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
         axes = _AXES_OF_PATCHES.get(patches.dim())
         if axes is None or self.config._attn_implementation not in ("eager", "sdpa"):
             return forward(self, *args, **kwargs)
-        token = _called.set((math.prod(patches.shape[:axes]), {}))
+        of_each = self.config.spatial_merge_size**2 if parameters(forward) == _BY_TOKENS else 1
+        token = _called.set((math.prod(patches.shape[:axes]) * of_each, {}))
         stack = contextlib.ExitStack()
         try:
             for kind in _kinds_with_lists(patches, *args, *kwargs.values()):
@@ -220,7 +223,7 @@ def _within_images(
     if cu_seq_lens_q is not None and called is not None:
         known = called[1].get(id(cu_seq_lens_q))
         if known is None:
-            places = torch.arange(called[0], device=query.device)
+            places = torch.arange(query.shape[2], device=query.device)  # an image may have other states than of patches
             number = (places[:, None] >= cu_seq_lens_q[1:]).sum(-1)
             mask = torch.zeros((), dtype=query.dtype, device=query.device).where(
                 number[:, None] == number, torch.finfo(query.dtype).min

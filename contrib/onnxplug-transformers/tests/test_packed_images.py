@@ -142,6 +142,13 @@ _PARTS_OF_THEIR_OWN: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...], 
         )
         for name in ("Spark", "Glimmer")
     },
+    "inkling2": (
+        "Inkling2VisionConfig",
+        "Inkling2VisionModel",
+        {"num_hidden_layers": 2, "posemb_grid_size": 6, "projection_hidden_dim": 40, "text_hidden_size": 24},
+        (8, 8, 3),
+        [(1, 1), (1,), (3, 1, 2), (2,), (1, 1, 1)],
+    ),
 }
 
 
@@ -169,7 +176,7 @@ def test_encoders_with_parts_of_their_own(kind: str) -> None:
     for grid, counts in zip(grids, frames, strict=True):
         sizes = torch.tensor([(count, *sides) for count, sides in zip(counts, grid, strict=True)])
         cases.append((torch.randn(int(sizes.prod(-1).sum()), *shape), sizes))
-    rows = "4 * cells"
+    rows = "tokens" if kind == "inkling2" else "4 * cells"  # which has the pixels of a token together
     program = onnxplug.to_onnx(encoder, cases[0], dynamic_shapes=({0: rows}, {0: "images"}))
     for case in cases:
         with torch.no_grad():
