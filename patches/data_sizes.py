@@ -1,14 +1,15 @@
-"""Functions of torch that need sizes as plain numbers, for sizes that follow from data; a layer that branches on such sizes."""
+"""Functions of torch that need plain numbers where sizes follow from data, a layer that branches on such sizes, and bounds."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from onnxplug.capture.patching import patched
 from onnxplug.plugin_api import Mentions
@@ -47,6 +48,9 @@ def corrcoef(input: Tensor) -> Any:
     return (covariances / deviations[:, None] / deviations[None]).clamp(-1, 1)
 
 
+#: The bound of a number of elements of which nothing is known.
+_ANY_NUMBER = sys.maxsize - 1
+_CONSTRAIN = "_constrain_range_for_size"
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: take_along_dim,
     Tensor.take_along_dim: take_along_dim,
@@ -77,9 +81,17 @@ def _prediction(layer: nn.AdaptiveLogSoftmaxWithLoss, input: Tensor) -> Tensor:
     return layer.log_prob(input).argmax(1)
 
 
+def _without_the_largest(original: Callable[..., None]) -> Callable[..., None]:
+    def constrain(env: ShapeEnv, symbol: Any, min: int | None = None, max: int | None = None) -> None:
+        """As torch's own, but for the bound of any number of elements, which it divides in floats and finds exceeded."""
+        original(env, symbol, min, None if max == _ANY_NUMBER else max)
+
+    return constrain
+
+
 @contextlib.contextmanager
 def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
-    """While it holds, these functions take tensors of such sizes, and the layer has no branch on them."""
+    """While it holds, these functions take tensors of such sizes, the layer has no branch on them, and a number may be any size."""
     original = getattr(NonStrictFunctions, "_override", None)
 
     def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -94,6 +106,8 @@ def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if original is not None:
             stack.enter_context(patched(NonStrictFunctions, "_override", override))
+        if constrain := getattr(ShapeEnv, _CONSTRAIN, None):
+            stack.enter_context(patched(ShapeEnv, _CONSTRAIN, _without_the_largest(constrain)))
         layer = nn.AdaptiveLogSoftmaxWithLoss
         if mentions(lambda name: name == layer.__name__):
             stack.enter_context(patched(layer, "forward", _loss_of(layer.forward)))

@@ -92,8 +92,10 @@ PATCHES: tuple[TorchPatch, ...] = (
     ),
     TorchPatch(
         name="sizes that follow from data",
-        target="NonStrictFunctions._override (take_along_dim, cov, corrcoef), torch.nn.AdaptiveLogSoftmaxWithLoss",
-        why="These functions need sizes as plain numbers, and the layer branches on how many targets a cluster has.",
+        target="NonStrictFunctions._override (take_along_dim, cov, corrcoef), torch.nn.AdaptiveLogSoftmaxWithLoss, "
+        "ShapeEnv._constrain_range_for_size",
+        why="These functions need sizes as plain numbers, the layer branches on how many targets a cluster has, and torch divides "
+        "the bound of a number of elements in floats: an error where the number is said to be a multiple of a size.",
         test="tests/capture/test_sizes.py::test_functions_that_need_plain_sizes[cov]",
         enter=lambda request: sizes_that_follow_from_data(request.mentions),
     ),

@@ -166,6 +166,21 @@ def test_functions_that_need_plain_sizes(name: str, seeded: None) -> None:
     check(Selected(PLAIN_SIZES[name]), x, FIRST, others=[(x * 2, FEWER)], atol=1e-5)
 
 
+def test_a_number_of_elements_that_is_said_to_be_a_size(seeded: None) -> None:
+    """What the model checks of a mask bounds nothing; torch's bound of numbers was rounded and refused."""
+
+    def model(x: torch.Tensor, mask: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        torch._check(x[mask].numel() == y.numel())
+        return x.masked_scatter(mask, y)
+
+    cases = []
+    for rows, length, count in ((2, 5, 6), (3, 7, 2), (1, 4, 1)):
+        mask = (torch.randperm(rows * length) < count).view(rows, length, 1).expand(-1, -1, 32)
+        cases.append((torch.randn(rows, length, 32), mask, torch.randn(count, 32)))
+    text = {0: "rows", 1: "length"}
+    check(model, *cases[0], others=cases[1:], dynamic=(text, text, {0: "count"}))
+
+
 @pytest.mark.parametrize("is_batched", [True, False])
 def test_adaptive_softmax(is_batched: bool, seeded: None) -> None:
     """Clusters with targets and without."""

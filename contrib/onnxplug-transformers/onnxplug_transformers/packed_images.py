@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.exchanged import exchanged, parameters
 
-_FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")]
+#: Inkling 2 has the pixels of each image token together, and counts such tokens.
+_BY_TOKENS = ["self", "pixel_values", "image_grid_thw"]
+_FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")] + [_BY_TOKENS]
 _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
 #: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
@@ -47,7 +49,7 @@ def images_of_any_size() -> Iterator[None]:
                 if not isinstance(owner, type) or owner.__module__ != path or not issubclass(owner, nn.Module):
                     continue
                 own = vars(owner).get("forward")
-                if is_packed and own is not None and parameters(own) in _FORWARDS:
+                if is_packed and _is_encoder(owner) and own is not None and parameters(own) in _FORWARDS:
                     stack.enter_context(patched(owner, "forward", _counted(own)))
                 for name in ("get_image_features", "get_video_features"):
                     if before := vars(owner).get(name):
@@ -59,10 +61,25 @@ def images_of_any_size() -> Iterator[None]:
                 {
                     "get_vision_position_ids": (get_vision_position_ids, _are_given("position_ids")),
                     "get_vision_window_index": (get_vision_window_index, _are_given("window_index")),
+                    "get_vision_frame_index": (get_vision_frame_index, _are_given("frame_index")),
+                    "get_vision_temporal_merge_index": (
+                        get_vision_temporal_merge_index,
+                        _are_given("temporal_merge_index"),
+                    ),
+                    "get_vision_pixel_shuffle_index": (
+                        get_vision_pixel_shuffle_index,
+                        _are_given("pixel_shuffle_index"),
+                    ),
+                    "Lfm3VlVisionShortConv.forward": (convolved, _is_other_convolution),
                 }
             )
         )
         yield
+
+
+def _is_encoder(owner: type[nn.Module]) -> bool:
+    """A part of an encoder may take patches and sizes too, without a configuration that tells how attention is computed."""
+    return issubclass(owner, PreTrainedModel)
 
 
 def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,17 +89,33 @@ def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
         axes = _AXES_OF_PATCHES.get(patches.dim())
         if axes is None or self.config._attn_implementation not in ("eager", "sdpa"):
             return forward(self, *args, **kwargs)
-        token = _called.set((math.prod(patches.shape[:axes]), {}))
+        of_each = self.config.spatial_merge_size**2 if parameters(forward) == _BY_TOKENS else 1
+        token = _called.set((math.prod(patches.shape[:axes]) * of_each, {}))
+        stack = contextlib.ExitStack()
         try:
+            for kind in _kinds_with_lists(patches, *args, *kwargs.values()):
+                stack.enter_context(patched(kind, "tolist", _with_tensor(kind.tolist)))
             return forward(self, *args, **kwargs)
         finally:
+            stack.close()
             _called.reset(token)
 
     return called
 
 
-class _Sizes(list[int]):
-    """Stands for the sizes of all images, of which nothing but a split asks."""
+class _Grid(list[Any]):
+    """Lists of the frames, rows and columns of each image, with the tensor that they are of."""
+
+    def __init__(self, sizes: Any, tensor: Tensor) -> None:
+        super().__init__(sizes)
+        self.tensor = tensor
+
+
+class _Sizes(_Grid):
+    """Stands for the sizes of all images, of which nothing but a split asks, or what has the tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__((), tensor)
 
     def __iter__(self) -> Iterator[int]:
         raise TypeError("the model asks for the size of each image, of which there may be any number")
@@ -111,11 +144,10 @@ class _Together(TorchFunctionMode):
 def _together(before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def called(*args: Any, **kwargs: Any) -> Any:
-        kinds = {type(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and "tolist" in vars(type(x))}
         stack = contextlib.ExitStack()
         try:  # a `with` would be taken for code that handles the model's errors
             stack.enter_context(_Together())
-            for kind in kinds - {Tensor}:
+            for kind in _kinds_with_lists(*args, *kwargs.values()):
                 stack.enter_context(patched(kind, "tolist", _of_any_length(kind.tolist)))
             return before(*args, **kwargs)
         finally:
@@ -124,10 +156,25 @@ def _together(before: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def _kinds_with_lists(*args: Any) -> set[type[Tensor]]:
+    """The classes of tensors that stand for others while a model is captured, and make lists in a way of their own."""
+    return {type(x) for x in args if isinstance(x, Tensor) and "tolist" in vars(type(x))} - {Tensor}
+
+
 def _of_any_length(before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def tolist(self: Tensor) -> Any:
-        return _Sizes() if self.dim() == 1 and isinstance(self.shape[0], torch.SymInt) else before(self)
+        return _Sizes(self) if self.dim() == 1 and isinstance(self.shape[0], torch.SymInt) else before(self)
+
+    return tolist
+
+
+def _with_tensor(before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def tolist(self: Tensor) -> Any:
+        if self.dim() != 2:
+            return before(self)
+        return _Sizes(self) if isinstance(self.shape[0], torch.SymInt) else _Grid(before(self), self)
 
     return tolist
 
@@ -176,7 +223,7 @@ def _within_images(
     if cu_seq_lens_q is not None and called is not None:
         known = called[1].get(id(cu_seq_lens_q))
         if known is None:
-            places = torch.arange(called[0], device=query.device)
+            places = torch.arange(query.shape[2], device=query.device)  # an image may have other states than of patches
             number = (places[:, None] >= cu_seq_lens_q[1:]).sum(-1)
             mask = torch.zeros((), dtype=query.dtype, device=query.device).where(
                 number[:, None] == number, torch.finfo(query.dtype).min
@@ -214,6 +261,47 @@ def get_vision_position_ids(
     return torch.stack([frame, row, column] if include_temporal else [row, column], -1)
 
 
+def _is_other_convolution(self: Any, hidden_states: Tensor, grid_thw: Any, **_: Any) -> bool:
+    found, side = self.spatial_conv, self.spatial_conv.kernel_size[0]
+    settings = found.kernel_size, found.padding, found.stride, found.dilation, found.padding_mode, found.bias
+    known = (side, side), (side // 2, side // 2), (1, 1), (1, 1), "zeros", None
+    is_known = settings == known and side % 2 == 1 and found.groups == found.in_channels == found.out_channels
+    return _called.get() is None or not isinstance(grid_thw, _Grid) or not is_known
+
+
+def convolved(self: Any, hidden_states: Tensor, grid_thw: Any, **_: Any) -> Tensor:
+    """Each channel is convolved by itself over the rows and columns of each frame, [patches, width], with zeros around."""
+    input_gate, output_gate, values = self.in_proj(hidden_states).chunk(3, dim=-1)
+    gated = input_gate * values
+    neighbours = _neighbours(grid_thw.tensor, self.spatial_merge_size, self.spatial_conv.kernel_size[0])
+    gated = torch.cat([gated, torch.zeros_like(gated[:1])])
+    weights = self.spatial_conv.weight.flatten(1)
+    summed = sum(gated[place] * weights[:, number] for number, place in enumerate(neighbours))
+    result: Tensor = self.out_proj(output_gate * summed)
+    return result
+
+
+def _neighbours(grid_thw: Tensor, merged: int, side: int) -> list[Tensor]:
+    """For each cell of a square window, where the patch lies that it has above the patch in its middle, [patches].
+
+    That is in the same frame, or behind all patches.
+    """
+    called = _called.get()
+    assert called is not None
+    frame, row, column = get_vision_position_ids(grid_thw, merged, include_temporal=True).unbind(-1)
+    _, sizes, place = _images_of(grid_thw, called[0], 1)
+    _, height, width = sizes.unbind(-1)
+    start = torch.arange(called[0], device=grid_thw.device) - place + frame * height * width
+    found = []
+    for down in range(-(side // 2), side // 2 + 1):
+        for right in range(-(side // 2), side // 2 + 1):
+            y, x = row + down, column + right
+            square = y // merged * (width // merged) + x // merged
+            there = start + square * merged * merged + y % merged * merged + x % merged
+            found.append(there.where((y >= 0) & (y < height) & (x >= 0) & (x < width), called[0]))
+    return found
+
+
 def get_vision_window_index(
     grid_thw: Tensor, spatial_merge_size: int, window_size: int, patch_size: int, kwargs: Any = None
 ) -> tuple[Tensor, Tensor]:
@@ -233,3 +321,48 @@ def get_vision_window_index(
     order = torch.zeros_like(cells).scatter(0, first + (row - top) * wide + column - left, cells)
     bounds = torch.cat([first[order] * unit, cells.new_full((1,), called[0])])
     return order, bounds.to(torch.int32)
+
+
+def get_vision_frame_index(grid_thw: Tensor, kwargs: Any = None) -> Tensor:
+    """The row of each patch in a table of frames, [patches]: 0 where the image has one frame, otherwise 1 for the first."""
+    called = _called.get()
+    assert called is not None
+    _, sizes, place = _images_of(grid_thw, called[0], 1)
+    frames, height, width = sizes.unbind(-1)
+    return place // (height * width) + (frames > 1)
+
+
+def get_vision_temporal_merge_index(
+    grid_thw: Tensor, kernel_height: int, kernel_width: int, kwargs: Any = None
+) -> Tensor:
+    """The patches that become one token, [tokens, frames, kernel_height * kernel_width], from patches row by row.
+
+    transformers joins what it has of each image, which fails for different numbers of frames; here places that aren't there do.
+    """
+    called = _called.get()
+    assert called is not None
+    unit = kernel_height * kernel_width
+    frames = grid_thw[0, 0].item()
+    ones = torch.ones_like(grid_thw[:, :1])
+    count = called[0] // unit // frames
+    _, sizes, place = _images_of(torch.cat([ones, grid_thw[:, 1:]], -1), count, unit)  # of one frame
+    _, height, width = sizes.unbind(-1)
+    columns = width // kernel_width
+    start = (torch.arange(count, device=grid_thw.device) - place) * (unit * frames)
+    first = start + place // columns * kernel_height * width + place % columns * kernel_width
+    rows, across = (torch.arange(n, device=grid_thw.device) for n in (kernel_height, kernel_width))
+    within = (rows[:, None] * width[:, None, None] + across).flatten(1)
+    frame = torch.arange(frames, device=grid_thw.device) * (height * width)[:, None]
+    index = first[:, None, None] + frame[:, :, None] + within[:, None]
+    return index.where((grid_thw[:, 0] == frames).all(), called[0])
+
+
+def get_vision_pixel_shuffle_index(grid_thw: Tensor, merge_size: int, kwargs: Any = None) -> Tensor:
+    """Where each patch comes from, [patches], when squares of ``merge_size`` are put together that lie row by row."""
+    called = _called.get()
+    assert called is not None
+    frame, row, column = get_vision_position_ids(grid_thw, merge_size, include_temporal=True).unbind(-1)
+    _, sizes, place = _images_of(grid_thw, called[0], 1)
+    _, height, width = sizes.unbind(-1)
+    start = torch.arange(called[0], device=grid_thw.device) - place
+    return start + (frame * height + row) * width + column

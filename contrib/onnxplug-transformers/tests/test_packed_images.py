@@ -102,6 +102,100 @@ def test_images_of_any_size(kind: str, attention: str) -> None:
         torch.testing.assert_close(states, expected)
 
 
+_FURTHER: dict[str, Any] = {
+    "patch_size": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "pos_emb_height": 6,
+    "pos_emb_width": 6,
+}
+_CONVOLVED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_key_value_heads": 2,
+}
+_WINDOWED = {"num_hidden_layers": 3, "layer_types": ["window_attention", "full_attention", "window_attention"]}
+#: Configuration, encoder, settings, the shape of a row of the input, and how many frames the images of a call have, by image.
+_PARTS_OF_THEIR_OWN: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...], list[tuple[int, ...]]]] = {
+    "kimi_k25": (
+        "Kimi_K25VisionConfig",
+        "Kimi_K25VisionModel",
+        {"num_hidden_layers": 2},
+        (3, 4, 4),
+        [(1, 1), (1,), (3, 3, 3), (2,), (1, 1, 1)],
+    ),
+    "lfm3_vl": (
+        "Lfm3VlVisionConfig",
+        "Lfm3VlVisionModel",
+        _CONVOLVED,
+        (96,),
+        [(1, 1), (1,), (3, 1, 2), (2,), (1, 1, 1)],
+    ),
+    **{
+        f"muse_{name.lower()}": (
+            f"Muse{name}VisionConfig",
+            f"Muse{name}VisionModel",
+            _WINDOWED,
+            (96,),
+            [(1, 1), (1,), (3, 1, 2), (2,), (1, 1, 1)],
+        )
+        for name in ("Spark", "Glimmer")
+    },
+    "inkling2": (
+        "Inkling2VisionConfig",
+        "Inkling2VisionModel",
+        {"num_hidden_layers": 2, "posemb_grid_size": 6, "projection_hidden_dim": 40, "text_hidden_size": 24},
+        (8, 8, 3),
+        [(1, 1), (1,), (3, 1, 2), (2,), (1, 1, 1)],
+    ),
+}
+
+
+def outputs(encoder: Any, rows: torch.Tensor, sizes: torch.Tensor) -> list[torch.Tensor]:
+    states = encoder(rows, sizes)
+    return [states[name] for name in ("last_hidden_state", "pooler_output") if states.get(name) is not None]
+
+
+@pytest.mark.parametrize("kind", _PARTS_OF_THEIR_OWN)
+def test_encoders_with_parts_of_their_own(kind: str) -> None:
+    """Their own loops over the images: frames that are pooled, convolutions, blocks of patches, a class token for each image."""
+    from importlib import import_module
+
+    config, name, settings, shape, frames = _PARTS_OF_THEIR_OWN[kind]
+    place = f"transformers.models.{kind}"
+    about = getattr(import_module(f"{place}.configuration_{kind}"), config)(**{**_FURTHER, **settings})
+    encoder = getattr(import_module(f"{place}.modeling_{kind}"), name)._from_config(about)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() == 1 else 0.2))
+    encoder.eval()
+    grids = ([(8, 12), (4, 6)], [(6, 10)], [(2, 2), (4, 18), (14, 6)], [(2, 8)], [(4, 4), (4, 4), (10, 2)])
+    cases = []
+    for grid, counts in zip(grids, frames, strict=True):
+        sizes = torch.tensor([(count, *sides) for count, sides in zip(counts, grid, strict=True)])
+        cases.append((torch.randn(int(sizes.prod(-1).sum()), *shape), sizes))
+    rows = "tokens" if kind == "inkling2" else "4 * cells"  # which has the pixels of a token together
+    program = onnxplug.to_onnx(encoder, cases[0], dynamic_shapes=({0: rows}, {0: "images"}))
+    for case in cases:
+        with torch.no_grad():
+            expected = outputs(encoder, *case)
+            each = [
+                outputs(encoder, *one)
+                for one in zip(case[0].split(case[1].prod(-1).tolist()), case[1][:, None], strict=True)
+            ]
+        found = program(*case)
+        for computed, together, *alone in zip(found, expected, *each, strict=True):
+            torch.testing.assert_close(torch.cat(alone), together)  # images do not see one another
+            torch.testing.assert_close(computed, together)
+    if kind == "kimi_k25":  # transformers refuses images of different numbers of frames, of which it joins what it has
+        mixed = torch.randn(36, *shape), torch.tensor([[2, 2, 6], [1, 6, 2]])
+        for call in (encoder, program):
+            with pytest.raises(Exception, match=r"Sizes of tensors must match|out of data bounds|out of bounds"):
+                call(*mixed)
+
+
 class States(nn.Module):
     """The states of an encoder whose patches have a batch before them, as PaddleOCR-VL has it."""
 
