@@ -253,6 +253,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "num_queries": 10,
         "backbone_config": SWIN | {"image_size": 224, "window_size": 7},
     },
+    "kosmos-2.5": {"latent_query_num": 8},
     "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.3, "hidden_dim": 640, "image_size": 64},
     "segmentation beit": VIT | EACH_LAYER | {"patch_size": 8},
     "segmentation data2vec-vision": VIT | {"patch_size": 8, "out_indices": [1, 2, 3, 4]},
