@@ -70,6 +70,7 @@ def images_of_any_size() -> Iterator[None]:
                         get_vision_pixel_shuffle_index,
                         _are_given("pixel_shuffle_index"),
                     ),
+                    "Ernie4_5_VLMoeVariableResolutionResamplerModel._temporal_slicing": (frames_in_pairs, _never),
                     "Lfm3VlVisionShortConv.forward": (convolved, _is_other_convolution),
                 }
             )
@@ -194,6 +195,10 @@ def _are_given(key: str) -> Callable[..., bool]:
         return _called.get() is None or (kwargs or {}).get(key) is not None
 
     return given
+
+
+def _never(*_: Any, **__: Any) -> bool:
+    return False
 
 
 def _masked(before: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
@@ -366,3 +371,23 @@ def get_vision_pixel_shuffle_index(grid_thw: Tensor, merge_size: int, kwargs: An
     _, height, width = sizes.unbind(-1)
     start = torch.arange(called[0], device=grid_thw.device) - place
     return start + (frame * height + row) * width + column
+
+
+def frames_in_pairs(self: Any, hidden_states: Tensor, grid_thw: Tensor) -> Tensor:
+    """The states of two frames beside each other, [tokens, 2 * width]: an image's frame twice, a video without an odd last.
+
+    Args:
+        hidden_states: A token for each square of ``spatial_merge_size``, [squares, width].
+    """
+    frames = grid_thw[:, 0]
+    squares = grid_thw[:, 1:].prod(-1) // self.spatial_merge_size**2
+    counts = frames * squares
+    starts = counts.cumsum(0) - counts
+    tokens = frames.where(frames == 1, frames // 2) * squares
+    ends = tokens.cumsum(0)
+    number = torch.arange(tokens.sum().item(), device=grid_thw.device)
+    image = (number[:, None] >= ends).sum(-1)
+    place, size = number - (ends - tokens)[image], squares[image]
+    first = starts[image] + place // size * 2 * size + place % size
+    second = first + size * (frames > 1)[image]
+    return torch.cat([hidden_states[first], hidden_states[second]], -1)

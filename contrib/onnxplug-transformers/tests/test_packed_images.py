@@ -196,6 +196,45 @@ def test_encoders_with_parts_of_their_own(kind: str) -> None:
                 call(*mixed)
 
 
+class Merged(nn.Module):
+    """States of images or of videos, of which ERNIE 4.5 VL puts two frames together."""
+
+    def __init__(self, model: Any, *, of_videos: bool) -> None:
+        super().__init__()
+        self.model, self.of_videos = model, of_videos
+
+    def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> torch.Tensor:
+        made = self.model.get_video_features if self.of_videos else self.model.get_image_features
+        return torch.cat(made(pixel_values, image_grid_thw).pooler_output)
+
+
+@pytest.mark.parametrize("of_videos", [False, True])
+def test_two_frames_put_together(of_videos: bool) -> None:
+    from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as ernie
+
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "intermediate_size": 48}
+    text = {"vocab_size": 99, "hidden_size": 40, "intermediate_size": 48, "num_hidden_layers": 1, "moe_num_experts": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": [16, 8], "moe_k": 1}
+    places = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 1]}
+    config = ernie.Ernie4_5_VLMoeConfig(vision_config=vision, text_config={**text, **heads, "rope_parameters": places})
+    torch.manual_seed(2)
+    inner = ernie.Ernie4_5_VLMoeModel._from_config(config)
+    with torch.no_grad():
+        for parameter in inner.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() == 1 else 0.2))
+    model = Merged(inner, of_videos=of_videos).eval()
+    frames = [(2, 4), (6,), (2, 8, 2), (3, 2)] if of_videos else [(1, 1), (1,), (1, 1, 1), (1, 1)]
+    grids = ([(8, 12), (4, 6)], [(6, 10)], [(2, 2), (4, 18), (14, 6)], [(2, 2), (4, 4)])
+    cases = []
+    for grid, counts in zip(grids, frames, strict=True):
+        sizes = torch.tensor([(count, *sides) for count, sides in zip(counts, grid, strict=True)])
+        cases.append((torch.randn(int(sizes.prod(-1).sum()), 48), sizes))
+    program = onnxplug.to_onnx(model, cases[0], dynamic_shapes=({0: "4 * cells"}, {0: "images"}))
+    for case in cases:
+        with torch.no_grad():
+            torch.testing.assert_close(program(*case)[0], model(*case))
+
+
 class States(nn.Module):
     """The states of an encoder whose patches have a batch before them, as PaddleOCR-VL has it."""
 
