@@ -169,11 +169,26 @@ def _phases(wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
         return signs
     if is_part:
         squares, products = (x.sum(-2, keepdim=True).to(torch.complex128) for x in (wanted.square(), wanted * ours))
-        turn = torch.polar(torch.ones(()).double(), _best_angle(squares, products)).to(wanted.dtype)
+        turn = _refined(wanted, ours, _best_angle(squares, products)).to(wanted.dtype)
     size = turn.abs()
     # A phase that is 1 or -1 but for rounding: another would make of zeros numbers as small, which zeros are compared with.
     real = real | ~(turn.imag.abs() > _UNITS * torch.finfo(turn.dtype).eps * size)
     return torch.where(real, signs, turn / torch.where(real, 1, size))
+
+
+def _refined(wanted: torch.Tensor, ours: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """The phases near some angles that make the real part of ``wanted`` most like ``ours``.
+
+    The differences themselves tell them to the last digits, which the squares in :func:`_cost` have lost.
+    """
+    wanted, ours = wanted.to(torch.complex128), ours.double()
+    for _ in range(_STEPS):
+        turned = wanted * torch.polar(torch.ones(()).double(), angles)
+        apart = turned.real - ours
+        slope = -(apart * turned.imag).sum(-2, keepdim=True)
+        bend = (turned.imag.square() - apart * turned.real).sum(-2, keepdim=True)
+        angles = angles - torch.where(bend > 0, slope / bend, 0.0).clamp(-0.01, 0.01)
+    return torch.polar(torch.ones(()).double(), angles)
 
 
 def _visible(wanted: torch.Tensor, ours: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:

@@ -10,6 +10,7 @@ import torch
 
 import onnxplug
 from onnxplug import Rule, VerificationError
+from onnxplug.verification import spectra
 from onnxplug.verification.conditioning import rounding_slack
 from tests.support.check import Call
 from tests.verification.test_ties import SPECTRA, WRONG, A, changed
@@ -145,3 +146,28 @@ def test_another_order_or_phase_of_pytorch_is_no_rounding(name: str) -> None:
         slack = rounding_slack(lambda _, leaves: [("", FLIPPED[name](leaves[0]))], None, [x])[0]
         assert slack is not None
         assert 0 < float(slack.max()) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize(("batch", "size"), [(1, 5), (6, 12), (40, 6), (3, 30)])
+def test_order_and_phases_are_read_off_any_part(batch: int, size: int, dtype: torch.dtype) -> None:
+    """To the last digits: an angle that is right to half of them leaves differences that the tolerances of float64 show."""
+    generator = torch.Generator().manual_seed(size)
+    values, vectors = eig(torch.randn(batch, size, size, generator=generator, dtype=dtype))
+    order = torch.stack([torch.randperm(size, generator=generator) for _ in range(batch)])
+    angles = torch.rand(batch, 1, size, generator=generator, dtype=vectors.real.dtype) * 7
+    real = (vectors.imag == 0).all(-2, keepdim=True)
+    turned = vectors * torch.where(real, angles.cos().sign() + 0j, torch.polar(torch.ones_like(angles), angles))
+    ours = (values.gather(-1, order), turned.gather(-1, order.unsqueeze(-2).expand_as(turned)))
+    missing = [torch.full_like(x.real, torch.nan) for x in ours]
+    halves = [torch.complex(ours[i].real, missing[i]) for i in range(2)]
+    others = [torch.complex(missing[i], ours[i].imag) for i in range(2)]
+    for known in (ours, (None, ours[1]), (None, halves[1]), (None, others[1]), halves, others, (halves[0], others[1])):
+        taken = spectra.taken("aten.linalg_eig.default", (values, vectors), known)
+        for x, y in zip(known, taken, strict=True):
+            for ours_, theirs in ((x.real, y.real), (x.imag, y.imag)) if x is not None else ():
+                if not ours_.isnan().all():
+                    eps = torch.finfo(ours_.dtype).eps
+                    torch.testing.assert_close(
+                        theirs, ours_, rtol=0, atol=float(8 * eps * values.abs().max().clamp_min(1))
+                    )
