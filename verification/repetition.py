@@ -112,9 +112,9 @@ class Repetition(TorchDispatchMode):
         leaves, spec = pytree.tree_flatten(func(*args, **named))
         if self._left is None:
             self.kernels |= are_apart(func)
-            steady = func._schema.name in STEADY and _is_ordinary(operands)
-            kept = _sums_and_norms(operands) if steady else operands
-            self._kept.append((func, kept, [None if is_real(x) else _cloned(x) for x in leaves], steady))
+            measures = _measures(operands) if func._schema.name in STEADY else None
+            kept = operands if measures is None else measures
+            self._kept.append((func, kept, [None if is_real(x) else _cloned(x) for x in leaves], measures is not None))
             return pytree.tree_unflatten(leaves, spec)
         known: Any
         known, before, chosen, steady = next(self._left, (None, None, [], False))
@@ -124,13 +124,12 @@ class Repetition(TorchDispatchMode):
         masks: list[Any] = [None] * len(leaves)
         if str(func) in spectra.OPERATORS:
             leaves = _arranged(func, leaves, _call(func, before))
+        compared = _measures(operands) if steady else operands
+        if compared is None:
+            raise ValueError(f"an operand of {func} overflows in another run of the model")
         if not steady:
             first, masks = jumps(func, before, operands, leaves)
-        elif not _is_ordinary(operands):
-            raise ValueError(f"an operand of {func} overflows in another run of the model")
-        is_moved = self._move is not None
-        if is_moved and not self._each:
-            is_moved = _is_same(before, _sums_and_norms(operands) if steady else operands)
+        is_moved = self._move is not None and (self._each or _is_same(before, compared))
         for i, mask in enumerate(masks):
             if not is_real(leaves[i]):
                 x = _cloned(chosen[i])
@@ -204,16 +203,13 @@ def _suspected(results: Sequence[Any], suspects: Sequence[torch.Tensor | None]) 
     return [None if mask is None else x[mask] for x, mask in zip(results, suspects, strict=True)]
 
 
-def _is_ordinary(operands: Any) -> bool:
-    """Whether no operand is complex or has an infinity or NaN. False too where a sum overflows, and of 8 bits, which have none."""
+def _measures(operands: Any) -> list[torch.Tensor] | None:
+    """The sum and the norm of each floating-point operand; ``None`` where an operand is complex or of 8 bits, or not finite."""
     numbers = [x for x in pytree.tree_leaves(operands) if is_real(x)]
-    fits = all(x.element_size() > 1 and not x.is_complex() for x in numbers)
-    return fits and all(bool(x.sum().isfinite()) for x in numbers)
-
-
-def _sums_and_norms(operands: Any) -> list[torch.Tensor]:
-    numbers = [x for x in pytree.tree_leaves(operands) if is_real(x)]
-    return [measure(x, dtype=torch.float64) for x in numbers for measure in (torch.sum, torch.linalg.vector_norm)]
+    if any(x.is_complex() or x.element_size() == 1 for x in numbers):
+        return None
+    measures = [measure(x, dtype=torch.float64) for x in numbers for measure in (torch.sum, torch.linalg.vector_norm)]
+    return measures if all(bool(x.isfinite()) for x in measures) else None
 
 
 def _arranged(func: Any, results: list[Any], first: Sequence[Any]) -> list[Any]:

@@ -161,25 +161,25 @@ def test_polynomials_do_not_jump(operator: Any, shapes: Any, rest: Any, seeded: 
 
 #: Functions that move at most twice as far as their operands, how many operands they have, and what follows them.
 FUNCTIONS: list[tuple[Any, int, tuple[Any, ...]]] = [
-    *(
-        (getattr(ATEN, name).default, 1, ())
-        for name in "relu hardsigmoid hardswish abs sigmoid tanh silu mish erf".split()
-    ),
-    *((getattr(ATEN, name).default, 1, ()) for name in "sin cos atan".split()),
+    *((getattr(ATEN, name).default, 1, ()) for name in "relu hardswish abs silu mish".split()),
     *((getattr(ATEN, name).default, 2, ()) for name in "maximum minimum".split()),
     (ATEN.clamp_min.default, 1, (0.25,)),
     (ATEN.gelu.default, 1, ()),
     (partial(ATEN.gelu.default, approximate="tanh"), 1, ()),
     (ATEN.amax.default, 1, ([1],)),
     (ATEN.amin.default, 1, ([0, 1],)),
-    (lambda x: ATEN.max_pool2d_with_indices.default(x[None], [3, 3], [1, 1])[0], 1, ()),
     (ATEN._log_softmax.default, 1, (0, False)),
 ]
 
 
-@pytest.mark.parametrize(("function", "count", "rest"), FUNCTIONS)
+def _pooled(x: torch.Tensor) -> torch.Tensor:
+    return ATEN.max_pool2d_with_indices.default(x[None], [3, 3], [1, 1])[0]
+
+
+@pytest.mark.parametrize(("function", "count", "rest"), [*FUNCTIONS, (_pooled, 1, ())])
 def test_functions_move_no_more_than_twice_as_far(function: Any, count: int, rest: Any, seeded: None) -> None:
     """Near kinks, in the steepest part and far out: in float64, so that rounding plays no part."""
+    assert function is _pooled or getattr(function, "func", function)._schema.name in repetition.STEADY
     for size, step in itertools.product((1e-6, 0.1, 1.0, 5.0, 100.0), (1e-6, 1e-2, 1.0, 10.0)):
         before = [size * torch.randn(40, 50, dtype=torch.float64) for _ in range(count)]
         after = [x + step * torch.randn_like(x) for x in before]

@@ -28,9 +28,16 @@ def mimi(kernel: int, stride: int, dilation: int, **settings: Any) -> Any:
     return modeling_mimi.MimiConv1d(config, 2, 3, kernel, stride=stride, dilation=dilation)
 
 
+def pocket(kernel: int, stride: int, dilation: int, **settings: Any) -> Any:
+    from transformers.models.pocket_tts_audio_tokenizer import modeling_pocket_tts_audio_tokenizer as pocket_tts
+
+    config = pocket_tts.PocketTTSAudioTokenizerConfig(**settings)
+    return pocket_tts.PocketTTSAudioTokenizerConv1d(config, 2, 3, kernel, stride=stride, dilation=dilation)
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("make", [encodec, mimi])
+@pytest.mark.parametrize("make", [encodec, mimi, pocket])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sound_of_any_length(make: Any, shape: tuple[int, int, int], causal: bool, mode: str) -> None:
     model = make(*shape, use_causal_conv=causal, pad_mode=mode).eval()
