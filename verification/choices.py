@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
@@ -25,6 +26,7 @@ from onnxplug.verification.compare import compare
 from onnxplug.verification.conditioning import Widening, jumping, slack_by_runs
 from onnxplug.verification.eager import Visit, arguments_of, call_again, feed_of, placeholder_values, run_graph
 from onnxplug.verification.inputs import clone_leaves
+from onnxplug.verification.recording import EagerValues
 from onnxplug.verification.repetition import beyond_rounding, is_real, jumps
 from onnxplug.verification.runs import Runs
 
@@ -231,8 +233,12 @@ def _or_nan(part: Any, other: torch.Tensor) -> torch.Tensor:
 
 
 def outputs_of_choices(
-    model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Sequence[Any]
-) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    model: ir.Model,
+    recipe: Recipe,
+    host: RuntimeHost | None,
+    leaves: Sequence[Any],
+    eager: Callable[[], Any] | None = None,
+) -> Ties | None:
     """PyTorch's results if it chooses, among equal elements, as an ONNX model does.
 
     A choice of ONNX is used only if it is right for PyTorch's elements or, to the last bit, for the ONNX model's own elements, if
@@ -243,22 +249,25 @@ def outputs_of_choices(
         recipe: How it was converted.
         host: The plugins that run its custom operators.
         leaves: The flattened inputs.
+        eager: Runs the eager model on these inputs.
 
     Returns:
-        The results of the captured graph by the names of the outputs, with PyTorch's own choices and with ONNX's; ``None``
-        where ONNX has no other right choice, or ONNX Runtime does not run the model with more outputs.
+        The results; ``None`` where ONNX has no other right choice, or ONNX Runtime does not run the model with more outputs.
     """
     feed = feed_of(recipe.functional, leaves)
-    return results_of_choices(recipe, leaves, lambda names: Runs(model, host, feed).computed(names))
+    return results_of_choices(recipe, leaves, lambda names: Runs(model, host, feed).computed(names), eager)
 
 
 def results_of_choices(
-    recipe: Recipe, leaves: Sequence[Any], computed: Callable[[Collection[str]], Mapping[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    recipe: Recipe,
+    leaves: Sequence[Any],
+    computed: Callable[[Collection[str]], Mapping[str, Any]],
+    eager: Callable[[], Any] | None = None,
+) -> Ties | None:
     """The same of any run of the model.
 
     Args:
-        recipe, leaves: As for :func:`outputs_of_choices`.
+        recipe, leaves, eager: As for :func:`outputs_of_choices`.
         computed: Gives ONNX's values of some names.
     """
     functional = recipe.functional
@@ -278,36 +287,92 @@ def results_of_choices(
         known = computed(names)
     except Exception:  # ONNX Runtime lacks a kernel, or the model was changed since: nothing is known of its choices
         return None
-    replay = _Replay(functional, values, alignment, known)
-    own, theirs = replay.outputs(()), replay.outputs(choosing)
-    return (own, theirs) if replay.taken else None
+    replay = _Replay(functional, values, _OnnxValues(alignment, known))
+    theirs = replay.outputs(choosing)
+    if not replay.taken:
+        return None
+
+    def own() -> Iterator[Mapping[str, Any]]:
+        yield replay.outputs(())
+        if eager is not None:
+            yield _Replay(functional, values, EagerValues.of(eager, functional, choosing)).outputs(choosing)
+
+    return Ties(own, theirs)
+
+
+@dataclass(frozen=True)
+class Ties:
+    """PyTorch's results with its own choices among equal elements, and with ONNX's.
+
+    Attributes:
+        own: The results of the captured graph by the names of the outputs: with the choices of the captured graph, then with the
+            choices of the eager model. The captured graph rounds otherwise than the eager model where capture decomposes an
+            operator, and then may choose otherwise.
+        theirs: The same with ONNX's choices.
+    """
+
+    own: Callable[[], Iterator[Mapping[str, Any]]]
+    theirs: Mapping[str, Any]
+
+
+class _Values(Protocol):
+    """Another run of a captured graph's operators, whose choices PyTorch takes where they are right."""
+
+    def results(self, node: torch.fx.Node, expected: Any) -> list[Any]:
+        """The results of a choosing operator there; ``None`` for unknown results.
+
+        Args:
+            node: The operator.
+            expected: PyTorch's result.
+        """
+
+    def operand(self, node: torch.fx.Node, operand: torch.fx.Node, expected: Any) -> Any:
+        """What a choosing operator reads there; ``None`` where it is not known.
+
+        Args:
+            node: The operator.
+            operand: The node whose result it reads.
+            expected: PyTorch's value.
+        """
+
+
+@dataclass(frozen=True)
+class _OnnxValues:
+    """The values of a run of the ONNX model, by their names."""
+
+    alignment: Alignment
+    known: Mapping[str, Any]
+
+    def results(self, node: torch.fx.Node, expected: Any) -> list[Any]:
+        return results_of(node, self.alignment, self.known, expected)
+
+    def operand(self, node: torch.fx.Node, operand: torch.fx.Node, expected: Any) -> Any:
+        return results_of(operand, self.alignment, self.known, expected)[0]
 
 
 class _Replay:
-    """Runs a captured graph by PyTorch, with the choices of ONNX instead of PyTorch's.
+    """Runs a captured graph by PyTorch, with the choices of another run instead of PyTorch's.
 
     Attributes:
-        taken: The operators whose choice is ONNX's, and what they give with it.
+        taken: The operators whose choice is the other run's, and what they give with it.
     """
 
     def __init__(
         self,
         functional: FunctionalGraph,
         values: Mapping[torch.fx.Node, Any],
-        alignment: Alignment,
-        computed: Mapping[str, Any],
+        others: _Values,
     ) -> None:
         self._functional = functional
         self._values = values
-        self._alignment = alignment
-        self._computed = computed
+        self._others = others
         #: What choosing operators read; and how far rounding moves it with the choices that were taken then.
         self._operands: list[torch.fx.Node] = []
         self._measured: tuple[Collection[torch.fx.Node], Widening] | None = None
         self.taken: dict[torch.fx.Node, Any] = {}
 
     def outputs(self, choosing: Sequence[torch.fx.Node]) -> dict[str, Any]:
-        """The results of the graph by name; given operators choose as ONNX, where its choices are right."""
+        """The results of the graph by name; given operators choose as the other run, where its choices are right."""
         self._operands = list(dict.fromkeys(before for node in choosing for before in node.all_input_nodes))
 
         def choose(node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
@@ -330,7 +395,7 @@ class _Replay:
         return kept
 
     def _choice(self, node: torch.fx.Node, inputs: Sequence[Any], result: Any) -> Any:
-        actual = results_of(node, self._alignment, self._computed, result)
+        actual = self._others.results(node, result)
         choice = chosen(node, inputs, result, actual) if chooses(node) else None
         own = self._own(node, inputs) if choice is None else None
         if own is not None:
@@ -345,13 +410,13 @@ class _Replay:
         return choice
 
     def _own(self, node: torch.fx.Node, inputs: Sequence[Any]) -> list[Any] | None:
-        """An operator's operands in ONNX; ``None`` where they are not known, or differ from its operands in PyTorch."""
+        """An operator's operands in the other run; ``None`` where they are not known, or differ from its operands in PyTorch."""
         own = []
         for before, value in zip(node.all_input_nodes, inputs, strict=True):
             if not isinstance(value, torch.Tensor) or before.op != "call_function":
                 own.append(value)
                 continue
-            there = results_of(before, self._alignment, self._computed, value)[0]
+            there = self._others.operand(node, before, value)
             if there is None:
                 return None
             slacks = self._moves(before)
@@ -383,7 +448,7 @@ class _Replay:
         own: Sequence[Any],
         there: torch.Tensor,
     ) -> torch.Tensor | None:
-        """PyTorch's result with its elements for the operator's operands in ONNX, where rounding alone moves the operands as far.
+        """PyTorch's result with its elements for the operator's operands in the other run, where rounding moves them as far.
 
         For a pointwise operator these are all such elements, for another operator the elements that jump on the way there.
         """

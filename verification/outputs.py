@@ -11,9 +11,11 @@ import torch
 
 from onnxplug import logs
 from onnxplug.errors import VerificationError
+from onnxplug.verification.choices import Ties
 from onnxplug.verification.compare import Scale, compare
 from onnxplug.verification.conditioning import Run, Slack, Widening, in_double, quantises, quantum_slack, slack_by_runs
 from onnxplug.verification.differences import ComparedInputs
+from onnxplug.verification.inputs import clone_leaves
 
 _LOGGER = logs.logger("verify")
 
@@ -41,8 +43,8 @@ class Tolerances:
 
 MODEL = Tolerances()
 
-#: Flattened inputs to PyTorch's results with its own choices among equal elements, and with ONNX's.
-Replay = Callable[[Sequence[Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]
+#: Flattened inputs, and a function that runs the eager model on them, to PyTorch's results for ONNX's choices.
+Replay = Callable[[Sequence[Any], Callable[[], Any]], Ties | None]
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,7 @@ class Outputs:
         expected: PyTorch's result for each, in the same order.
         slack: How far rounding moves PyTorch's results, wider with each run.
         exact: Computes PyTorch's results in float64.
-        ties: The captured graph's results by name, with PyTorch's own choices among equal elements and with ONNX's; ``None``
-            where the choices do not differ.
+        ties: PyTorch's results for ONNX's choices among equal elements; ``None`` where the choices do not differ.
         quantised: Whether the captured program rounds to quanta.
     """
 
@@ -63,7 +64,7 @@ class Outputs:
     expected: Sequence[tuple[str, Any]]
     slack: Iterable[Slack]
     exact: Callable[[], list[torch.Tensor | None]]
-    ties: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]] | None] = lambda: None
+    ties: Callable[[], Ties | None] = lambda: None
     quantised: bool = False
 
 
@@ -84,7 +85,7 @@ def outputs_of(
         )
     slack = Widening(slack_by_runs(run, model, leaves, precision))
     exact = cache(lambda: in_double(run, model, leaves) if precision is None else [])
-    ties = cache(lambda: replay(leaves)) if replay is not None else lambda: None
+    ties = cache(lambda: replay(leaves, lambda: run(model, clone_leaves(leaves)))) if replay else lambda: None
     return Outputs(got, expected, slack, exact, ties)
 
 
@@ -127,16 +128,22 @@ def _with_choices(outputs: Outputs) -> Outputs | None:
     ties = outputs.ties() if len(outputs.got) == len(outputs.expected) else None
     if ties is None:
         return None
-    own, theirs = ties
-    for name, wanted in outputs.expected:
-        if name not in own:
-            return None
+    if any(_is_model(own, outputs.expected) for own in ties.own()):
+        return replace(outputs, expected=[(name, ties.theirs[name]) for name, _ in outputs.expected])
+    return None
+
+
+def _is_model(results: Mapping[str, Any], expected: Sequence[tuple[str, Any]]) -> bool:
+    """Whether results of the captured graph, by name, are the eager model's."""
+    for name, wanted in expected:
+        if name not in results:
+            return False
         if isinstance(wanted, torch.Tensor):
-            if not isinstance(own[name], torch.Tensor) or not compare(own[name], wanted).equal:
-                return None
-        elif own[name] != wanted:
-            return None
-    return replace(outputs, expected=[(name, theirs[name]) for name, _ in outputs.expected])
+            if not isinstance(results[name], torch.Tensor) or not compare(results[name], wanted).equal:
+                return False
+        elif results[name] != wanted:
+            return False
+    return True
 
 
 def _compare_each(

@@ -557,10 +557,10 @@ _CONFIGURATIONS = {
 ULTRALYTICS: Mapping[str, Small] = {
     name: Small(
         f"ultralytics.nn.tasks:{model}",
-        "x: batch 3 height width image",
+        "x: batch 3 32*height 32*width image" if "rtdetr" in name else "x: batch 3 height width image",
         {"cfg": f"{name}.yaml", "verbose": False},
-        {"height": 64, "width": 128},
-        attributes=_EXPORTED,
+        {"height": 2, "width": 4} if "rtdetr" in name else {"height": 64, "width": 128},
+        attributes={**_EXPORTED, "num_queries": 20},
     )
     for model, names in _CONFIGURATIONS.items()
     for name in names.split()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from onnxplug.host import RuntimeHost
 from onnxplug.plugin_api import VerificationReport
 from onnxplug.run.session import TARGET, Runner
 from onnxplug.torch_private import pytree
-from onnxplug.verification.choices import outputs_of_choices
+from onnxplug.verification.choices import Ties, outputs_of_choices
 from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, tensor_like
 from onnxplug.verification.outputs import Replay
 from onnxplug.verification.verify import state_of, verify_runner
@@ -187,14 +187,14 @@ def choices_of_file(
         except Exception:  # it can't be captured: the difference itself is reported
             return None
 
-    def replay(leaves: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    def replay(leaves: Sequence[Any], eager: Callable[[], Any]) -> Ties | None:
         export = exported()
         recipe = export[1].recipe if export is not None else None
         if export is None or recipe is None:
             return None
         file, program = export
         inputs = program.flatten(*pytree.tree_unflatten(clone_leaves(leaves), spec))
-        return outputs_of_choices(file, recipe, host, inputs)
+        return outputs_of_choices(file, recipe, host, inputs, eager)
 
     return replay
 

@@ -48,7 +48,7 @@ class Agreement:
         """
         first = self._first(got, self.expected)
         choices = results_of_choices(self._recipe, self._leaves, values) if first is not None else None
-        return None if choices is not None and self._first(got, choices[1]) is None else first
+        return None if choices is not None and self._first(got, choices.theirs) is None else first
 
     def _first(self, got: Mapping[str, torch.Tensor], expected: Mapping[str, Any]) -> tuple[str, Comparison] | None:
         for name in (n for n in self.expected if n in got):
