@@ -62,6 +62,7 @@ def test_any_axis_of_any_size(case: str) -> None:
     check(Scan(function, dim, reverse), dynamic, (torch.rand(3, 5, 4), torch.rand(3, 5, 4)))
 
 
+@pytest.mark.long
 def test_named_dimensions() -> None:
     model, args = Scan(recurrence, 1, False), (torch.rand(3, 5, 4), torch.rand(3, 5, 4))
     for names in ({0: "batch"}, {1: "steps"}, {0: "batch", 1: "steps"}):

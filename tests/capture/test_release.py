@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 
 import onnxplug
@@ -29,6 +30,7 @@ def _sums(x: torch.Tensor) -> torch.Tensor:
     return x.relu().reshape(-1, 3).sum(0)
 
 
+@pytest.mark.long
 def test_a_capture_before_does_not_fix_sizes() -> None:
     """Dynamo compares the sizes of each call of its wrapper with those of the calls before it."""
     from torch.nn.attention.flex_attention import flex_attention

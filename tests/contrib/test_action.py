@@ -65,6 +65,7 @@ def library(tmp_path: Path) -> Path:
 _PLUGIN = "-p onnxplug_tools.testing.plugin -p no:onnxplug"
 
 
+@pytest.mark.long
 def test_the_step_runs_the_tests_by_onnxplug(library: Path) -> None:
     done, summary = step(library, arguments=f"{_PLUGIN} -q")
     assert done.returncode == 0, done.stdout + done.stderr

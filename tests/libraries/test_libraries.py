@@ -62,6 +62,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, re
         return report.outcomes_of(library)
 
 
+@pytest.mark.long
 def test_each_exporter_is_in_place(outcomes: dict[str, dict[str, report.Outcome]]) -> None:
     rows = report.exporting(outcomes)
     producer = {way: outcome.outcome for way, outcome in rows["tests/test_exports.py::test_onnx_producer"].items()}

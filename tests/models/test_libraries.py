@@ -55,6 +55,7 @@ def test_every_model_is_written_down_well(kind: str) -> None:
         assert any(tree_leaves(dynamic)), f"nothing of {name} is dynamic"
 
 
+@pytest.mark.long
 def test_a_library_that_is_not_to_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,6 +181,7 @@ def test_empty(
     check(model, lambda *args: of_batch(*args, **options)[:1], inputs, DENSE, (opset,))
 
 
+@pytest.mark.long
 def test_static_sizes_and_heads(expect_graph: Callable[..., None]) -> None:
     """One head of keys for all, each its own; of equal length, attention stays one operator with its own causal mask."""
 
@@ -201,6 +202,7 @@ def test_static_sizes_and_heads(expect_graph: Callable[..., None]) -> None:
     )
 
 
+@pytest.mark.long
 def test_packed_heads() -> None:
     def model(qkv: Tensor) -> Any:
         first = flash_attn.flash_attn_qkvpacked_func(qkv, causal=True)

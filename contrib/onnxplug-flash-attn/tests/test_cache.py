@@ -181,6 +181,7 @@ def test_chosen_elements_and_pages() -> None:
     attention.check(paged, of_pages, pages, (batch, None, None, batch, batch), (18, 23))
 
 
+@pytest.mark.long
 def test_imported_by_its_name() -> None:
     code = (
         "import onnxplug, onnxplug_flash_attn, torch; onnxplug_flash_attn.stand_in(); onnxplug_flash_attn.stand_in()\n"

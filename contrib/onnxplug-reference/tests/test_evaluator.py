@@ -155,6 +155,7 @@ def test_the_text_goes_to_the_standard_output(capsys: pytest.CaptureFixture[str]
     ]
 
 
+@pytest.mark.long
 def test_memory_is_freed_after_the_last_use() -> None:
     alive: dict[str, list[str]] = {}
     made: dict[str, weakref.ref[Any]] = {}

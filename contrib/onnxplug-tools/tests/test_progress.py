@@ -172,6 +172,7 @@ def lacking():
 """
 
 
+@pytest.mark.long
 def test_commands_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a file and a pipe they show nothing: tests/cli/test_cli.py."""
     (tmp_path / "m.py").write_text(MODELS)

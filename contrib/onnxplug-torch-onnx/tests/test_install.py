@@ -198,6 +198,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_torch_is_not_imported_for_it() -> None:
     """A program may set variables that count when torch is imported."""
     assert run_child("-c", LATE, check=True).stdout == "done\n"

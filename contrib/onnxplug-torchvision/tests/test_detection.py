@@ -101,6 +101,7 @@ def test_small_detector(build: Any) -> None:
     assert len(set(counts)) > 1, "the number of detections is not found at run time"
 
 
+@pytest.mark.long
 def test_capture_leaves_torchvision_as_it_was() -> None:
     import torchvision
     from torchvision.ops import boxes, poolers
@@ -146,6 +147,7 @@ class Resampled(nn.Module):
         return pasted, *roi_heads.heatmaps_to_keypoints(heatmaps[kept], found[kept])
 
 
+@pytest.mark.long
 def test_masks_and_keypoints() -> None:
     image = torch.zeros(40, 53)
 

@@ -200,6 +200,7 @@ def test_text_generation(name: str, saved: Callable[[str], Path], exported: Any)
         assert [row[0]["generated_text"][: len(prompt)] for row, prompt in zip(found, prompts, strict=True)] == prompts
 
 
+@pytest.mark.long
 def test_summarization(saved: Callable[[str], Path], exported: Any) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -220,6 +221,7 @@ def test_summarization(saved: Callable[[str], Path], exported: Any) -> None:
     called(output.parent, "summarization", ["Hello,world!", "abc"], settings, options={"dtype": "q8"})
 
 
+@pytest.mark.long
 def test_automatic_speech_recognition(tmp_path: Path, save_tokenizer: Callable[[Path], None]) -> None:
     from transformers import WhisperFeatureExtractor
 

@@ -35,6 +35,7 @@ def test_each_format_is_compared_with_pytorch(
         assert low < float(own) < 2 * float(rounded) < 2 * high, file
 
 
+@pytest.mark.long
 def test_the_distance_that_is_said(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Of inputs of another length than the example's."""
     import transformers

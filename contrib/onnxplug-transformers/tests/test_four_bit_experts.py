@@ -119,6 +119,7 @@ def test_text_and_notes(name: str, saved: Callable[[str], Path], tmp_path: Path,
     assert len(generator.get_sequence(0)) == 3 + STEPS
 
 
+@pytest.mark.long
 def test_experts_that_stay(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     """By name, and where blocks do not fit."""
     folder = saved("qwen3_moe")
@@ -129,6 +130,7 @@ def test_experts_that_stay(saved: Callable[[str], Path], tmp_path: Path, capsys:
         assert "layers of experts" not in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.long
 def test_halves(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """The kernel for float16, within its rounding; ``--verify`` compares with PyTorch in float16."""
     options = ["--int4", "--dtype", "float16", "--accuracy-level", "1", "--verify"]

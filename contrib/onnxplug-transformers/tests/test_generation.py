@@ -219,6 +219,7 @@ def test_fused_attention_in_shared_buffers(
     assert about["search"]["past_present_share_buffer"] is True
 
 
+@pytest.mark.long
 def test_attention_that_stays(saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
     """What the operator can't compute is left as it is, and said."""
     folder = saved("gpt_neo")

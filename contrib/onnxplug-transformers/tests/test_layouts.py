@@ -81,6 +81,7 @@ def test_the_merged_decoder_writes_the_text_of_transformers(
     assert names == [f"past_key_values.0.{half}.{kind}" for half in ("decoder", "encoder") for kind in ("key", "value")]
 
 
+@pytest.mark.long
 def test_formats_and_their_notes(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     """A file of each, loaded and run; the first is that of whoever asks for none."""
     folder, output = saved("llama"), tmp_path / "onnx"

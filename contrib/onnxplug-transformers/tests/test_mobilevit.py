@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import onnxplug
 
 
+@pytest.mark.long
 def test_images_of_any_size() -> None:
     from transformers.models.mobilevit import modeling_mobilevit
 

@@ -106,6 +106,7 @@ def test_generation(name: str, loader: str, kind: str, saved: Callable[[str], Pa
     check(model, kind, export(folder), texts(), STEPS)
 
 
+@pytest.mark.long
 def test_speech(saved: Callable[[str], Path]) -> None:
     import transformers
 
@@ -117,6 +118,7 @@ def test_speech(saved: Callable[[str], Path]) -> None:
     check(model, "ORTModelForSpeechSeq2Seq", export(folder), calls, STEPS)
 
 
+@pytest.mark.long
 def test_images(tmp_path: Path) -> None:
     import transformers
 

@@ -284,6 +284,7 @@ class Read(nn.Module):
         return torch.stack([one.sum(0) for one in states]) if self.of_each else torch.cat(states)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of_each", [False, True])
 def test_states_of_any_number_of_images(of_each: bool) -> None:
     """They are split and joined; a model that looks at each of them is refused, and not exported for the example's number."""

@@ -111,6 +111,7 @@ FURTHER = [(1, 3, 40, 56), (1, 3, 32, 64), (2, 3, 64, 44)]
 LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("swinv2", "donut", "maskformer_swin")]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error:the exported model is right only where")
 @pytest.mark.parametrize("name", ["swin", *LATER])
 def test_example_that_windows_divide(name: str) -> None:
@@ -146,6 +147,7 @@ def test_plain_sizes_have_no_padding_and_no_computed_shift() -> None:
     assert not {"Pad", "Min", "Mod"} & {node.op_type for node in program.model.graph}
 
 
+@pytest.mark.long
 def test_the_model_is_as_before() -> None:
     from transformers.models.swin import modeling_swin
 

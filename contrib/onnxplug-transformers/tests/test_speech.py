@@ -116,6 +116,7 @@ def test_text_is_that_of_transformers(beams: int, plain: tuple[Any, Path]) -> No
         assert continued(output, sound, num_beams=beams) == text
 
 
+@pytest.mark.long
 def test_suppressed_tokens(tmp_path: Path) -> None:
     """Some are never written, some are no first token."""
     sound = torch.randn(2, 80, 3000)
@@ -130,6 +131,7 @@ def test_suppressed_tokens(tmp_path: Path) -> None:
     assert continued(output, sound) == text
 
 
+@pytest.mark.long
 def test_a_sound_file(plain: tuple[Any, Path], tmp_path: Path, monkeypatch: Any) -> None:
     """From the file's bytes to text, by the code that the README has; the spectrogram is that of transformers."""
     from transformers import WhisperFeatureExtractor

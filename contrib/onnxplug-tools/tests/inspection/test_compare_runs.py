@@ -58,6 +58,7 @@ class Attention(torch.nn.Module):
         return torch.nn.functional.gelu(self.proj(y.transpose(1, 2).reshape(batch, length, width)))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_nodes_that_only_look_alike_do_not_correspond(tmp_path: Path) -> None:
     torch.manual_seed(0)
