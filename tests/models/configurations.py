@@ -384,6 +384,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
     },
     "mllama_text_model": {"cross_attention_layers": [1]},
+    "moshi": {"num_codebooks": 2},
     "molmo2_adapter": {"vision_feature_layer": [-1, 0]},
     "molmo2": {"image_patch_id": 3},
     "molmo2_vision": {"num_position_embeddings": 16},

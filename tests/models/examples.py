@@ -96,7 +96,7 @@ def _axes(example: Example, call: Call) -> list[tuple[torch.Tensor, Mapping[int,
     if example.dynamic is None:
         return [(x, {}) for x in tree_leaves(call) if isinstance(x, torch.Tensor)]
     if isinstance(example.dynamic, Mapping):
-        return [(x, example.dynamic[name]) for name, x in kwargs.items() if isinstance(x, torch.Tensor)]
+        return [(x, example.dynamic.get(name, {})) for name, x in kwargs.items() if isinstance(x, torch.Tensor)]
     return list(zip(args, example.dynamic, strict=True))
 
 
@@ -113,7 +113,7 @@ def widened(example: Example) -> Example:
     if not example.dynamic or example.more:
         return example
     if isinstance(example.dynamic, Mapping):
-        dynamic: Any = {name: _with_sides(x, example.dynamic[name], name) for name, x in example.kwargs.items()}
+        dynamic: Any = {name: _with_sides(x, example.dynamic.get(name, {}), name) for name, x in example.kwargs.items()}
     else:
         dynamic = tuple(_with_sides(x, axes) for x, axes in zip(example.args, example.dynamic, strict=True))
     wide = example._replace(dynamic=dynamic)
