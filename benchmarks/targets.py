@@ -60,8 +60,8 @@ QUICK = {
 }
 #: How far a model's results may be from the CPU's, as a part of the largest element: QNN computes in float16.
 DIFFERENCES = {"openvino": 1e-3, "webgpu": 1e-3, "qnn": 5e-2}
-#: Chromium's Vulkan driver without a GPU, for WebGPU.
-SWIFTSHADER = "/usr/lib/chromium/vk_swiftshader_icd.json"
+#: Chromium's Vulkan driver without a GPU, for WebGPU; Vulkan's loader lies beside it.
+SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 console = Console()
 
 
@@ -113,9 +113,11 @@ def environment(target: str) -> dict[str, str]:
     folder = installed(target)
     paths = [str(folder), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))}
-    found["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, [folder / "onnxruntime/capi", folder / "onnxruntime_qnn.libs"]))
-    if target == "webgpu" and os.path.exists(SWIFTSHADER):
-        found |= {"VK_ICD_FILENAMES": SWIFTSHADER, "VK_DRIVER_FILES": SWIFTSHADER, "XDG_RUNTIME_DIR": "/tmp"}
+    libraries = [folder / "onnxruntime/capi", folder / "onnxruntime_qnn.libs"]
+    if target == "webgpu" and SWIFTSHADER.exists():
+        libraries.append(SWIFTSHADER.parent)
+        found |= dict.fromkeys(("VK_ICD_FILENAMES", "VK_DRIVER_FILES"), str(SWIFTSHADER)) | {"XDG_RUNTIME_DIR": "/tmp"}
+    found["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
     return found
 
 
