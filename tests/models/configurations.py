@@ -470,6 +470,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "no_token_index": 6,
         "mm_tokens_per_image": 4,
     },
+    "yolos": {"image_size": [32, 48]},
     "imagegpt": {"image_size": 8},
     "neomme": {"head_dim": 32},
     "bamba": {"attn_layer_indices": [1]},
