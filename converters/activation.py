@@ -10,7 +10,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES, fits_attribute
 from onnxplug.converters.helpers.elementary import expm1_of
 from onnxplug.converters.helpers.error_function import erf
 from onnxplug.converters.helpers.exactness import KERNEL_FORGETS_NAN
@@ -96,14 +96,35 @@ def silu(g: GraphBuilder, node: FxNode) -> Value:
 def elu(g: GraphBuilder, node: FxNode) -> Value:
     """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
     x, alpha, scale, input_scale = node.args
-    if scale == 1 and input_scale == 1:
+    if scale == 1 and input_scale == 1 and fits_attribute(node.dtype, alpha):
         return g.op.Elu(x, alpha=float(alpha))
     dtype = node.dtype
+    if dtype == DOUBLE:
+        return _elu_of_doubles(g, x, float(alpha), float(scale), float(input_scale))
     negative = g.op.Mul(g.op.Sub(g.op.Exp(g.op.Mul(x, g.const(input_scale, dtype))), g.const(1.0, dtype)),
                         g.const(alpha * scale, dtype))  # fmt: skip
     positive = g.op.Mul(x, g.const(scale, dtype))
     result = g.op.Where(g.op.Greater(x, g.const(0.0, dtype)), positive, negative)
     return result
+
+
+def _elu_of_doubles(g: GraphBuilder, x: Value, alpha: float, scale: float, input_scale: float = 1.0) -> Value:
+    """scale * x where x is positive, elsewhere scale * alpha * (exp(input_scale * x) - 1); attributes would be float32."""
+    zero = g.const(0.0, DOUBLE)
+    inside = g.op.Mul(g.op.Min(x, zero), g.const(input_scale, DOUBLE))
+    low = g.op.Mul(expm1_of(g, inside), g.const(alpha * scale, DOUBLE))
+    return g.op.Where(g.op.Greater(x, zero), g.op.Mul(x, g.const(scale, DOUBLE)), low)
+
+
+def selu(g: GraphBuilder, node: FxNode) -> Value:
+    """selu(Tensor self) -> Tensor
+
+    The factors are those of Klambauer et al., arXiv 1706.02515.
+    """
+    x = node.args[0]
+    if node.dtype != DOUBLE:
+        return g.op.Selu(x)
+    return _elu_of_doubles(g, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
 def celu(g: GraphBuilder, node: FxNode) -> Value:
@@ -119,7 +140,11 @@ def celu(g: GraphBuilder, node: FxNode) -> Value:
 
 def leaky_relu(g: GraphBuilder, node: FxNode) -> Value:
     """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
-    return g.op.LeakyRelu(node.args[0], alpha=float(node.args[1]))
+    x, slope = node.args
+    if fits_attribute(node.dtype, slope):
+        return g.op.LeakyRelu(x, alpha=float(slope))
+    is_positive = g.op.Greater(x, g.const(0.0, node.dtype))
+    return g.op.Where(is_positive, x, g.op.Mul(x, g.const(slope, node.dtype)))
 
 
 def prelu(g: GraphBuilder, node: FxNode) -> Value:
@@ -137,12 +162,16 @@ def prelu(g: GraphBuilder, node: FxNode) -> Value:
 
 def hardsigmoid(g: GraphBuilder, node: FxNode) -> Value:
     """hardsigmoid(Tensor self) -> Tensor"""
-    return g.op.HardSigmoid(node.args[0], alpha=1 / 6, beta=0.5)
+    x = node.args[0]
+    if node.dtype != DOUBLE:
+        return g.op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    low, three, six = (g.const(number, DOUBLE) for number in (0.0, 3.0, 6.0))
+    return g.op.Div(g.op.Clip(g.op.Add(x, three), low, six), six)
 
 
 def hardswish(g: GraphBuilder, node: FxNode) -> Value:
     """hardswish(Tensor self) -> Tensor"""
-    return g.op.HardSwish(node.args[0])
+    return hardswish_plain(g, node) if node.dtype == DOUBLE else g.op.HardSwish(node.args[0])
 
 
 def hardswish_plain(g: GraphBuilder, node: FxNode) -> Value:
@@ -254,7 +283,7 @@ RULES: list[Rule] = [
     Rule("aten::gelu.default", gelu_plain, opset=(None, 19)),
     Rule("aten::silu.default", silu),
     Rule("aten::elu.default", elu),
-    Rule("aten::selu.default", simple("Selu")),
+    Rule("aten::selu.default", selu),
     Rule("aten::celu.default", celu),
     Rule("aten::leaky_relu.default", leaky_relu),
     Rule("aten::prelu.default", prelu),

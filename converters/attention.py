@@ -13,7 +13,7 @@ from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import made_by, same_sizes
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES
+from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, HALVES, fits_attribute
 from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.fused_layers import FUSED
 from onnxplug.converters.helpers.matrices import dtype_of
@@ -216,6 +216,8 @@ def attention(g: GraphBuilder, node: FxNode) -> Value:
         raise Decline("not four axes, or dropout")
     if not has_kernel(g, "Attention", query.dtype):
         raise Decline("a dtype that Attention has no kernel for")
+    if not fits_attribute(query.dtype, scale if scale is not None else 1.0):
+        raise Decline("a scale that is no float32")
     if mask is not None:
         if rank_of(mask) not in (2, 4) or list(mask.shape or ())[-2:] != [query.shape[-2], key.shape[-2]]:
             raise Decline("a mask to be broadcast over queries or keys")
@@ -234,7 +236,7 @@ def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
         if isinstance(size, int):
             scale = 1.0 / math.sqrt(size) if size else 1.0
         else:
-            root = g.op.Sqrt(g.cast(size, FLOAT))
+            root = g.op.Sqrt(g.cast(size, DOUBLE if dtype == DOUBLE else FLOAT))
             return g.op.Div(query, g.cast(root, dtype))
     result = g.op.Mul(query, g.const(scale, dtype))
     return result

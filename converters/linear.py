@@ -13,7 +13,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.inference.dims import dims_of
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64, fits_attribute
 from onnxplug.converters.helpers.einsum import sum_of_products
 from onnxplug.converters.helpers.products import is_restored, product
 from onnxplug.converters.helpers.promotion import operand, wide
@@ -116,7 +116,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     bias, a, b, beta, alpha = node.args
     plain = not isinstance(alpha, Value) and not isinstance(beta, Value)
     rounding = (is_restored(b) and ACTIVATIONS_ARE_ROUNDED.concerns(g)) or is_long(g, a, [1])
-    if not plain or rounding or not _has_gemm(g, node.dtype):
+    if not plain or rounding or not _has_gemm(g, node.dtype) or not fits_attribute(node.dtype, alpha, beta):
         return _combined(g, node, bias, product(g, a, b), beta, alpha)
     if beta == 0:
         return g.op.Gemm(a, b, alpha=float(alpha))

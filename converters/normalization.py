@@ -13,7 +13,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze
-from onnxplug.converters.helpers.dtypes import FLOAT, HALVES
+from onnxplug.converters.helpers.dtypes import FLOAT, HALVES, fits_attribute
 from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.reductions import is_long, reduce
@@ -33,7 +33,7 @@ def layer_norm(g: GraphBuilder, node: FxNode) -> Value:
     x, shape, weight, bias, eps = node.args[:5]
     # PyTorch accepts parameters in float32 with a tensor of 16-bit floats.
     dtype = next((v.dtype for v in (weight, bias) if v is not None), node.dtype)
-    if is_long(g, x, range(rank_of(x) - len(shape), rank_of(x))):
+    if is_long(g, x, range(rank_of(x) - len(shape), rank_of(x))) or not fits_attribute(dtype, eps):
         return _normalized(g, x, len(shape), weight, bias, eps, node.dtype)[0]
     if weight is None:
         weight = _ones(g, x, len(shape), dtype)
@@ -111,6 +111,8 @@ def rms_norm_operator(g: GraphBuilder, node: FxNode) -> Value:
         raise Decline("no weight, or a dtype that RMSNormalization has no kernel for")
     if eps is None:
         eps = float(ml_dtypes.finfo(_wide(node.dtype).numpy()).eps)
+    if not fits_attribute(node.dtype, eps):
+        raise Decline("an epsilon that is no float32")
     return g.op.RMSNormalization(x, weight, axis=-len(shape), epsilon=eps)
 
 
@@ -126,6 +128,8 @@ def group_norm_operator(g: GraphBuilder, node: FxNode) -> Value:
     By ONNX's GroupNormalization, which has a scale and a bias for each channel since opset 21.
     """  # noqa: E501
     x, groups, weight, bias, eps = node.args[:5]
+    if not fits_attribute(node.dtype, eps):
+        raise Decline("an epsilon that is no float32")
     channels = g.dim(x, 1)
     scale = _row(g, channels, 1.0, node.dtype) if weight is None else g.cast(weight, node.dtype)
     shift = _row(g, channels, 0.0, node.dtype) if bias is None else g.cast(bias, node.dtype)
@@ -142,7 +146,7 @@ def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, 
     # A size that is inferred is an error of ONNX Runtime where the batch is empty.
     length = -1 if not _reshapes(x) else math.prod(size for size in sizes if isinstance(size, int)) // groups
     rows = g.op.Reshape(wide, g.const([0, groups, length]))
-    if is_long(g, rows, [2]):
+    if is_long(g, rows, [2]) or not fits_attribute(inner, eps):
         normal = _standardized(g, rows, [2], eps)[0]
     else:
         ones, zeros = g.const(np.ones(groups), inner), g.const(np.zeros(groups), inner)
@@ -186,7 +190,7 @@ def instance_norm(g: GraphBuilder, node: FxNode) -> Value:
     x, weight, bias, mean, variance, use_input, _, eps = node.args[:8]
     if not use_input and mean is not None:
         return _batch_norm(g, x, weight, bias, mean, variance, eps)
-    if is_long(g, x, range(2, rank_of(x))):
+    if is_long(g, x, range(2, rank_of(x))) or not fits_attribute(node.dtype, eps):
         normal = _standardized(g, x, range(2, rank_of(x)), eps)[0]
         return g.cast(_affine(g, normal, weight, bias, node.dtype), node.dtype)
     channels = g.dim(x, 1)
@@ -207,11 +211,11 @@ def _batch_norm(g: GraphBuilder, x: Value, weight: Any, bias: Any, mean: Value, 
     assert dtype is not None and mean.dtype is not None
     weight = weight if weight is not None else _row(g, g.dim(mean, 0), 1.0, mean.dtype)
     bias = bias if bias is not None else _row(g, g.dim(mean, 0), 0.0, mean.dtype)
-    if dtype in HALVES or any(v.dtype != dtype for v in (weight, bias, mean, variance)):
-        wide = _wide(dtype)
-        values = [g.cast(v, wide) for v in (x, weight, bias, mean, variance)]
-        return g.cast(g.op.BatchNormalization(*values, epsilon=eps), dtype)
-    return g.op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
+    inner = _wide(dtype)
+    x, weight, bias, mean, variance = (g.cast(v, inner) for v in (x, weight, bias, mean, variance))
+    if not fits_attribute(inner, eps):
+        variance, eps = g.op.Add(variance, g.const(eps, inner)), 0.0
+    return g.cast(g.op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps), dtype)
 
 
 def batch_norm(g: GraphBuilder, node: FxNode) -> Value:

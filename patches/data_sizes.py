@@ -32,20 +32,23 @@ def cov(input: Tensor, correction: int = 1, fweights: Any = None, aweights: Any 
         return NotImplemented
     rows = input if input.is_floating_point() or input.is_complex() else input.to(torch.get_default_dtype())
     rows = rows if rows.dim() == 2 else rows.reshape(1, -1)
-    centred = rows - rows.mean(1, keepdim=True)
+    centred = rows - rows.sum(1, keepdim=True) / rows.shape[1]
     products = centred @ centred.mH / torch.sym_max(rows.shape[1] - correction, 0)
     return products.squeeze() if input.dim() == 2 else products[0, 0]
 
 
 def corrcoef(input: Tensor) -> Any:
-    """The covariances by both deviations, without what rounding adds beyond 1."""
+    """The covariances by both deviations, without what rounding adds beyond 1, or to a part of a complex number beyond 1."""
     covariances = cov(input)
-    if covariances is NotImplemented or covariances.is_complex():
+    if covariances is NotImplemented:
         return NotImplemented
     if not covariances.dim():
         return covariances / covariances
-    deviations = covariances.diagonal().sqrt()
-    return (covariances / deviations[:, None] / deviations[None]).clamp(-1, 1)
+    deviations = covariances.diagonal().real.sqrt() if covariances.is_complex() else covariances.diagonal().sqrt()
+    result = covariances / deviations[:, None] / deviations[None]
+    if result.is_complex():
+        return torch.complex(result.real.clamp(-1, 1), result.imag.clamp(-1, 1))
+    return result.clamp(-1, 1)
 
 
 #: The bound of a number of elements of which nothing is known.
@@ -59,6 +62,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.corrcoef: corrcoef,
     Tensor.corrcoef: corrcoef,
 }
+#: Functions whose own code asks for a number that it computes, whatever the sizes are.
+_ASKING = (cov, corrcoef)
 
 
 def _loss_of(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,13 +96,14 @@ def _without_the_largest(original: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
-    """While it holds, these functions take tensors of such sizes, the layer has no branch on them, and a number may be any size."""
+    """While it holds, these functions take tensors of such sizes or ask for no number, the layer has no branch on them, and a number may be any size."""
     original = getattr(NonStrictFunctions, "_override", None)
 
     def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         replacement = _FUNCTIONS.get(func)
         values = (*args, *(kwargs or {}).values()) if replacement is not None else ()
-        if replacement is not None and any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values):
+        needed = replacement in _ASKING or any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values)
+        if replacement is not None and needed:
             result = replacement(*args, **(kwargs or {}))
             if result is not NotImplemented:
                 return (lambda: result), (), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 BOOL = ir.DataType.BOOL
@@ -15,3 +16,11 @@ DOUBLE = ir.DataType.DOUBLE
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 #: Integers that are as wide in torch as in ONNX's arithmetic.
 WIDE_INTEGERS = frozenset({INT32, INT64})
+
+
+def fits_attribute(dtype: ir.DataType | None, *numbers: float) -> bool:
+    """Whether an operator on tensors of a dtype may have numbers as attributes, which ONNX keeps in float32.
+
+    PyTorch computes with the same float32 on floats of at most 32 bits; on doubles it computes with the number itself.
+    """
+    return dtype != DOUBLE or all(float(np.float32(number)) == number for number in numbers)

@@ -164,6 +164,12 @@ PLAIN_SIZES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_functions_that_need_plain_sizes(name: str, seeded: None) -> None:
     x = torch.randn(4, 6)
     check(Selected(PLAIN_SIZES[name]), x, FIRST, others=[(x * 2, FEWER)], atol=1e-5)
+    check(PLAIN_SIZES[name], x, others=[(x * 2 - 1,)], atol=1e-5)
+
+
+def test_correlations_of_complex_numbers(seeded: None) -> None:
+    x, y = torch.randn(4, 6, dtype=torch.complex64), torch.randn(4, 9, dtype=torch.complex64)
+    check(torch.corrcoef, x, dynamic=({1: "columns"},), others=[(y,), (x.roll(1, 0) * 2,)])
 
 
 def test_a_number_of_elements_that_is_said_to_be_a_size(seeded: None) -> None:

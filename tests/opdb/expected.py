@@ -75,15 +75,12 @@ _SYNC = "it returns a Python bool of the values, which torch.export can't know"
 _CUDA = "it runs on CUDA alone"
 _CSR = "its sparse CSR inputs have no storage that torch can copy"
 _NO_SHAPES = "torch has no kernel for the shapes of its results"
-_LIKE_EQUAL = "its code asks for the values of its arguments (torch.equal)"
 
 #: Entries of which eager torch or torch.export refuses every sample, with the reason: by name, ``name|dtype`` or
 #: ``name||dynamic``. Strict as well: one that can be captured is reported.
 UNCAPTURED: dict[str, str] = {
     "allclose": _SYNC,
     "equal": _SYNC,
-    "corrcoef": _LIKE_EQUAL,
-    "cov": _LIKE_EQUAL,
     "item|complex64": "torch's fake tensors have no item() of complex numbers",
     **{
         f"jiterator_{name}": _CUDA
