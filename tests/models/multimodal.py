@@ -390,8 +390,8 @@ def _actions(config: Any, sizes: Sizes) -> Inputs:
     """What two cameras see, and the states of actions."""
     inputs, axes = _cameras(config, sizes)
     kept = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask", "input_ids")}
-    kept["action_embeds"] = torch.randn(sizes.batch, config.chunk_size, config.dit_config.hidden_size)
-    return kept, {**axes, "action_embeds": {0: "batch"}}
+    kept["action_embeds"] = torch.randn(sizes.batch, sizes.text + 3, config.dit_config.hidden_size)
+    return kept, {**axes, "action_embeds": {0: "batch", 1: "actions"}}
 
 
 def _question_and_text(config: Any, sizes: Sizes) -> Inputs:
