@@ -488,6 +488,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "attn_layers": ["local", "lsh"],
         "num_buckets": 4,
     },
+    "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
+    "nemotron3_5_transcribe_word_timestamp": {"num_key_value_heads": 4},
     "neucodec": FEW_FILTERS,
     "xcodec2": FEW_FILTERS,
     **dict.fromkeys((f"pocket_tts_audio_tokenizer{half}" for half in ("", "_encoder", "_decoder")), FEW_LATENTS),
