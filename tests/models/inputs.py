@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from tests.models.configurations import VOCABULARY
+from tests.models.libraries import draw_arguments
+from tests.models.small import Small
 
 #: Inputs by name, and the dynamic dimensions of each by axis.
 Inputs = tuple[dict[str, torch.Tensor], dict[str, dict[int, str]]]
@@ -34,7 +36,9 @@ _GIVEN: Mapping[str, tuple[str, ...]] = {
 }
 
 
-_WITH_A_DECODER = frozenset(("base canary", "base cohere_asr", "base moonshine"))
+_WITH_A_DECODER = frozenset(
+    f"base {name}" for name in "canary cohere_asr moonshine moonshine_streaming speech_to_text".split()
+)
 
 
 def draw_inputs(model: nn.Module, config: Any, model_type: str, kind: str) -> Inputs:
@@ -158,6 +162,11 @@ _BY_NAME: Mapping[str, Callable[[Any], Input]] = {
 }
 
 
+def _written(inputs: str, **sizes: int) -> Callable[[Any], Inputs]:
+    """As :class:`tests.models.small.Small` has them."""
+    return lambda config: draw_arguments(Small("", inputs, sizes=sizes))
+
+
 def _text(config: Any) -> Inputs:
     ids, axes = _tokens(config)
     return {"input_ids": ids}, {"input_ids": axes}
@@ -185,7 +194,7 @@ def _codebooks(config: Any) -> Inputs:
 
 def _patches(config: Any) -> Inputs:
     """Images as rows of patches; the second one is smaller than the first."""
-    vision = config.vision_config
+    vision = getattr(config, "vision_config", config)
     inputs = {
         "pixel_values": torch.randn(2, 16, vision.num_channels * vision.patch_size**2),
         "pixel_attention_mask": (torch.arange(16)[None] < torch.tensor([[16], [12]])).long(),
@@ -391,6 +400,12 @@ def _frames(width: Callable[[Any], int], name: str = "input_features", masked: b
     return draw
 
 
+def _muted(config: Any) -> Inputs:
+    """Frames of mel bins, with which of them are padding."""
+    inputs, axes = _frames(lambda config: config.input_feat_size, "audio_mel", masked=True)(config)
+    return inputs | {"audio_mel_mask": ~inputs["audio_mel_mask"]}, axes
+
+
 def _described_sound(config: Any) -> Inputs:
     """A spectrogram of one channel, and text."""
     inputs = {"input_ids": _ids(2, 9), "input_features": torch.randn(2, 1, 60, config.audio_config.num_mel_bins)}
@@ -407,6 +422,9 @@ def _picture_and_text(config: Any) -> Inputs:
     return {"input_ids": text, "pixel_values": picture}, {"input_ids": words, "pixel_values": sides}
 
 
+_WAVES = "input_values: batch 1 320*frames; input_features: batch frames 160"
+_PROMPTED = ("pixel_values", "prompt_pixel_values", "prompt_masks")
+_WORDS, _SOUND = "input_ids: batch text < 99", "input_values: batch 1 samples"
 OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "causal musicgen": _codebooks,
     "causal musicgen_melody": _codebooks,
@@ -476,6 +494,39 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "base whisper": _mel_of_length(80, "decoder_input_ids"),
     "speech whisper": _mel_of_length(80, "decoder_input_ids"),
     "synthesis speecht5": _text_and_frames,
+    "base gemma3n_audio": _muted,
+    "base mimi_decoder": _written("latents: batch 32 length"),
+    "base muse_glimmer_assistant": _written("noise_embeds: batch text 32; context_hidden_states: batch length 160"),
+    "base nemotron3_5_transcribe_audio": _written("input_features: batch 8*frames 16", frames=10),
+    **dict.fromkeys(("base neucodec", "base xcodec2"), _written(_WAVES, frames=10)),
+    "base pe_audio": _written(f"{_WORDS}; {_SOUND}", samples=3200),
+    "base pe_video": _written(f"{_WORDS}; pixel_values_videos: batch frames 3 32 32"),
+    "base pe_video_encoder": _written("pixel_values_videos: batch frames 3 32 32"),
+    "base pe_audio_video": _written(f"{_WORDS}; {_SOUND}; pixel_values_videos: batch frames 3 32 32", samples=3200),
+    "base pe_audio_video_encoder": _written(f"{_SOUND}; pixel_values_videos: batch frames 3 32 32", samples=3200),
+    "base pocket_tts_audio_tokenizer": _channel_of_sound,
+    "base pocket_tts_audio_tokenizer_decoder": _written("latents: batch 32 length"),
+    "base pocket_tts_audio_tokenizer_encoder": _channel_of_sound,
+    "base qwen3_asr_encoder": _written(
+        "input_features: batch 16 100*frames; input_features_mask: batch 100*frames mask", frames=2
+    ),
+    **dict.fromkeys(("base sam3", "base sam3_lite_text"), _picture_and_text),
+    "base sam3_lite_text_text_model": _text,
+    "base seggpt": _written("; ".join(f"{name}: batch 3 32 32" for name in _PROMPTED)),
+    "base siglip2_vision_model": _patches,
+    "base speecht5": _written("input_values: batch length 32; decoder_input_values: batch text 32"),
+    "base tvp": _written("input_ids: 1 text < 99; pixel_values: 1 4 3 64 64"),  # of one film
+    "base vibevoice_acoustic_tokenizer": _written(_SOUND, samples=9600),
+    "base vibevoice_acoustic_tokenizer_encoder": _written("hidden_states: batch 1 samples", samples=9600),
+    "base vibevoice_acoustic_tokenizer_decoder": _written("hidden_states: batch 32 frames"),
+    "base voxtral_encoder": _mel_of_length(256),
+    "base voxtral_realtime_encoder": _written("input_features: batch 16 frames", frames=80),
+    "base xclip": _written(f"{_WORDS}; pixel_values: batch 8 3 32 32"),
+    "base xcodec": _channel_of_sound,
+    "contrastive blip-2": _written(
+        "input_ids: batch tokens < 99; pixel_values: batch 3 32 32; attention_mask: batch tokens mask"
+    ),
+    "pretraining hiera": _written("pixel_values: batch 3 224 224; noise: batch 49 image"),
     **dict.fromkeys(
         (f"audio {name}" for name in "data2vec-audio unispeech-sat wav2vec2 wav2vec2-conformer wavlm".split()),
         _longer_waveform,

@@ -154,8 +154,9 @@ def _transformer(architecture: Architecture) -> Example:
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[architecture.name]
     config = config_class(**small_settings(config_class, architecture.name, architecture.kind))
     model_class = getattr(transformers, architecture.model)
-    if architecture.kind in (*_TEXT, "base") and not isinstance(config, model_class.config_class or object):
-        config = config.get_text_config(decoder=True)  # of the text alone, as AutoModelForCausalLM takes it
+    text, known = config.get_text_config(decoder=True), model_class.config_class or object
+    if architecture.kind in (*_TEXT, "base") and not isinstance(config, known) and isinstance(text, known):
+        config = text  # of the text alone, as AutoModelForCausalLM takes it
     for part in (config, config.get_text_config(decoder=True)):
         if architecture.kind == "classification" and getattr(part, "pad_token_id", None) is None:
             part.pad_token_id = 0  # which tells the last token of a text

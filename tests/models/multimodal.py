@@ -31,7 +31,7 @@ def depend_on_each_other(model: nn.Module, model_type: str, kind: str) -> bool:
     """Whether the inputs of a model are drawn here."""
     return (
         kind == "multimodal"
-        or f"{kind} {model_type}" in OWN
+        or not OWN.keys().isdisjoint((f"{kind} {model_type}", type(model).__name__))
         or (kind == "base" and "grid_thw" in inspect.signature(model.forward).parameters)
     )
 
@@ -47,7 +47,7 @@ def draw_images_and_text(model: nn.Module, config: Any, model_type: str, kind: s
         sizes: How large.
     """
     parameters = inspect.signature(model.forward).parameters
-    draw = OWN.get(f"{kind} {model_type}") or OWN.get(model_type)
+    draw = OWN.get(type(model).__name__) or OWN.get(f"{kind} {model_type}") or OWN.get(model_type)
     inputs, axes = (draw or next(draw for name, draw in _BY_PARAMETER if name in parameters))(config, sizes)
     for name, other in _OTHER_NAMES.items():
         if name in inputs and name not in parameters and other in parameters:
@@ -386,6 +386,35 @@ def _volumes(config: Any, sizes: Sizes) -> Inputs:
     return {"pixel_values": torch.randn(sizes.batch, 2, side, side, 3)}, {"pixel_values": {0: "batch"}}
 
 
+def _actions(config: Any, sizes: Sizes) -> Inputs:
+    """What two cameras see, and the states of actions."""
+    inputs, axes = _cameras(config, sizes)
+    kept = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask", "input_ids")}
+    kept["action_embeds"] = torch.randn(sizes.batch, sizes.text + 3, config.dit_config.hidden_size)
+    return kept, {**axes, "action_embeds": {0: "batch", 1: "actions"}}
+
+
+def _question_and_text(config: Any, sizes: Sizes) -> Inputs:
+    """A question, two separators, a text and a third separator."""
+    ids = _ids(sizes.batch, sizes.text + 6)
+    ids[:, [4, 5, -1]] = config.sep_token_id
+    return {"input_ids": ids}, {"input_ids": {0: "batch", 1: "sequence"}}
+
+
+def _question_and_answers(config: Any, sizes: Sizes) -> Inputs:
+    """The same with each of three answers."""
+    ids = torch.stack([_question_and_text(config, sizes)[0]["input_ids"] for _ in range(3)], 1)
+    return {"input_ids": ids}, {"input_ids": {0: "batch", 2: "sequence"}}
+
+
+def _questions(config: Any, sizes: Sizes) -> Inputs:
+    """Where two questions are in each text."""
+    inputs, axes = _of(input_ids=_TEXT)(config, sizes)
+    return inputs | {"question_positions": torch.tensor([[0, 2]] * sizes.batch)}, axes | {
+        "question_positions": {0: "batch"}
+    }
+
+
 #: Of which the prefix sees all of itself, by token types that are theirs: without them PyTorch's fused attention has no mask, and
 #: any other a causal one.
 _PREFIXED = ("paligemma",)
@@ -408,7 +437,8 @@ _BY_PARAMETER: tuple[tuple[str, Callable[[Any, Sizes], Inputs]], ...] = (
     ("input_ids", _of(input_ids=_TEXT)),
 )
 _TOKENS_AND_BOXES = _of(input_ids=_TEXT, bbox=("batch", "sequence", 8))
-#: By model type, or by kind and model type.
+_DOCUMENT = _of(pixel_values=_PICTURE, input_ids=_TEXT, bbox=("batch", "sequence", 4))
+#: By model type, by kind and model type, or by class.
 OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
     **dict.fromkeys("git vilt".split(), _of(pixel_values=_PICTURE, input_ids=_TEXT)),
     "blip": _of(pixel_values=_PICTURE, input_ids=_TEXT),
@@ -456,7 +486,8 @@ OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
     **dict.fromkeys(("base lxmert", "pretraining lxmert", "classification lxmert"), _regions),
     **dict.fromkeys(("base bros", "classification bros"), _TOKENS_AND_BOXES),
     **dict.fromkeys(
-        (f"base {name}" for name in "aimv2 groupvit owlv2 owlvit".split()), _of(pixel_values=_PICTURE, input_ids=_TEXT)
+        (f"base {name}" for name in "aimv2 groupvit owlv2 owlvit vilt vision-text-dual-encoder".split()),
+        _of(pixel_values=_PICTURE, input_ids=_TEXT),
     ),
     **dict.fromkeys((f"base minicpm{name}_vision" for name in ("_ocr", "v4_6", "v4_7")), _strip),
     "base blip_2_qformer": _of(query_embeds=("batch", 4, 32), encoder_hidden_states=("batch", "patches", 32)),
@@ -467,5 +498,11 @@ OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
     "base kimi_k25_vision": _packed_squares,
     "base kosmos-2": _in_places(_picture),
     "base video_llama_3_vision": _packed_of_sizes,
-    "udop": _of(pixel_values=_PICTURE, input_ids=_TEXT, bbox=("batch", "sequence", 4)),
+    **dict.fromkeys(("udop", "base udop"), _DOCUMENT),
+    "LongformerForQuestionAnswering": _question_and_text,
+    "LongformerForMultipleChoice": _question_and_answers,
+    "base pi0": _actions,
+    "pretraining splinter": _questions,
+    "speech fun_asr_nano": _of(input_features=("batch", "patches", 112), input_features_mask=("batch", "patches")),
+    "speech vibevoice": _after(_of(input_values=("batch", 1, 6400), padding_mask=("batch", 6400)), 2),
 }

@@ -20,7 +20,7 @@ DeepLabV3Plus=resnet18 UPerNet=tu-test_convnext Segformer=mit_b0
 
 def _segmentation(decoder: str, encoder: str) -> Small:
     settings = {"encoder_name": encoder, "encoder_weights": None, "classes": 2}
-    sizes = {"height": 64, "width": 96}
+    sizes = {"height": 128, "width": 160} if decoder == "PAN" else {"height": 64, "width": 96}
     return Small(f"segmentation_models_pytorch:{decoder}", "x: batch 3 height width", settings, sizes)
 
 

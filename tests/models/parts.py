@@ -178,3 +178,23 @@ DEPTH_ANYTHING = NECK | {
     "reassemble_hidden_size": 32,
     "head_hidden_size": 8,
 }
+#: Of Xcodec's encoder, which doubles them with each of five strides; and the width of what is quantized.
+FEW_FILTERS = {"encoder_hidden_size": 2, "quantization_dim": 64, "num_key_value_heads": 4}
+FEW_LATENTS = {"upsample_groups": 32, "num_filters": 4, "upsampling_ratios": [4, 2], "latent_stride": 4}
+SHALLOW = {"num_filters": 4, "depths": [1] * 7}
+PERCEPTION = {
+    "model_type": "timm_wrapper",
+    "architecture": "vit_pe_core_tiny_patch16_384",
+    "do_pooling": True,
+    "global_pool": "map",
+    "num_classes": 5,
+    "model_args": {"img_size": [32, 32], "depth": 2},
+}
+#: UVDoc's stages, of one block each: input and output channels, dilation, whether it halves the size.
+BRIDGE = {
+    "model_type": "uvdoc_backbone",
+    "resnet_head": [[3, 8], [8, 8]],
+    "resnet_configs": [[[8, 8, 1, False]], [[8, 8, 3, True]]],
+    "stage_configs": [[[8, 1]], [[8, 2]], [[8, 3], [8, 2]]],
+    "out_features": ["stage1", "stage2", "stage3"],
+}

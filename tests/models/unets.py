@@ -322,7 +322,7 @@ AUTOENCODERS = dict(
             decoder_block_out_channels=(8, 16, 32),
             layers_per_block=(1, 1, 1, 1, 1),
             decoder_layers_per_block=(1, 1, 1, 1),
-            sizes={"height": 32, "width": 32},
+            sizes={"height": 64, "width": 64},
         ),
         row(
             "AutoencoderKLLTX2Audio",
