@@ -96,7 +96,7 @@ def _without_the_largest(original: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
-    """While it holds, these functions take tensors of such sizes or ask for no number, the layer has no branch on them, and a number may be any size."""
+    """While it holds, these functions take such sizes or ask for no number, the layer has no branch, and a number is any size."""
     original = getattr(NonStrictFunctions, "_override", None)
 
     def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
