@@ -294,8 +294,12 @@ def results_of_choices(
 
     def own() -> Iterator[Mapping[str, Any]]:
         yield replay.outputs(())
-        if eager is not None:
-            yield _Replay(functional, values, EagerValues.of(eager, functional, choosing)).outputs(choosing)
+        try:
+            others = EagerValues.of(eager, functional, choosing) if eager is not None else None
+        except Exception:  # the eager model takes no mode of PyTorch: nothing is known of its choices
+            return
+        if others is not None:
+            yield _Replay(functional, values, others).outputs(choosing)
 
     return Ties(own, theirs)
 

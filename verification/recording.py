@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.torch_private import OpOverload, TorchDispatchMode, pytree
+from onnxplug.torch_private import HigherOrderOperator, OpOverload, TorchDispatchMode, pytree
 from onnxplug.verification.repetition import is_real
 
 
@@ -27,7 +27,9 @@ _CASTS = ("aten::to", "aten::_to_copy")
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the calls of some kinds of operators in their order."""
+    """Records the calls of some kinds of operators in their order, without those of operators that call functions."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, kinds: Collection[Any]) -> None:
         super().__init__()
@@ -37,6 +39,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **(kwargs or {}))
         named = _by_name(func, args, kwargs or {})
         kept = _copies(named) if func in self._kinds or func._schema.name in _CASTS else None
         result = func(*args, **(kwargs or {}))

@@ -9,6 +9,7 @@ import torch
 
 import onnxplug
 from onnxplug import Rule, VerificationError
+from onnxplug.verification import recording
 from tests.verification.test_ties import TIED, Chosen, otherwise
 
 #: One unit of rounding: less for every third element, more for the others.
@@ -49,4 +50,30 @@ def test_the_eager_model_may_call_an_operator_more_often_than_the_captured_graph
     x = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
     program = onnxplug.to_onnx(Recaptured(choose, THIRDS), (x,), rules=[Rule("aten::cos", otherwise)])
     with pytest.raises(VerificationError):  # which of the calls was captured is not known
+        program.verify(seeds=())
+
+
+class Conditional(Recaptured):
+    """With a choice in a function that an operator calls; eager alone, which may refuse modes of PyTorch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            torch.cond(x.sum() > 0, lambda x: x.topk(2, dim=1)[0], lambda x: x[:, :2].clone(), (x,))
+        return super().forward(x)
+
+
+def test_an_eager_model_with_operators_that_call_functions() -> None:
+    x = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
+    program = onnxplug.to_onnx(Conditional(TIED["topk"], THIRDS), (x,), rules=[Rule("aten::cos", otherwise)])
+    assert program.verify(seeds=()).cases[0].ties
+
+
+def test_an_eager_model_that_takes_no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise TypeError("no mode")
+
+    x = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
+    program = onnxplug.to_onnx(Recaptured(TIED["topk"], THIRDS), (x,), rules=[Rule("aten::cos", otherwise)])
+    monkeypatch.setattr(recording.EagerValues, "of", refused)
+    with pytest.raises(VerificationError):
         program.verify(seeds=())
