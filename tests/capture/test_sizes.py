@@ -26,6 +26,7 @@ def _signal(length: Callable[[torch.Tensor], int], center: bool = True) -> Calla
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("length", "center"),
     [

@@ -74,17 +74,20 @@ def test_each_exporter_is_in_place(outcomes: dict[str, dict[str, report.Outcome]
     assert version == {"dynamo=False": "failed", "dynamo=True": "failed", "onnxplug": "passed"}
 
 
+@pytest.mark.long
 def test_a_test_without_an_export_is_not_counted(outcomes: dict[str, dict[str, report.Outcome]]) -> None:
     names = [name.rpartition("::")[2] for name in report.exporting(outcomes)]
     assert names == ["test_onnx_producer", "test_onnx_version", "test_onnx_crash"]
 
 
+@pytest.mark.long
 def test_a_crash_is_an_outcome(outcomes: dict[str, dict[str, report.Outcome]]) -> None:
     crashed = outcomes["onnxplug"]["tests/test_exports.py::test_onnx_crash"]
     assert crashed.outcome == "ended"
     assert crashed.exports == 1
 
 
+@pytest.mark.long
 def test_the_page(outcomes: dict[str, dict[str, report.Outcome]]) -> None:
     text = page.render({Library("acme", "1.0", tests=("tests",)): outcomes, Library("other", "2"): {}})
     assert "| acme | 1.0 | its own | 3 | 0 | 0 | 2 |" in text

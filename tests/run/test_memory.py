@@ -96,6 +96,7 @@ AS_IT_IS = pytest.param((2, WIDTH), id="as it is", marks=pytest.mark.long)
 TRANSPOSED = pytest.param((2, 3, WIDTH), id="transposed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [AS_IT_IS, TRANSPOSED])
 @pytest.mark.parametrize("external_data", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_save_makes_no_second_copy(tmp_path: Path, shape: tuple[int, ...], external_data: bool) -> None:

@@ -62,6 +62,7 @@ def test_fifty_steps_have_the_losses_of_eager(name: str) -> None:
         torch.testing.assert_close(one, other, **looser("training"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cnn", pytest.param("transformer", marks=pytest.mark.long)])
 def test_mixed_precision(name: str) -> None:
     """Products in bfloat16, everything else in float32, as autocast chooses for eager."""
@@ -88,6 +89,7 @@ def test_mixed_precision(name: str) -> None:
     assert {p.dtype for p in mine.parameters()} == {torch.float32}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.long)])
 def test_a_model_in_half_precision(dtype: torch.dtype) -> None:
     mine, theirs, data = made("cnn")
@@ -118,6 +120,7 @@ def test_gradients_accumulate_and_clip() -> None:
         torch.testing.assert_close(one.grad, other.grad, **looser("gradients"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9's own backends give other shapes")
 @pytest.mark.parametrize(
     ("settings", "training"),

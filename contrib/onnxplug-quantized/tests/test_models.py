@@ -145,6 +145,7 @@ def spread(a: torch.Tensor, b: torch.Tensor) -> float:
 LARGE = ["resnet18", "resnet50", "resnext101_32x8d", "googlenet", "inception_v3", "mobilenet_v3_large"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("vision")
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", *(pytest.param(n, marks=pytest.mark.long) for n in LARGE)])
 def test_torchvision(name: str) -> None:

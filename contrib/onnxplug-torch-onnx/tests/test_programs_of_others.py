@@ -132,6 +132,7 @@ def own_pytrees() -> Iterator[None]:
             pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.pop(serialized.serialized_type_name, None)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(torch.onnx, "ExportableModule"), reason="OnnxExporter asks for torch 2.11")
 @pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])

@@ -125,6 +125,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "flags"), CASES)
 def test_text_with_each_adapter(
     name: str, flags: tuple[str, ...], two: Any, with_adapter: Any, exported: Any, capsys: Any
@@ -187,6 +188,7 @@ def test_contents_of_the_files(two: Any, exported: Any) -> None:
     assert about["rank_pattern"] == {"lm_head": 5}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [("--fused", "--zero-points"), pytest.param((), marks=pytest.mark.long)])
 def test_a_base_in_four_bits(flags: tuple[str, ...], two: Any, with_adapter: Any, restore: Any, exported: Any) -> None:
     """Adapters stay floats beside rounded weights, also of the layers that are parts of one product."""

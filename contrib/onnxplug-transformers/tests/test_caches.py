@@ -160,6 +160,7 @@ def test_static_cache(decoder: Any) -> None:
         assert int(past.layers[0].cumulative_length) == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.long)])
 def test_encoder_decoder_cache(name: str, decoder: Any) -> None:
     """The first step fills both halves; later ones read the encoder's half."""

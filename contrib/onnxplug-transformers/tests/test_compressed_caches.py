@@ -16,6 +16,7 @@ SEVERAL = "has keys and values of several shapes; {} takes one for all layers"
 STATES = "has states of linear attention or convolutions in its cache; {} takes keys and values alone"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["deepseek_v3", "mamba", *(pytest.param(n, marks=pytest.mark.long) for n in ("qwen3_next", "kimi_linear"))]
 )

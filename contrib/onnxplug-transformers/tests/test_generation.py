@@ -157,6 +157,7 @@ def test_a_text_ends_where_transformers_ends_it(saved: Callable[[str], Path], tm
     assert json.loads((output / "genai_config.json").read_text())["model"]["eos_token_id"] == [row[5]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.long)])
 def test_last_logits(name: str, saved: Callable[[str], Path], exported: Any) -> None:
     """One row of logits a prompt: of its last token, which is not the last place of a row with padding."""
@@ -391,6 +392,7 @@ def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
     assert kinds.count("If") == 2  # which move tokens and results, unless it is one token
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "flags", "size"),
     [("qwen3", ("--fused",), 32), *[pytest.param("llama_tied", (), size, marks=LONG) for size in (16, 128)]],

@@ -47,6 +47,7 @@ def written(folder: Path, inputs: dict[str, torch.Tensor], start: int, suffix: s
     return text.tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["t5", "whisper", pytest.param("bart", marks=pytest.mark.long)])
 def test_the_merged_decoder_writes_the_text_of_transformers(
     name: str, saved: Callable[[str], Path], exported: Any

@@ -43,6 +43,7 @@ def _cpmant() -> nn.Module:
     return modeling_cpmant.CpmAntModel._from_config(modeling_cpmant.CpmAntConfig(**sizes, **settings))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "settings"),
     [

@@ -76,6 +76,7 @@ def test_odd_blocks(case: str) -> None:
     assert error <= bound * exact.abs().max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "flags"),
     [

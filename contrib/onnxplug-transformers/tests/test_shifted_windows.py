@@ -118,6 +118,7 @@ def test_example_that_windows_divide(name: str) -> None:
     check_sizes(name, FITTING, [OTHER, *FURTHER])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error:the exported model is right only where")
 @pytest.mark.parametrize("name", ["swin", pytest.param("donut", marks=pytest.mark.long)])
 def test_example_that_windows_do_not_divide(name: str) -> None:

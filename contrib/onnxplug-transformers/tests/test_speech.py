@@ -106,6 +106,7 @@ def without_end(model: Any) -> Any:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beams", [1, 3])
 def test_text_is_that_of_transformers(beams: int, plain: tuple[Any, Path]) -> None:
     model, output = without_end(plain[0]), plain[1]

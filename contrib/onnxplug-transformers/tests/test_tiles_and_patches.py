@@ -87,6 +87,7 @@ def of_image(tokens: int) -> list[int]:
     return [START, *[IMAGE] * tokens, END]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", pytest.param("qwen2_vl", marks=pytest.mark.long)])
 def test_patches(kind: str, both: Export) -> None:
     exported, seen = both(kind), []
@@ -107,6 +108,7 @@ def test_patches(kind: str, both: Export) -> None:
     assert seen[0] != seen[1][:1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["smolvlm", pytest.param("idefics3", marks=pytest.mark.long)])
 def test_tiles(kind: str, both: Export) -> None:
     exported = both(kind)

@@ -129,6 +129,7 @@ def test_names_that_decoders_have(decoder: Any) -> None:
     assert [value.name for value in program.model.graph.outputs] == ["logits", *presents]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mistral", pytest.param("gemma3", marks=pytest.mark.long)])
 def test_static_cache_beyond_the_window(name: str, decoder: Any) -> None:
     """One graph for windows that are filled in part, full, and filled in a call: the state is transformers' own each time."""

@@ -131,6 +131,7 @@ def test_refused(folder: Path, library: str, message: str) -> None:
     assert [path for path in sorted(folder.iterdir()) if path.name != "__pycache__"] == before
 
 
+@pytest.mark.long
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plugins", "new", "onnxplug-some", "--for", "benchlib", "--op", "bench::s*", "-o", str(folder)]
     assert run(arguments) == 0
