@@ -44,7 +44,8 @@ def corrcoef(input: Tensor) -> Any:
         return NotImplemented
     if not covariances.dim():
         return covariances / covariances
-    deviations = covariances.diagonal().real.sqrt() if covariances.is_complex() else covariances.diagonal().sqrt()
+    variances = covariances.diagonal()
+    deviations = (variances.real if variances.is_complex() else variances).sqrt()
     result = covariances / deviations[:, None] / deviations[None]
     if result.is_complex():
         return torch.complex(result.real.clamp(-1, 1), result.imag.clamp(-1, 1))

@@ -113,8 +113,9 @@ def double_scale_apart_from_matmul(g: GraphBuilder, node: ir.Node) -> ir.Value |
     """
     result = node.outputs[0]
     scaled = _scale_of(g, result) if result.dtype == ir.DataType.DOUBLE else None
-    if scaled is None or float(np.float32(scaled[1])) == scaled[1]:
-        return None
+    with np.errstate(over="ignore"):
+        if scaled is None or float(np.float32(scaled[1])) == scaled[1]:
+            return None
     x = scaled[0]
     if made_by(x, "MatMul") is None and not any(_feeds_matmul(n) for n in consumers(result)):
         return None

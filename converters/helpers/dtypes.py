@@ -23,4 +23,5 @@ def fits_attribute(dtype: ir.DataType | None, *numbers: float) -> bool:
 
     PyTorch computes with the same float32 on floats of at most 32 bits; on doubles it computes with the number itself.
     """
-    return dtype != DOUBLE or all(float(np.float32(number)) == number for number in numbers)
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, which is another number
+        return dtype != DOUBLE or all(float(np.float32(number)) == number for number in numbers)

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "celu": lambda x: F.celu(x, 0.3),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.01),
     "leaky_relu downwards": lambda x: F.leaky_relu(x, -0.3),
+    "leaky_relu beyond float32": lambda x: F.leaky_relu(x, 1e60),
     "rrelu": F.rrelu,
     "hardsigmoid": F.hardsigmoid,
     "hardswish": F.hardswish,
@@ -41,6 +42,7 @@ LAYERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name: str, seeded: None) -> None:
     x, y = torch.randn(3, 4, 6, dtype=torch.float64) * 3, torch.tensor(EXTREMES, dtype=torch.float64)
