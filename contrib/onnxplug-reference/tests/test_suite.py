@@ -83,4 +83,5 @@ def test_models_in_torch() -> None:
 @pytest.mark.parametrize("cases", [node_cases, model_cases])
 def test_no_fewer_than_onnx(cases: Any) -> None:
     """Of what we do not pass onnx's own evaluator passes nothing."""
-    assert [name for name in NUMPY if name in cases() and passes(ReferenceEvaluator, cases()[name]) is None] == []
+    fixed = {name: case for name, case in cases().items() if NUMPY.get(name, _RANDOM) != _RANDOM}
+    assert [name for name, case in fixed.items() if passes(ReferenceEvaluator, case) is None] == []
