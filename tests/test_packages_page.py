@@ -57,6 +57,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_rows_of_a_package(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index.main(checkout)
     text = (checkout / index.PAGE).read_text(encoding="utf-8")

@@ -97,6 +97,7 @@ STATIC |= {(Functionalized, "linear without bias")}
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.long
 def test_results_have_values(place: type[Beside], layer: str) -> None:
     torch.manual_seed(0)
     model = place(LAYERS[layer]()).eval()

@@ -109,6 +109,7 @@ def test_replaced_weights() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss"])
+@pytest.mark.long
 def test_transformers(name: str, vision: None) -> None:
     from onnxplug_ort import set_experts
 
@@ -131,6 +132,7 @@ def test_transformers(name: str, vision: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_other_gates_are_computed_by_group(vision: None) -> None:
     from onnxplug_ort import set_experts
 

@@ -53,6 +53,7 @@ def test_decoding_by_fused_operators(seeded: None) -> None:
         compare(program, input_ids=ids(batch, step), attention_mask=total, past_key_values=past)
 
 
+@pytest.mark.long
 def test_the_decoder_verifies_at_every_seed(seeded: None) -> None:
     """The example of the package's README: sizes are drawn that fit together."""
     registry = plugged("onnxplug-transformers")
@@ -101,6 +102,7 @@ def test_mixture_of_experts(name: str, implementation: str | None, vision: None)
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "opset"), [("GptOss", 18), ("Qwen3Moe", 24)])
+@pytest.mark.long
 def test_mixture_of_experts_at_other_opsets(name: str, opset: int, vision: None) -> None:
     model = mixture(name)
     program = experts_program(model, opset)

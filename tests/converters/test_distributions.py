@@ -197,6 +197,7 @@ def test_angles_that_are_drawn_until_accepted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Singular sample detected")
+@pytest.mark.long
 def test_matrices_that_are_drawn_until_accepted() -> None:
     model = Call(lambda m: wishart(m).rsample((20_000,)))
     program = onnxplug.to_onnx(model, (MATRIX,))

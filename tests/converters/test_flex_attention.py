@@ -67,6 +67,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", rotated(CALLS, every=5))
+@pytest.mark.long
 def test_any_batch(name: str) -> None:
     check(
         lambda q, k, v: flex_attention(q, k, v, **CALLS[name]),

@@ -449,6 +449,7 @@ def test_cond_of_singular() -> None:
     check(linalg.cond, torch.zeros(2, 0, 0))
 
 
+@pytest.mark.long
 def test_pinv_tolerances() -> None:
     a = torch.diag(torch.tensor([4.0, 1.0, 1e-3, 0.0])).double()
     for options in ({}, {"rtol": 0.01}, {"atol": 0.1}, {"atol": 0.0}, {"atol": 0.1, "rtol": 0.5}):

@@ -82,6 +82,7 @@ def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", LONG)
+@pytest.mark.long
 def test_millions(name: str) -> None:
     function, shape = LONG[name]
     first, second = inputs(shape)

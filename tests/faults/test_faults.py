@@ -90,6 +90,7 @@ def test_a_fault_at_every_write(kind: Kind, tmp_path: Path, before: bool) -> Non
     assert {"killed", "SaveError"} <= messages | ({"SaveError"} if kind.may_drop else set())
 
 
+@pytest.mark.long
 def test_there_are_many_points(tmp_path: Path) -> None:
     counts = {kind.name: _points(kind, tmp_path / "folder", True) for kind in KINDS}
     assert sum(counts.values()) >= 150, counts

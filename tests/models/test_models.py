@@ -130,6 +130,7 @@ def test_heights_and_widths(module: nn.Module, dynamic: str, way: str, monkeypat
     [(lambda width: width != 150, "wrong", "width=150"), (lambda width: width > 200, "convert", "width is 201")],
     ids=["condition", "bound"],
 )
+@pytest.mark.long
 def test_what_an_export_warned_of(
     branches: Callable[[int], bool], status: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

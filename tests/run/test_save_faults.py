@@ -177,6 +177,7 @@ def test_a_full_disk(tmp_path: Path, programs: Any) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
 
+@pytest.mark.long
 def test_order_of_flushes(tmp_path: Path, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data, the model and its name are on the disk in this order; old data goes last."""
     path = tmp_path / "model.onnx"

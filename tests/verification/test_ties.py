@@ -156,6 +156,7 @@ def rounded_otherwise(g: Any, node: Any) -> Any:
     return g.op.Mul(result, g.const(1 + signs * 1.5e-7))
 
 
+@pytest.mark.long
 def test_rounding_decides_between_two_that_are_nearly_equal() -> None:
     class Near(Detector):
         def scores(self, x: torch.Tensor) -> torch.Tensor:

@@ -126,6 +126,7 @@ def test_graphs_whose_sizes_have_other_ranges_are_distinguished(tmp_path: Path) 
         assert kept(tmp_path) == min(count, 2)
 
 
+@pytest.mark.long
 def test_a_graph_that_is_tied_to_the_sizes_of_a_call_is_not_kept(tmp_path: Path) -> None:
     """The gradient of this pool asks, while it is traced, whether sizes are larger than 1."""
     compiled = torch.compile(

@@ -230,6 +230,7 @@ class Changing(nn.Module):
         return x * self.weight + self.seen + self.last
 
 
+@pytest.mark.long
 def test_a_model_that_changes_itself() -> None:
     mine = Changing()
     theirs = copy.deepcopy(mine)

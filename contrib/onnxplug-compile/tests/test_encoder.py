@@ -72,6 +72,7 @@ def test_a_mask_without_is_causal(training: bool, nested: bool) -> None:
     assert len(store["graphs"]) == 2  # of truth values, and of numbers
 
 
+@pytest.mark.long
 def test_a_decoder_with_a_mask() -> None:
     torch.manual_seed(0)
     model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()

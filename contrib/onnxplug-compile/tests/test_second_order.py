@@ -54,6 +54,7 @@ class Adapted(nn.Module):
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("make", [Penalty, Adapted])
+@pytest.mark.long
 def test_models_that_differentiate_in_forward(make: Callable[[], nn.Module], traced: bool) -> None:
     """Dynamo breaks the graph at the gradient, and the loss differentiates that; or it captures all of it."""
     eager = make()

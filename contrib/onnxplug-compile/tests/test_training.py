@@ -105,6 +105,7 @@ def test_a_model_in_half_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, expected, **looser("training, bfloat16"))
 
 
+@pytest.mark.long
 def test_gradients_accumulate_and_clip() -> None:
     """What lies between backward and the optimizer's step stays PyTorch's."""
     mine, theirs, data = made("cnn")

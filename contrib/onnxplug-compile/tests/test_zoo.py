@@ -67,6 +67,7 @@ def choice(names: Sequence[str], quick: Sequence[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", choice(list(ZOO), QUICK))
+@pytest.mark.long
 def test_a_model_equals_eager_with_as_many_graphs(name: str) -> None:
     entry = ZOO[name]
     model, calls = entry.module(), calls_of(entry)

@@ -147,6 +147,7 @@ def test_slopes(options: dict[str, Any], each: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.long
 def test_halves(dtype: torch.dtype, softcap: float) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return flash_attn.flash_attn_func(q, k, v, causal=True, softcap=softcap, return_attn_probs=True)[:2]
@@ -167,6 +168,7 @@ EMPTY = pytest.mark.xfail(
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("shared", [2, 4])
 @pytest.mark.parametrize("empty", [(2, 3, 0), (1, 0, 4)], ids=["no keys", "no queries"])
+@pytest.mark.long
 def test_empty(
     request: pytest.FixtureRequest, empty: tuple[int, int, int], shared: int, opset: int, options: dict[str, Any]
 ) -> None:

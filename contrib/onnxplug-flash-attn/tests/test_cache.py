@@ -42,6 +42,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, first: int, interleaved: bool) -
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.long
 def test_step(interleaved: bool) -> None:
     """New keys are turned and written behind those that each element has; the caches come out changed."""
     cos, sin = torch.rand(12, 4), torch.rand(12, 4)
@@ -80,6 +81,7 @@ def in_numbers(program: Any) -> int:
 @pytest.mark.parametrize("turned_too", [False, True])
 @pytest.mark.parametrize("options", [{"causal": True}, {}, {"causal": True, "window_size": (3, -1), "softcap": 4.0}])
 @pytest.mark.parametrize("one", ["query", "element"])
+@pytest.mark.long
 def test_one_operator_of_onnx_runtime(one: str, options: dict[str, Any], turned_too: bool) -> None:
     """One query of any batch, or any queries of one element: GroupQueryAttention, in ONNX Runtime, of lengths that are drawn."""
     cos, sin = (torch.rand(20, 4), torch.rand(20, 4)) if turned_too else (None, None)
@@ -146,6 +148,7 @@ def test_cache_as_a_buffer() -> None:
     torch.testing.assert_close(program(*args)[0], wanted)
 
 
+@pytest.mark.long
 def test_chosen_elements_and_pages() -> None:
     """Caches of more elements than the batch, of which an index chooses, keys that begin later; pages by a table."""
 

@@ -42,6 +42,7 @@ LENGTHS = (([3, 1], [4, 2]), ([2], [5]), ([1, 0, 4], [3, 2, 0]), ([0, 0], [0, 1]
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.long
 def test_packed(options: dict[str, Any], dtype: torch.dtype) -> None:
     """Sequences of other lengths than the example's, whose longest the model's constants say; some without a row or a key."""
 
@@ -60,6 +61,7 @@ def test_packed(options: dict[str, Any], dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.long
 def test_longest_found_in_the_model() -> None:
     """The numbers of the longest sequences come from a tensor, as transformers finds them; a window in each sequence."""
 
@@ -74,6 +76,7 @@ def test_longest_found_in_the_model() -> None:
     attention.check(model, expected, inputs, (ROWS, OFFSETS), (18,))
 
 
+@pytest.mark.long
 def test_rows_in_no_sequence() -> None:
     def model(q: Tensor, k: Tensor, v: Tensor, q_at: Tensor, k_at: Tensor) -> Any:
         return (flash_attn.flash_attn_varlen_kvpacked_func(q, torch.stack([k, v], 1), q_at, k_at, 4, 4),)
@@ -83,6 +86,7 @@ def test_rows_in_no_sequence() -> None:
     attention.check(model, lambda *x: of_sequences(*x)[:1], inputs, (ROWS, KEYS, KEYS, OFFSETS, OFFSETS), (18,))
 
 
+@pytest.mark.long
 def test_pages_and_used_keys() -> None:
     """Keys in pages that a table names, of which some are used, and keys that begin later."""
     op = torch.ops.flash_attn._flash_attn_varlen_forward

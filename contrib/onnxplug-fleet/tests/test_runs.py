@@ -98,6 +98,7 @@ def test_changed_models_are_exported_and_named(folder: Path, monkeypatch: pytest
     assert any(text.startswith("version onnxruntime: ") and text.endswith(" became 9.9") for text in reasons)
 
 
+@pytest.mark.long
 def test_changed_rules_are_exported_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin whose version is the same and whose code is not."""
     rules = folder / "fleet_rules"

@@ -104,6 +104,7 @@ def test_selective_scan(groups: int, gated: bool) -> None:
 
 
 @pytest.mark.parametrize("constant", ["b", "c", "bc"])
+@pytest.mark.long
 def test_selective_scan_with_constant_parts(constant: str) -> None:
     """B or C that are the same for all tokens, without a skip connection, a bias or softplus."""
     options: dict[str, Tensor | None] = dict.fromkeys(constant, CONSTANT)
@@ -200,6 +201,7 @@ def of_heads(batch: int, length: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("chunk", [4, 256])
+@pytest.mark.long
 def test_chunk_scan(chunk: int, gated: bool, limits: str) -> None:
     skip = SKIPS if gated else SKIP
 

@@ -42,6 +42,7 @@ def biases(queries: int, keys: int, shape: tuple[int, int], batch: int = 2) -> t
     return bias.masked_fill(hidden, torch.finfo(torch.float32).min)
 
 
+@pytest.mark.long
 def test_written_out_attention(fused: Any) -> None:
     """Scaled before or after the product, or not, by products of any kind."""
 
@@ -204,6 +205,7 @@ SELF: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
 
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("name", SELF)
+@pytest.mark.long
 def test_self_attention(name: str, opset: int, fused: Any) -> None:
     make, expected = SELF[name]
     model = make().eval()

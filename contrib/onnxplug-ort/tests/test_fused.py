@@ -47,6 +47,7 @@ def test_bias_gelu(approximate: str, op: str, opset: int, fused: Any) -> None:
     assert fused(lambda x, y: gelu(x + y, approximate=approximate), x, draw(3, 5))["BiasGelu"] == 0
 
 
+@pytest.mark.long
 def test_fused_matmul(fused: Any) -> None:
     a, b = draw(2, 3, 4), draw(2, 5, 4)
     other = [(draw(1, 1, 4), draw(1, 7, 4))]
@@ -65,6 +66,7 @@ def test_fused_matmul(fused: Any) -> None:
 
 
 @pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.long
 def test_skip_layer_normalization(opset: int, fused: Any) -> None:
     norm = nn.LayerNorm(8, eps=1e-3)
     nn.init.normal_(norm.weight)
@@ -138,6 +140,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
+@pytest.mark.long
 def test_rotary_embedding(fused: Any) -> None:
     frequencies = torch.rand(4)
 
@@ -170,6 +173,7 @@ def test_rotary_embedding(fused: Any) -> None:
 
 
 @pytest.mark.parametrize("positions", ["counted", "known"])
+@pytest.mark.long
 def test_rotary_embedding_before_the_heads_are_taken_apart(positions: str, fused: Any) -> None:
     frequencies = torch.rand(3)
     known = torch.cat([torch.arange(5)[None, :, None] * frequencies] * 2, -1)
@@ -268,6 +272,7 @@ def repeated(x: torch.Tensor) -> torch.Tensor:
     return wide.reshape(x.shape[0], 2 * x.shape[1], *x.shape[2:])
 
 
+@pytest.mark.long
 def test_attention_that_stays_plain(fused: Any) -> None:
     q, k, v = heads(2, 5, 7)
     attention = scaled_dot_product_attention

@@ -155,6 +155,7 @@ def test_recurrent(kind: Any, dtype: torch.dtype, settings: dict[str, Any], pack
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.long
 def test_recurrent_with_a_state(kind: Any, dynamic: bool, packer: str) -> None:
     if packer == "onednn":
         pytest.skip("packed as with FBGEMM")

@@ -51,6 +51,7 @@ def _compare(model: nn.Module, calls: list[tuple[Any, ...]], shapes: Any, target
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("corners", [True, False])
+@pytest.mark.long
 def test_grid_sample(padding: str, corners: bool) -> None:
     torch.manual_seed(0)
     calls = [
@@ -140,6 +141,7 @@ class Largest(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["openvino", "onnxruntime:openvino"])
+@pytest.mark.long
 def test_largest_of_two_tensors(target: str) -> None:
     torch.manual_seed(0)
     calls = [(torch.randn(n, 3) + n % 2 - 0.5, torch.randn(m, 3) * 2) for n, m in ((5, 2), (1, 7), (4, 4), (3, 1))]

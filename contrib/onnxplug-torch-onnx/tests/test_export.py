@@ -461,6 +461,7 @@ def test_a_table(folder: Path) -> None:
 
 
 @later
+@pytest.mark.long
 def test_methods_of_the_result(folder: Path) -> None:
     model = net()
     program = onnxplug.export(model, (X,), dynamic_shapes=({0: "n"},))

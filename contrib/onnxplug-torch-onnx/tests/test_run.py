@@ -132,6 +132,7 @@ def test_missing_scripts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert "No module named" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_script_sets_the_environment_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(
         "import os, sys\nassert not {'torch', 'numpy', 'onnx'} & set(sys.modules)\nos.environ['OMP_NUM_THREADS'] = '1'\n"

@@ -364,6 +364,7 @@ class Nested(nn.Module):
         return self.total * self.mean + self.seen["last"][0]
 
 
+@pytest.mark.long
 def test_state_that_a_branch_in_a_loop_writes() -> None:
     check_script(scripted(Nested()), (X,), (Y,), (Y.abs(),), dynamic=BATCH)
 

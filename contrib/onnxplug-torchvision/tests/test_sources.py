@@ -13,6 +13,7 @@ from onnxplug.cli.app import run
 from tests.support.contrib import installed
 
 
+@pytest.mark.long
 def test_a_model_by_its_name(tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "m.onnx"
     dynamic = ["--dynamic", "x=batch,_,_,_"]

@@ -149,6 +149,7 @@ def test_text_with_each_adapter(
     assert texts[0] != texts[1] != texts[2] != texts[0]
 
 
+@pytest.mark.long
 def test_the_readme_shows_how(two: Any, with_adapter: Any, exported: Any, tmp_path: Path, monkeypatch: Any) -> None:
     folder, adapters = two("llama")
     output = exported(folder, "--verify", *options({"formal": adapters["first"]}))
@@ -162,6 +163,7 @@ def test_the_readme_shows_how(two: Any, with_adapter: Any, exported: Any, tmp_pa
     assert shown["generator"].get_sequence(0).tolist()[3 : 3 + STEPS] == text[0]
 
 
+@pytest.mark.long
 def test_contents_of_the_files(two: Any, exported: Any) -> None:
     """The base's weights are there once under their names; factors are inputs with a default of rank zero."""
     folder, adapters = two("llama")
@@ -231,6 +233,7 @@ def test_halves(dtype: str, two: Any, with_adapter: Any, exported: Any) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), pytest.param(("--int4", "--accuracy-level", "1"), marks=pytest.mark.long)])
+@pytest.mark.long
 def test_an_adapter_in_the_weights(
     flags: tuple[str, ...], two: Any, with_adapter: Any, restore: Any, exported: Any
 ) -> None:
@@ -244,6 +247,7 @@ def test_an_adapter_in_the_weights(
     assert not list(output.glob("*.onnx_adapter"))
 
 
+@pytest.mark.long
 def test_an_adapter_in_an_encoder(save_adapter: Any, with_adapter: Any, save_tokenizer: Any, tmp_path: Path) -> None:
     """Of any task."""
     from transformers import BertConfig, BertModel

@@ -85,6 +85,7 @@ def test_one_graph_prefills_and_decodes(name: str, decoder: Any) -> None:
 
 
 @pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.long
 def test_decoding_at_other_opsets(opset: int, decoder: Any) -> None:
     model = decoder("llama")
     program = with_past(model, opset)
@@ -117,6 +118,7 @@ def test_decoding_without_a_mask(name: str, example: int, decoder: Any) -> None:
             compare(program, model, input_ids=ids(batch, count), past_key_values=past)
 
 
+@pytest.mark.long
 def test_generation_from_the_onnx_model_alone(decoder: Any) -> None:
     """The outputs of one run are the inputs of the next; the text is transformers' own."""
     model = decoder("llama")
@@ -134,6 +136,7 @@ def test_generation_from_the_onnx_model_alone(decoder: Any) -> None:
     assert text.tolist() == expected.tolist()
 
 
+@pytest.mark.long
 def test_static_cache(decoder: Any) -> None:
     """Written in place: keys, values and fill come back as outputs."""
     from onnxplug_transformers import cache_shapes

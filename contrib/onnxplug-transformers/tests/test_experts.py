@@ -22,6 +22,7 @@ LOOSER = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+@pytest.mark.long
 def test_mixtral(implementation: str, onnx_check: Callable[..., Any]) -> None:
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -149,6 +150,7 @@ def texts(name: str, batch: int, length: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["dbrx", *(pytest.param(n, marks=pytest.mark.long) for n in LOOPS if n != "dbrx")])
+@pytest.mark.long
 def test_loops_beside_the_interface(name: str) -> None:
     """DBRX and its like, whose own loop over the chosen experts torch.export refuses."""
     model, inputs = stirred(name), texts(name, 2, 5)

@@ -78,6 +78,7 @@ def _scaled(model: ir.Model, factor: float, name: str) -> None:
         ("q4", "integers.quantize", "quantize", "_scales", -1.0),
     ],
 )
+@pytest.mark.long
 def test_a_wrong_file_is_refused(
     dtype: str,
     module: str,

@@ -82,6 +82,7 @@ def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "flags"), [("qwen3_moe", ()), ("gpt_oss", ("--zero-points",)), ("gpt_oss", ("--block-size", "16"))]
 )
+@pytest.mark.long
 def test_logits_are_those_of_the_rounded_weights(
     name: str, flags: tuple[str, ...], saved: Callable[[str], Path], exported: Any
 ) -> None:
@@ -102,6 +103,7 @@ def test_logits_are_those_of_the_rounded_weights(
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_text_and_notes(name: str, saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     """With everything in few bits, the fastest form, and onnxruntime-genai's loop."""
     folder, output = saved(name), tmp_path / "onnx"

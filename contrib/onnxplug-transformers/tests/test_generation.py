@@ -140,6 +140,7 @@ def test_the_folder_is_complete(saved: Callable[[str], Path], exported: Any) -> 
     )
 
 
+@pytest.mark.long
 def test_a_text_ends_where_transformers_ends_it(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """At the token that the settings of generation name, in a batch each row for itself."""
     from transformers import AutoModelForCausalLM
@@ -191,6 +192,7 @@ FUSED = [
 
 
 @pytest.mark.parametrize(("name", "flags"), FUSED)
+@pytest.mark.long
 def test_fused_attention_in_shared_buffers(
     name: str, flags: tuple[str, ...], saved: Callable[[str], Path], exported: Any
 ) -> None:
@@ -332,6 +334,7 @@ def check_rounded(path: Path, name: str, size: int, weight: torch.Tensor) -> tor
         pytest.param("gemma3", ("--block-size", "128", "--int4-keep", ""), 128, "-", marks=LONG),
     ],
 )
+@pytest.mark.long
 def test_weights_of_few_bits(
     name: str, flags: tuple[str, ...], size: int, kept: str, saved: Callable[[str], Path], exported: Any, capsys: Any
 ) -> None:
@@ -372,6 +375,7 @@ def test_weights_of_few_bits(
         assert continued(output, PROMPTS, **search) == expected(model, PROMPTS, **search)
 
 
+@pytest.mark.long
 def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
     """By default the activations are rounded too: near the same, with fused attention in fewer nodes than weights."""
     folder, prompt = saved("llama"), PROMPTS[0]
@@ -544,6 +548,7 @@ def test_bad_input(case: str, saved: Callable[[str], Path], tmp_path: Path, caps
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.long
 def test_weights_in_several_files(saved: Callable[[str], Path], tmp_path: Path) -> None:
     folder = saved("gpt2")
     split(folder, lost=False)
@@ -561,6 +566,7 @@ def test_bad_folders(name: str, saved: Callable[[str], Path], tmp_path: Path, ca
     assert not (tmp_path / "onnx").exists()
 
 
+@pytest.mark.long
 def test_output_folders(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
     """What is there stays until the whole export has come about, and goes only where that was asked for."""
     folder, output = saved("gpt2"), tmp_path / "onnx"

@@ -118,6 +118,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("bits", "size", "about", "flags", "count"), CASES)
+@pytest.mark.long
 def test_numbers_stay(bits: int, size: int, about: Any, flags: Any, count: int, checkpoint: Any) -> None:
     model, folder = checkpoint(bits, size, **about)
     output = folder.parent / "onnx"

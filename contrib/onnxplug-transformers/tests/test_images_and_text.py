@@ -72,6 +72,7 @@ def expected(
     ],
     ids=["two images", "two rows", "no image"],
 )
+@pytest.mark.long
 def test_text_is_that_of_transformers(rows: list[list[int]], images: int, both: tuple[Any, Path]) -> None:
     pixels = torch.randn(images, 3, 32, 32) if images else None
     text = expected(both[0], rows, pixels)

@@ -101,6 +101,7 @@ def test_formats_and_their_notes(saved: Callable[[str], Path], tmp_path: Path, c
         assert kinds == {"tensor(float)"}  # of which the client makes empty ones, without kv_cache_dtype
 
 
+@pytest.mark.long
 def test_weights_in_several_files(saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
     """Each of at most so many bytes, or of the largest tensor's."""
     from onnxplug_transformers.export import export_folder
@@ -162,6 +163,7 @@ def test_a_tokenizer_in_another_form(saved: Callable[[str], Path], tmp_path: Pat
     assert "no tokenizer.json" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_an_export_that_fails(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any
 ) -> None:

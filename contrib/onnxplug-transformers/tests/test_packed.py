@@ -165,6 +165,7 @@ SAVED = pytest.mark.xfail(
         *[pytest.param(kind, (), marks=pytest.mark.long) for kind in ("3 bits", "rows", "8 bits")],
     ],
 )
+@pytest.mark.long
 def test_integers_of_torchao(kind: str, flags: tuple[str, ...], by_torchao: Any, tmp_path: Path) -> None:
     """Levels, scales and zero points are torchao's: logits are those of the weights that it restores."""
     from transformers import AutoModelForCausalLM
@@ -208,6 +209,7 @@ def test_refused_checkpoints_of_torchao(kind: str, about: Any, message: str, by_
 
 
 @pytest.mark.parametrize("method", ["gptq", pytest.param("awq", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_adapters_beside_packed_weights(method: str, checkpoint: Any, save_adapter: Any, with_adapter: Any) -> None:
     """The weights stay as they are, and the adapter's products are added."""
     model, folder = checkpoint(method)

@@ -158,6 +158,7 @@ def outputs(encoder: Any, rows: torch.Tensor, sizes: torch.Tensor) -> list[torch
 
 
 @pytest.mark.parametrize("kind", _PARTS_OF_THEIR_OWN)
+@pytest.mark.long
 def test_encoders_with_parts_of_their_own(kind: str) -> None:
     """Their own loops over the images: frames that are pooled, convolutions, blocks of patches, a class token for each image."""
     from importlib import import_module
@@ -209,6 +210,7 @@ class Merged(nn.Module):
 
 
 @pytest.mark.parametrize("of_videos", [False, True])
+@pytest.mark.long
 def test_two_frames_put_together(of_videos: bool) -> None:
     from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as ernie
 
@@ -247,6 +249,7 @@ class States(nn.Module):
         return states
 
 
+@pytest.mark.long
 def test_patches_after_a_batch() -> None:
     from transformers.models.paddleocr_vl import configuration_paddleocr_vl, modeling_paddleocr_vl
 

@@ -78,6 +78,7 @@ def check_text(folder: Path, padding: list[str], alone: Callable[[list[int]], to
         *[pytest.param(name, (), marks=LONG) for name in ("llama", "qwen3", "mistral", "gpt2", "opt", "gpt_oss")],
     ],
 )
+@pytest.mark.long
 def test_batches_of_unequal_rows(
     name: str, flags: tuple[str, ...], padding: str, saved: Callable[[str], Path], exported: Any
 ) -> None:
@@ -96,6 +97,7 @@ def test_batches_of_unequal_rows(
 
 
 @pytest.mark.parametrize("name", ["llama_tied", pytest.param("qwen3", marks=LONG)])
+@pytest.mark.long
 def test_batches_in_four_bits(name: str, saved: Callable[[str], Path], exported: Any) -> None:
     """Each row has the logits that it has by itself in the folder without fused attention."""
     folder = saved(name)

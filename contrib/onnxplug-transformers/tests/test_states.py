@@ -125,6 +125,7 @@ def continued(folder: Path, **search: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["mamba", "qwen3_next", "lfm2", *LATER])
+@pytest.mark.long
 def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], exported: Any) -> None:
     """Prompts that are shorter than the convolution, longer, and longer than a chunk, which they don't fill; padded ones."""
     from transformers import AutoModelForCausalLM
@@ -155,6 +156,7 @@ def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], e
     ("name", "options"),
     [("mamba", ()), pytest.param("qwen3_next", ("--int4-keep", "*.experts"), marks=LONG)],
 )
+@pytest.mark.long
 def test_four_bits(
     name: str, options: tuple[str, ...], saved: Callable[[str], Path], exported: Any, restore: Any
 ) -> None:

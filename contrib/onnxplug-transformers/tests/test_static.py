@@ -59,6 +59,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "flags"), CASES)
+@pytest.mark.long
 def test_text(name: str, flags: tuple[str, ...], saved: Callable[[str], Path], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -74,6 +75,7 @@ def test_text(name: str, flags: tuple[str, ...], saved: Callable[[str], Path], t
     assert len(set(exact.tolist())) > 3  # no model that says one thing alone
 
 
+@pytest.mark.long
 def test_weights_are_stored_once(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Also of 4 bits."""
     output = tmp_path / "onnx"

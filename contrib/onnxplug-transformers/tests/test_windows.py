@@ -52,6 +52,7 @@ def continued(leaves: Any, past: Any) -> Any:
 
 @pytest.mark.filterwarnings("error:the exported model is right only where")
 @pytest.mark.parametrize(("name", "seen"), [("mistral", 4)])
+@pytest.mark.long
 def test_text_beyond_the_window(name: str, seen: int, decoder: Any) -> None:
     """From an empty cache, past the window's end, token by token; the example lies on either side of it."""
     check_text(decoder(name), seen)
@@ -106,6 +107,7 @@ def test_without_a_mask_and_of_any_cache(decoder: Any) -> None:
     assert [str(value.shape) for value in program.model.graph.outputs[1:]] == ["[batch,2,past + sequence,16]"] * 4
 
 
+@pytest.mark.long
 def test_names_that_decoders_have(decoder: Any) -> None:
     from onnxplug_transformers import cache_names, cache_shapes
     from onnxplug_transformers.caches import argument_of

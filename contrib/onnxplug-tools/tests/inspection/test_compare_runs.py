@@ -30,6 +30,7 @@ def _export(path: Path, model: torch.nn.Module, args: Any, **options: Any) -> ir
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.long
 def test_two_exporters(tmp_path: Path, batch: int) -> None:
     model, args = example()
     torch.onnx.export(model, args, tmp_path / "torch.onnx", dynamic_shapes=BATCH, verbose=False)

@@ -51,6 +51,7 @@ def agrees(pieces: OnnxPieces, model: nn.Module, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("glue", [False, True])
+@pytest.mark.long
 def test_encoder_and_decoder(glue: bool) -> None:
     model = Translator(glue)
     pieces = exported(model, (SRC, TGT), dynamic_shapes=DYNAMIC, verify=True)

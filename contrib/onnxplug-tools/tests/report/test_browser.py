@@ -213,6 +213,7 @@ def test_ten_thousand_nodes_stay_usable(page: Page, tmp_path: Path, record_prope
     assert max(times["search"], times["sort"], times["sort all"]) < 2_000
 
 
+@pytest.mark.long
 def test_without_scripts_all_but_the_table_is_read(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(reports.report().html(), encoding="utf-8")

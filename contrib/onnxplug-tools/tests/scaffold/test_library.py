@@ -46,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_operators_of_a_library(folder: Path) -> None:
     result = {op.name.removeprefix("bench::"): op for op in read_library("benchlib")}
     assert sorted(result) == [
@@ -69,6 +70,7 @@ def test_operators_of_a_library(folder: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_package_imports_and_its_tests_name_the_missing_parts(folder: Path) -> None:
     made = write_library_package("benchlib", folder)
     assert made.folder == folder / "onnxplug-benchlib"
