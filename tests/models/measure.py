@@ -270,7 +270,8 @@ def _traced(example: Example) -> Example:
     with torch.no_grad():
         script = torch.jit.trace(eager, args, check_trace=False)
     more = tuple((tuple(kwargs.values()), {}) for _, kwargs in example.more)
-    return Example(script, args, {}, tuple(example.dynamic.values()), eager, more)
+    dynamic = tuple(example.dynamic.get(name) for name in example.kwargs)
+    return Example(script, args, {}, dynamic, eager, more)
 
 
 def _by_onnxplug(example: Example, plugins: bool) -> Outcome:

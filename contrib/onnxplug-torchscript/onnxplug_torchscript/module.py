@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from onnxplug.build.names import Names
 from onnxplug.capture.locations import runs_models
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.torch_private import is_alias_of
@@ -273,10 +274,11 @@ def _hold_constant(root: _Module, step: Step) -> None:
 
 def _signature(schema: Any, *, method: bool) -> tuple[inspect.Signature, list[str]]:
     parameters, kinds = [], []
+    names = Names()  # torch.jit.trace of *args gives inputs the names that submodules use, which may be equal
     for argument in schema.arguments[1 if method else 0 :]:
         kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
-        parameters.append(inspect.Parameter(argument.name, kind, default=default))
+        parameters.append(inspect.Parameter(names.unique(argument.name), kind, default=default))
         kinds.append(str(argument.type).removeprefix("Optional[").removesuffix("]"))
     return _Signature(parameters), kinds
 

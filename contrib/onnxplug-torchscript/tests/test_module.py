@@ -151,6 +151,29 @@ def test_inputs_of_every_kind(rest: tuple[Any, ...]) -> None:
     assert names[:3] == ["x", "pair_0", "pair_1"]
 
 
+class _Scaled(nn.Module):
+    def forward(self, x, y):
+        return x * 2 + y
+
+
+class _Difference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _Scaled(), _Scaled()
+
+    def forward(self, *args):
+        return self.first(args[0], args[1]) - self.second(args[3], args[2])
+
+
+def test_inputs_that_have_the_same_name() -> None:
+    """torch.jit.trace of ``*args`` names the inputs as the submodules do."""
+    draw = lambda: tuple(torch.randn(2, 3) for _ in range(4))  # noqa: E731
+    program = onnxplug.to_onnx(torch.jit.trace(_Difference(), draw()), draw(), verify=True)
+    assert [value.name for value in program.model.graph.inputs] == ["x", "y", "y_1", "x_1"]
+    args = draw()
+    torch.testing.assert_close(program(*args)[0], _Difference()(*args))
+
+
 def test_inputs_by_name() -> None:
     def add(x: torch.Tensor, y: torch.Tensor, factor: float = 1.0):
         return x + y * factor
