@@ -259,8 +259,8 @@ def instead(func: Any, args: Any, kwargs: Any) -> Any:
         return torch.tensor, *_data(*args, **kwargs)
     if getattr(func, "__name__", "") == "_shape_as_tensor":
         return torch.tensor, ([*args, *kwargs.values()][0].shape,), {"dtype": torch.int64}
-    if func in _DRAWS and kwargs.get("generator") is not None and has_symbols((args, kwargs)):
-        # The overloads with a generator take plain ints; a runtime draws by a generator of its own.
+    if func in _DRAWS and "generator" in kwargs and has_symbols((args, kwargs)):
+        # The overloads with a generator, or with None for it, take plain ints; a runtime draws by a generator of its own.
         return func, args, {name: value for name, value in kwargs.items() if name != "generator"}
     return None
 

@@ -90,15 +90,16 @@ def slack_by_runs(
         The slack after each run. A run takes several times as long as the model: whoever has enough stops.
     """
     try:
-        repetition, cloned = Repetition(), clone_leaves(leaves)
         with _undisturbed():
-            with repetition:
-                first = _results(run, model, cloned)
-            again = _results(run, model, clone_leaves(leaves))
-        slack: Slack = [
-            torch.zeros(x.shape, dtype=torch.float64) if x is not None and y is not None and _same(x, y) else None
-            for x, y in zip(first, again, strict=True)
-        ]
+            once, again = (_results(run, model, clone_leaves(leaves)) for _ in range(2))
+        slack = _steady(once, again)
+        if all(zeros is None for zeros in slack):  # random numbers, or no floating-point result
+            yield slack
+            return
+        repetition, cloned = Repetition(), clone_leaves(leaves)
+        with _undisturbed(), repetition:
+            first = _results(run, model, cloned)
+        slack = _steady(first, again)
         for seed in range(runs):
             generator = torch.Generator().manual_seed(seed)
             moved_model = _moved_model(model, generator, precision)
@@ -220,6 +221,14 @@ def _results(run: Run, model: Any, leaves: list[Any]) -> list[torch.Tensor | Non
         real = isinstance(value, torch.Tensor) and value.is_floating_point()
         results.append(value.detach().cpu().double().clone() if real else None)
     return results
+
+
+def _steady(first: list[torch.Tensor | None], again: list[torch.Tensor | None]) -> Slack:
+    """Zeros for each result that is the same in both runs, and ``None`` for the others."""
+    return [
+        torch.zeros(x.shape, dtype=torch.float64) if x is not None and y is not None and _same(x, y) else None
+        for x, y in zip(first, again, strict=True)
+    ]
 
 
 def _same(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -85,7 +85,14 @@ def outputs_of(
         )
     slack = Widening(slack_by_runs(run, model, leaves, precision))
     exact = cache(lambda: in_double(run, model, leaves) if precision is None else [])
-    ties = cache(lambda: replay(leaves, lambda: run(model, clone_leaves(leaves)))) if replay else lambda: None
+
+    @cache
+    def ties() -> Ties | None:
+        # A captured graph equals no model that draws random numbers, and its choices need not be recorded.
+        if replay is None or not _is_model(dict(run(model, clone_leaves(leaves))), expected):
+            return None
+        return replay(leaves, lambda: run(model, clone_leaves(leaves)))
+
     return Outputs(got, expected, slack, exact, ties)
 
 

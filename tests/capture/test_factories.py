@@ -111,6 +111,10 @@ DRAWN: dict[str, tuple[Model, float, float]] = {
     "randint": (lambda x: torch.randint(2, 9, (x.shape[0], 300), generator=GENERATOR, dtype=torch.int32), 2, 8),
     "randint below a size": (lambda x: torch.randint(x.shape[0], (x.shape[0], 300), generator=GENERATOR), 0, 8),
     "randperm": (lambda x: torch.randperm(x.shape[0], generator=GENERATOR), 0, 8),
+    "rand by None": (lambda x: torch.rand(x.shape[0], 300, generator=None), 0, 1),
+    "randn by None": (lambda x: torch.randn((x.shape[0], 300), generator=None, dtype=torch.float64), -9, 9),
+    "randint by None": (lambda x: torch.randint(2, 9, (x.shape[0], 300), generator=None, dtype=torch.int32), 2, 8),
+    "randperm by None": (lambda x: torch.randperm(x.shape[0], generator=None), 0, 8),
 }
 
 
