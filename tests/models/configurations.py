@@ -106,7 +106,7 @@ _AS_THEY_ARE = frozenset(
     "convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin hgnet_v2 resnet rt_detr_resnet "
     "d_fine deimv2 rt_detr rt_detr_v2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_mobile_det pp_ocrv5_server_det "
     "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv5_mobile_rec pp_ocrv5_server_rec slanet efficientloftr swin2sr "
-    "mask2former data2vec-vision sam2_hiera_det_model superglue timm_wrapper gemma3n_vision maskformer-swin edgetam edgetam_vision_model".split()
+    "mask2former data2vec-vision superglue timm_wrapper gemma3n_vision maskformer-swin edgetam edgetam_vision_model".split()
 )
 #: What the names don't tell, by model type, or by kind and model type.
 OWN: Mapping[str, Mapping[str, Any]] = {
@@ -399,6 +399,11 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "mimi_encoder": MIMI,
     "vjepa2": {"crop_size": 32, "frames_per_clip": 8, "pred_hidden_size": 32},
     "gemma3n_vision": {"model_args": {"channel_multiplier": 0.125}},
+    "sam2_hiera_det_model": {name: value for name, value in HIERA["backbone_config"].items() if name != "model_type"},
+    "univnet": {
+        **{"model_in_channels": 8, "model_hidden_channels": 8, "kernel_predictor_hidden_channels": 8},
+        **{"resblock_kernel_sizes": [3, 3], "resblock_stride_sizes": [4, 2], "resblock_dilation_sizes": [[1, 3], [1, 3]]},
+    },
     "backbones convnext": CONVNEXT,
     "backbones convnextv2": CONVNEXT,
     "bros": {"hidden_size": 128},

@@ -519,7 +519,7 @@ OWN_INPUTS: Mapping[str, Callable[[Any], Inputs]] = {
     "base vibevoice_acoustic_tokenizer": _written(_SOUND, samples=9600),
     "base vibevoice_acoustic_tokenizer_encoder": _written("hidden_states: batch 1 samples", samples=9600),
     "base vibevoice_acoustic_tokenizer_decoder": _written("hidden_states: batch 32 frames"),
-    "base univnet": _written("input_features: batch frames 16; noise_sequence: batch frames 64", frames=16),
+    "base univnet": _written("input_features: batch frames 16; noise_sequence: batch frames 8", frames=16),
     "base voxtral_encoder": _mel_of_length(256),
     "base voxtral_realtime_encoder": _written("input_features: batch 16 frames", frames=80),
     "base xclip": _written(f"{_WORDS}; pixel_values: batch 8 3 32 32"),

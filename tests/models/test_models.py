@@ -64,7 +64,7 @@ def test_architecture(architecture: Architecture) -> None:
     ("architecture", "way"),
     [
         (Architecture("seq2seq", "mt5", "MT5ForConditionalGeneration"), "plugins"),
-        (Architecture("masked", "funnel", "FunnelForMaskedLM"), "static sizes"),
+        (Architecture("masked", "funnel", "FunnelForMaskedLM"), "plugins"),
     ],
     ids=lambda a: a.name if isinstance(a, Architecture) else "",
 )
