@@ -21,7 +21,7 @@ _KERNELS_OF_GPUS = frozenset({"deepgemm", "sonicmoe"})
 def exportable_experts() -> Iterator[None]:
     """Holds while a model is captured: experts are computed by ``grouped_mm`` where the model's own way can't be captured.
 
-    The eager way is a loop over the experts that were chosen, whose number depends on the data. Four models have such a loop
+    The eager way is a loop over the experts that were chosen, whose number depends on the data. Five models have such a loop
     beside transformers' interface.
     """
     interface = moe.ALL_EXPERTS_FUNCTIONS
@@ -92,6 +92,17 @@ def _longcat(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weight
     return _grouped(hidden_states, top_k_index, top_k_weights, count, compute)
 
 
+def _step(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Step 3.7, which leaves out a token's expert that is beyond the last."""
+
+    def compute(rows: Tensor, ends: Tensor) -> Tensor:
+        gates_and_ups = _product(rows, self.gate_up_proj.mT, ends)
+        return _product(self._apply_gate(gates_and_ups), self.down_proj.mT, ends)
+
+    weights = top_k_weights.where(top_k_index < self.num_experts, 0)
+    return _grouped(hidden_states, top_k_index, weights, self.num_experts, compute)
+
+
 def _switch(self: Any, hidden_states: Tensor, selected_experts: Tensor, routing_weights: Tensor) -> Tensor:
     """Switch Transformers: ``selected_experts`` is 1 where an expert takes a token, [tokens, 1, experts]; none may."""
     return _in_turn(self, hidden_states, lambda number: selected_experts[..., number] == 1, routing_weights)
@@ -117,6 +128,7 @@ def _in_turn(experts: Any, hidden: Tensor, chosen: Callable[[int], Tensor], weig
 _FORWARDS: dict[str, Callable[..., Tensor]] = {
     "dbrx.modeling_dbrx:DbrxExperts": _dbrx,
     "longcat_flash.modeling_longcat_flash:LongcatFlashExperts": _longcat,
+    "step3p7.modeling_step3p7:Step3p7Experts": _step,
     "switch_transformers.modeling_switch_transformers:SwitchTransformersExperts": _switch,
     "nllb_moe.modeling_nllb_moe:NllbMoeExperts": _nllb,
 }
