@@ -26,7 +26,11 @@ from onnxplug_transformers.exchanged import exchanged, parameters
 
 #: Inkling 2 has the pixels of each image token together, and counts such tokens.
 _BY_TOKENS = ["self", "pixel_values", "image_grid_thw"]
-_FORWARDS = [["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")] + [_BY_TOKENS]
+_FORWARDS = [
+    *(["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")),
+    ["self", "pixel_values", "grid_thw", "merge_sizes"],
+    _BY_TOKENS,
+]
 _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
 #: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
@@ -72,6 +76,7 @@ def images_of_any_size() -> Iterator[None]:
                     ),
                     "Ernie4_5_VLMoeVariableResolutionResamplerModel._temporal_slicing": (frames_in_pairs, _never),
                     "Lfm3VlVisionShortConv.forward": (convolved, _is_other_convolution),
+                    "VideoLlama3VisionModel.pixel_unshuffle": (squares_averaged, _never),
                 }
             )
         )
@@ -391,3 +396,23 @@ def frames_in_pairs(self: Any, hidden_states: Tensor, grid_thw: Tensor) -> Tenso
     first = starts[image] + place // size * 2 * size + place % size
     second = first + size * (frames > 1)[image]
     return torch.cat([hidden_states[first], hidden_states[second]], -1)
+
+
+def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_sizes: Tensor) -> Tensor:
+    """A token for each square of an image's ``merge_sizes``, [tokens, width]: the mean of the four patches around its middle.
+
+    That is bilinear interpolation to a size that divides an image's; an odd size has one patch in the middle.
+
+    Args:
+        hidden_states: Patches by squares, [patches, width].
+    """
+    patches, units = grid_thw.prod(-1), merge_sizes**2
+    squares = patches // units
+    ends = squares.cumsum(0)
+    number = torch.arange(squares.sum().item(), device=grid_thw.device)
+    image = (number[:, None] >= ends).sum(-1)
+    side = merge_sizes[image]
+    first = (patches.cumsum(0) - patches)[image] + (number - (ends - squares)[image]) * units[image]
+    places = (side - 1) // 2, side // 2
+    upper, lower = (sum(hidden_states[first + row * side + column] * 0.5 for column in places) * 0.5 for row in places)
+    return upper + lower

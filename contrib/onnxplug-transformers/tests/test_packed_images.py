@@ -197,6 +197,32 @@ def test_encoders_with_parts_of_their_own(kind: str) -> None:
                 call(*mixed)
 
 
+def test_squares_of_each_image() -> None:
+    """VideoLLaMA 3 averages squares of patches, of a side that each image has of its own."""
+    from transformers.models.video_llama_3 import configuration_video_llama_3, modeling_video_llama_3
+
+    about = configuration_video_llama_3.VideoLlama3VisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, patch_size=4
+    )
+    torch.manual_seed(3)
+    encoder = modeling_video_llama_3.VideoLlama3VisionModel._from_config(about).eval()
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() == 1 else 0.2))
+    cases = []
+    for grid, sides in (
+        ([(1, 8, 12), (2, 4, 6)], [2, 1]),
+        ([(1, 6, 9)], [3]),
+        ([(1, 4, 8), (3, 2, 6), (1, 3, 5), (1, 9, 6)], [4, 2, 1, 3]),
+    ):
+        rows, sizes = images(*grid)
+        cases.append((rows[:, :48], sizes, torch.tensor(sides)))
+    program = onnxplug.to_onnx(encoder, cases[0], dynamic_shapes=({0: "patches"}, {0: "images"}, {0: "images"}))
+    for case in cases:
+        with torch.no_grad():
+            torch.testing.assert_close(program(*case)[0], encoder(*case).last_hidden_state)
+
+
 class Merged(nn.Module):
     """States of images or of videos, of which ERNIE 4.5 VL puts two frames together."""
 
