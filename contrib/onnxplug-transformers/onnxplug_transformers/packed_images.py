@@ -26,10 +26,13 @@ from onnxplug_transformers.exchanged import exchanged, parameters
 
 #: Inkling 2 has the pixels of each image token together, and counts such tokens.
 _BY_TOKENS = ["self", "pixel_values", "image_grid_thw"]
+#: MiniCPM-V has all patches beside one another in one image, [1, channels, side, patches * side].
+_IN_A_STRIP = ["self", "pixel_values", "target_sizes", "use_vit_merger"]
 _FORWARDS = [
     *(["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")),
     ["self", "pixel_values", "grid_thw", "merge_sizes"],
     _BY_TOKENS,
+    _IN_A_STRIP,
 ]
 _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
@@ -46,7 +49,7 @@ def images_of_any_size() -> Iterator[None]:
         for path, module in list(sys.modules.items()):
             if not path.startswith("transformers.models."):
                 continue
-            is_packed = hasattr(module, "get_vision_position_ids")
+            is_packed = any(hasattr(module, f"get_vision_{name}position_ids") for name in ("", "nearest_"))
             if is_packed and (before := getattr(module, _FLASH, None)):
                 stack.enter_context(patched(module, _FLASH, _is_packed_or(before)))
             for owner in list(vars(module).values()):
@@ -77,6 +80,15 @@ def images_of_any_size() -> Iterator[None]:
                     "Ernie4_5_VLMoeVariableResolutionResamplerModel._temporal_slicing": (frames_in_pairs, _never),
                     "Lfm3VlVisionShortConv.forward": (convolved, _is_other_convolution),
                     "VideoLlama3VisionModel.pixel_unshuffle": (squares_averaged, _never),
+                    "get_vision_nearest_position_ids": (get_vision_nearest_position_ids, _are_given("position_ids")),
+                    **{
+                        f"MiniCPM{name}{part}": exchange
+                        for name in ("V4_6", "V4_7", "Ocr")
+                        for part, exchange in {
+                            "ViTWindowAttentionMerger.get_window_index": (whole_windows, _are_no_squares),
+                            "Merger.forward": (merged, _never),
+                        }.items()
+                    },
                 }
             )
         )
@@ -95,8 +107,12 @@ def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
         axes = _AXES_OF_PATCHES.get(patches.dim())
         if axes is None or self.config._attn_implementation not in ("eager", "sdpa"):
             return forward(self, *args, **kwargs)
-        of_each = self.config.spatial_merge_size**2 if parameters(forward) == _BY_TOKENS else 1
-        token = _called.set((math.prod(patches.shape[:axes]) * of_each, {}))
+        count = math.prod(patches.shape[:axes])
+        if parameters(forward) == _BY_TOKENS:
+            count *= self.config.spatial_merge_size**2
+        elif parameters(forward) == _IN_A_STRIP:
+            count = patches.shape[3] // self.config.patch_size
+        token = _called.set((count, {}))
         stack = contextlib.ExitStack()
         try:
             for kind in _kinds_with_lists(patches, *args, *kwargs.values()):
@@ -416,3 +432,52 @@ def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_s
     places = (side - 1) // 2, side // 2
     upper, lower = (sum(hidden_states[first + row * side + column] * 0.5 for column in places) * 0.5 for row in places)
     return upper + lower
+
+
+def get_vision_nearest_position_ids(target_sizes: Tensor, num_patches_per_side: int, kwargs: Any = None) -> Tensor:
+    """The cell of a square table that each patch is nearest to, [patches], by its row's and its column's part of the image."""
+    called = _called.get()
+    assert called is not None
+    _, sizes, place = _images_of(target_sizes, called[0], 1)
+    height, width = sizes.unbind(-1)
+    bounds = torch.arange(1 / num_patches_per_side, 1.0, 1 / num_patches_per_side, device=target_sizes.device)
+    row, column = ((part[:, None] >= bounds).sum(-1) for part in (place // width / height, place % width / width))
+    return row * num_patches_per_side + column
+
+
+def _in_windows(target_sizes: Tensor, count: Any, window: tuple[int, int]) -> Tensor:
+    """The patches of each window, [windows, patches of a window], of images whose patches lie row by row.
+
+    Where windows don't divide an image, for which transformers has an error, the places are those of no patch.
+    """
+    high, wide = window
+    _, sizes, place = _images_of(target_sizes, count // (high * wide), high * wide)
+    columns = sizes[:, 1] // wide
+    start = (torch.arange(count // (high * wide), device=target_sizes.device) - place) * (high * wide)
+    first = start + place // columns * high * sizes[:, 1] + place % columns * wide
+    rows, across = (torch.arange(n, device=target_sizes.device) for n in window)
+    within = (rows[:, None] * sizes[:, 1, None, None] + across).flatten(1)
+    divided = target_sizes % torch.tensor(window, device=target_sizes.device) == 0
+    return (first[:, None] + within).where(divided.all(), count)
+
+
+def _are_no_squares(self: Any, *_: Any, **__: Any) -> bool:
+    return _called.get() is None or len(set(self.window_kernel_size)) > 1
+
+
+def whole_windows(self: Any, target_sizes: Tensor, kwargs: Any = None) -> tuple[Tensor, Tensor, int]:
+    """The order of patches by windows, [patches], the windows' bounds, [windows + 1], and the patches of a window."""
+    called = _called.get()
+    assert called is not None
+    order = _in_windows(target_sizes, called[0], tuple(self.window_kernel_size))
+    count, size = order.shape
+    return order.flatten(), torch.arange(0, count * size + 1, size, dtype=torch.int32, device=order.device), size
+
+
+def merged(self: Any, hidden_states: Tensor, target_sizes: Tensor) -> tuple[Tensor]:
+    """The tokens of all images, of windows that become one token, as often as the model has layers for it."""
+    states, window = hidden_states[0], self.merge_kernel_size
+    for layer in self.mlp:
+        states = layer(states[_in_windows(target_sizes, states.shape[0], window)].flatten(1))
+        target_sizes = target_sizes // torch.tensor(window, device=target_sizes.device)
+    return _States((states,))
