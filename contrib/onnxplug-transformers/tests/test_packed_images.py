@@ -223,6 +223,53 @@ def test_squares_of_each_image() -> None:
             torch.testing.assert_close(program(*case)[0], encoder(*case).last_hidden_state)
 
 
+class Joined(nn.Module):
+    """The tokens of all images of a strip."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor, target_sizes: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.model.get_image_features(pixel_values, target_sizes).pooler_output)
+
+
+@pytest.mark.parametrize("mode", ["16x", pytest.param("4x", marks=pytest.mark.long)])
+def test_images_in_a_strip(mode: str) -> None:
+    """MiniCPM-V's patches lie beside one another; windows of them become one token, twice or more."""
+    from transformers.models.minicpmv4_6 import configuration_minicpmv4_6, modeling_minicpmv4_6
+
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 24,
+        "patch_size": 4,
+    }
+    text = {"model_type": "qwen3", "vocab_size": 99, "hidden_size": 40, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = configuration_minicpmv4_6.MiniCPMV4_6Config(
+        vision_config=vision, text_config=text, insert_layer_id=0, downsample_mode=mode, merger_times=2
+    )
+    torch.manual_seed(4)
+    model = Joined(modeling_minicpmv4_6.MiniCPMV4_6Model._from_config(config)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() == 1 else 0.2))
+    cases = []
+    for sizes in ([(8, 16), (16, 8)], [(8, 8)], [(16, 16), (8, 24), (8, 8)]):
+        target_sizes = torch.tensor(sizes)
+        cases.append((torch.randn(1, 3, 4, 4 * int(target_sizes.prod(-1).sum())), target_sizes))
+    program = onnxplug.to_onnx(model, cases[0], dynamic_shapes=({3: "4 * patches"}, {0: "images"}))
+    for case in cases:
+        with torch.no_grad():
+            torch.testing.assert_close(program(*case)[0], model(*case))
+    refused = torch.randn(1, 3, 4, 4 * 64), torch.tensor([[2, 32]])
+    for call in (model, program):
+        with pytest.raises(Exception, match=r"must be divisible|is invalid|out of data bounds|out of bounds"):
+            call(*refused)
+
+
 class Merged(nn.Module):
     """States of images or of videos, of which ERNIE 4.5 VL puts two frames together."""
 
