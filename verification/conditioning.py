@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from onnxplug import logs
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.torch_private import TorchDispatchMode
 from onnxplug.verification.eager import run_graph
 from onnxplug.verification.inputs import clone_leaves
 from onnxplug.verification.kernels import moved_apart
 from onnxplug.verification.repetition import WIDE, Repetition
+
+_LOGGER = logs.logger("verify")
 
 #: How often inputs and weights are changed by one unit of rounding.
 _RUNS = 3
@@ -115,7 +118,8 @@ def slack_by_runs(
                 moved = _results(run, model, cloned)
             slack = _widened(slack, first, moved, _KERNELS)
             yield slack
-    except Exception:
+    except Exception as error:
+        _LOGGER.debug("how far rounding moves the results is unknown: %s: %s", type(error).__name__, error)
         yield []
 
 

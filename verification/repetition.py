@@ -142,7 +142,7 @@ class Repetition(TorchDispatchMode):
             if func._schema.is_mutable and isinstance(x, torch.Tensor):
                 leaves[i].copy_(x)
             else:
-                leaves[i] = x
+                leaves[i] = _laid_out(x, leaves[i])
         return pytree.tree_unflatten(leaves, spec)
 
     def _moved(self, made: Any) -> Any:
@@ -150,7 +150,9 @@ class Repetition(TorchDispatchMode):
         if self._move is None or not is_real(made):
             return made
         moved = self._move(made)
-        return torch.where((made.real if made.is_complex() else made).double().frac() == 0, made, moved)
+        return _laid_out(
+            torch.where((made.real if made.is_complex() else made).double().frac() == 0, made, moved), made
+        )
 
     def _inside(self, called: Any) -> Any:
         """A function of an operator, called with this mode."""
@@ -162,6 +164,13 @@ class Repetition(TorchDispatchMode):
                 return called(*args, **kwargs)
 
         return repeated
+
+
+def _laid_out(x: Any, made: Any) -> Any:
+    """With the strides of an operator's own result: on them it depends which operators PyTorch calls next."""
+    if not isinstance(x, torch.Tensor) or x.shape != made.shape or x.stride() == made.stride():
+        return x
+    return torch.empty_strided(made.shape, made.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def jumps(func: Any, before: Any, after: Any, results: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor | None]]:
