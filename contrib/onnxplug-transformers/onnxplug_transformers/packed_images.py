@@ -417,7 +417,8 @@ def frames_in_pairs(self: Any, hidden_states: Tensor, grid_thw: Tensor) -> Tenso
 def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_sizes: Tensor) -> Tensor:
     """A token for each square of an image's ``merge_sizes``, [tokens, width]: the mean of the four patches around its middle.
 
-    That is bilinear interpolation to a size that divides an image's; an odd size has one patch in the middle.
+    That is bilinear interpolation to a size that divides an image's; an odd size has one patch in the middle. Where squares don't
+    divide an image, for which transformers has an error, the places are those of no patch.
 
     Args:
         hidden_states: Patches by squares, [patches, width].
@@ -429,6 +430,7 @@ def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_s
     image = (number[:, None] >= ends).sum(-1)
     side = merge_sizes[image]
     first = (patches.cumsum(0) - patches)[image] + (number - (ends - squares)[image]) * units[image]
+    first = first.where((grid_thw[:, 1:] % merge_sizes[:, None] == 0).all(), hidden_states.shape[0])
     places = (side - 1) // 2, side // 2
     upper, lower = (sum(hidden_states[first + row * side + column] * 0.5 for column in places) * 0.5 for row in places)
     return upper + lower

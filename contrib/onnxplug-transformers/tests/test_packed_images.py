@@ -221,6 +221,10 @@ def test_squares_of_each_image() -> None:
     for case in cases:
         with torch.no_grad():
             torch.testing.assert_close(program(*case)[0], encoder(*case).last_hidden_state)
+    refused = torch.randn(12, 48), torch.tensor([[1, 3, 4]]), torch.tensor([2])
+    for call in (encoder, program):
+        with pytest.raises(Exception, match=r"is invalid|out of data bounds|out of bounds"):
+            call(*refused)
 
 
 class Joined(nn.Module):
