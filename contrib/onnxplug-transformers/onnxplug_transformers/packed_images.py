@@ -27,6 +27,7 @@ from onnxplug_transformers.exchanged import exchanged, parameters
 #: Inkling 2 has the pixels of each image token together, and counts such tokens.
 _BY_TOKENS = ["self", "pixel_values", "image_grid_thw"]
 #: MiniCPM-V has all patches beside one another in one image, [1, channels, side, patches * side].
+_MINICPM = ("V4_6", "V4_7", "Ocr")
 _IN_A_STRIP = ["self", "pixel_values", "target_sizes", "use_vit_merger"]
 _FORWARDS = [
     *(["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")),
@@ -61,6 +62,10 @@ def images_of_any_size() -> Iterator[None]:
                 for name in ("get_image_features", "get_video_features"):
                     if before := vars(owner).get(name):
                         stack.enter_context(patched(owner, name, _together(before)))
+        of_strips: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
+            "ViTWindowAttentionMerger.get_window_index": (whole_windows, _are_no_squares),
+            "Merger.forward": (merged, _never),
+        }
         interface = AttentionInterface.get_interface
         stack.enter_context(patched(AttentionInterface, "get_interface", _masked(interface)))
         stack.enter_context(
@@ -81,14 +86,7 @@ def images_of_any_size() -> Iterator[None]:
                     "Lfm3VlVisionShortConv.forward": (convolved, _is_other_convolution),
                     "VideoLlama3VisionModel.pixel_unshuffle": (squares_averaged, _never),
                     "get_vision_nearest_position_ids": (get_vision_nearest_position_ids, _are_given("position_ids")),
-                    **{
-                        f"MiniCPM{name}{part}": exchange
-                        for name in ("V4_6", "V4_7", "Ocr")
-                        for part, exchange in {
-                            "ViTWindowAttentionMerger.get_window_index": (whole_windows, _are_no_squares),
-                            "Merger.forward": (merged, _never),
-                        }.items()
-                    },
+                    **{f"MiniCPM{name}{part}": exchange for name in _MINICPM for part, exchange in of_strips.items()},
                 }
             )
         )
@@ -432,8 +430,9 @@ def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_s
     first = (patches.cumsum(0) - patches)[image] + (number - (ends - squares)[image]) * units[image]
     first = first.where((grid_thw[:, 1:] % merge_sizes[:, None] == 0).all(), hidden_states.shape[0])
     places = (side - 1) // 2, side // 2
-    upper, lower = (sum(hidden_states[first + row * side + column] * 0.5 for column in places) * 0.5 for row in places)
-    return upper + lower
+    left, right = ([hidden_states[first + row * side + column] for row in places] for column in places)
+    upper, lower = ((x + y) * 0.5 for x, y in zip(left, right, strict=True))
+    return (upper + lower) * 0.5
 
 
 def get_vision_nearest_position_ids(target_sizes: Tensor, num_patches_per_side: int, kwargs: Any = None) -> Tensor:
