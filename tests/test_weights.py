@@ -219,6 +219,7 @@ def test_a_weight_can_be_derived_from_a_weight_only() -> None:
 
 
 @pytest.mark.parametrize("name", rotated(MODELS, every=6))
+@pytest.mark.long
 def test_whole_models_that_get_their_weights_later(name: str, tmp_path: Path) -> None:
     """The model on the device meta, then weights from a file, as eager with these weights; the graph is that of the real model."""
     case = ZOO[name]()

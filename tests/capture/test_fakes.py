@@ -129,6 +129,7 @@ BINARY = (torch.add, torch.mul, torch.maximum, torch.eq, torch.atan2, lambda x, 
 
 @settings(deadline=None)
 @given(st.data())
+@pytest.mark.long
 def test_chains_of_pointwise_operators(data: st.DataObject) -> None:
     steps = data.draw(
         st.lists(st.tuples(st.sampled_from(UNARY), st.sampled_from((None, *BINARY)), st.integers(0, 9)), max_size=7)

@@ -42,6 +42,7 @@ def test_istft_of_a_dynamic_length(length: Callable[[torch.Tensor], int], center
     check(_signal(length, center), *args, others=others, dynamic=({0: "batch", 1: "time"},), atol=1e-5)
 
 
+@pytest.mark.long
 def test_istft_longer_than_the_signal(seeded: None) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         spectrum = torch.stft(x, 16, 4, window=torch.ones(16), return_complex=True)

@@ -16,6 +16,7 @@ OPSETS = {"": 21, "com.microsoft": 1}
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "onnxruntime:cuda"])
+@pytest.mark.long
 def test_a_decoder_of_fused_operators(target: str) -> None:
     """On prompts, in buffers longer than they are, and on single steps; the attention turns queries and keys itself."""
     define_vision_kernels()

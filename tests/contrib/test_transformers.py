@@ -26,6 +26,7 @@ def test_without_transformers_nothing_is_imported(tmp_path: Path) -> None:
     assert "imported False\n" in run_python(tmp_path, "-c", code)
 
 
+@pytest.mark.long
 def test_decoding_by_fused_operators(seeded: None) -> None:
     """The cache and ONNX Runtime's own operators in one model."""
     registry = plugged("onnxplug-transformers", "onnxplug-ort")

@@ -179,6 +179,7 @@ def test_moments_and_densities() -> None:
 
 
 @pytest.mark.filterwarnings("error:the exported model is right only where")
+@pytest.mark.long
 def test_angles_that_are_drawn_until_accepted() -> None:
     model = Call(lambda x, y: distributions.VonMises(x, y).sample((20_000,)))
     dynamic = {0: "elements"}

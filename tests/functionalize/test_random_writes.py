@@ -249,6 +249,7 @@ BLOCKS = [(0, 16), *(pytest.param(first, 64, marks=pytest.mark.long) for first i
 
 
 @pytest.mark.parametrize(("first", "number"), BLOCKS)
+@pytest.mark.long
 def test_random_programs_of_dynamic_sizes(first: int, number: int, seeded: None) -> None:
     done = [compare_dynamic(seed) for seed in range(first, first + number)]
     ways = [way for way, _ in done]

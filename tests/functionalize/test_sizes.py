@@ -49,6 +49,7 @@ def test_ranges() -> None:
     assert not four.are_distinct(A, 4)
 
 
+@pytest.mark.long
 def test_known_sizes_are_right() -> None:
     """Random conditions: whatever is said to hold does, at every size of a grid."""
     chance = random.Random(0)

@@ -354,6 +354,7 @@ SPECTRA: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", [n if n == "svd" else pytest.param(n, marks=pytest.mark.long) for n in SPECTRA])
+@pytest.mark.long
 def test_orders_and_phases_that_pytorch_leaves_open(name: str) -> None:
     program = onnxplug.to_onnx(Call(SPECTRA[name]), (A,), dynamic_shapes=(({0: "batch"},),))
     report = program.verify(seeds=range(6))

@@ -45,6 +45,7 @@ def equals_eager(
     return store
 
 
+@pytest.mark.long
 def test_mutation_views_numbers_and_none() -> None:
     calls = [(torch.randn(n, 4), k, 0.5) for n, k in ((3, 2), (5, 3), (2, 4), (7, 2))]
     with torch.no_grad():

@@ -91,6 +91,7 @@ def test_a_model_made_with_other_plugins_is_not_used(tmp_path: Path, monkeypatch
         assert (run(models), kept(models)) == (2.718, 5)
 
 
+@pytest.mark.long
 def test_options_that_decide_the_model_are_distinguished(tmp_path: Path) -> None:
     variants: list[dict[str, Any]] = [{}, {"opset": 18}, {"exact": True}, {"target": None}, {"optimize": False}]
     for count, options in enumerate(variants, start=1):

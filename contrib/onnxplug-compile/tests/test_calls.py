@@ -123,6 +123,7 @@ def sharing(x: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.long
 def test_results_that_share_memory_in_eager_share_it(dynamic: bool | None, training: bool) -> None:
     compiled = torch.compile(sharing, backend="onnxplug", dynamic=dynamic, options=STRICT)
     for rows in (3, 6, 5):

@@ -74,6 +74,7 @@ def test_all_that_a_graph_may_take_and_give() -> None:
         equals_eager(Everything(), (torch.randn(3, 4), 2, 0.5), (torch.randn(5, 4), 3, -1.5), dynamic=True)
 
 
+@pytest.mark.long
 def test_training_with_draws_and_several_sizes() -> None:
     torch.manual_seed(0)
     equals_eager(Noisy(), *[(torch.randn(n, 4),) for n in (3, 7, 2)], train=True, dynamic=True)

@@ -36,6 +36,7 @@ HIDDEN = torch.tensor([[False, False, False, True, True], [False] * 5])
     "masks", [{}, {"mask": CAUSAL, "is_causal": False}, {"mask": CAUSAL.float().masked_fill(CAUSAL, float("-inf")), "is_causal": True}],
     ids=["all", "masked", "causal"],
 )  # fmt: skip
+@pytest.mark.long
 def test_an_encoder_is_run_by_onnxruntime(masks: dict[str, Any], activation: str, norm_first: bool) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, activation=activation, norm_first=norm_first, batch_first=True)
@@ -56,6 +57,7 @@ NOT_CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril(-2)
 
 
 @pytest.mark.parametrize(("training", "nested"), rotated([False, True], [True, False], every=2))
+@pytest.mark.long
 def test_a_mask_without_is_causal(training: bool, nested: bool) -> None:
     """What Dynamo traces holds for masks of other values too."""
     torch.manual_seed(0)

@@ -20,6 +20,7 @@ DENSE = ({0: "batch", 1: "queries"}, *[{0: "batch", 1: "keys"}] * 2)
 
 
 @pytest.mark.onnxplug("flash-attn")
+@pytest.mark.long
 def test_sample(onnx_sample: Any) -> None:
     onnx_sample.check()
 
@@ -132,6 +133,7 @@ def test_dense(options: dict[str, Any]) -> None:
     "options", [{}, {"causal": True}, {"window": (2, 0)}, {"causal": True, "window": (4, 0)}], ids=str
 )
 @pytest.mark.parametrize("each", [False, True])
+@pytest.mark.long
 def test_slopes(options: dict[str, Any], each: bool) -> None:
     """ALiBi, with a slope for each head, or each head of each element of the batch."""
 

@@ -33,6 +33,7 @@ SIZES = ((2, 5), (1, 1), (3, 66))
 
 
 @pytest.mark.onnxplug("mamba")
+@pytest.mark.long
 def test_sample(onnx_sample: Any) -> None:
     onnx_sample.check()
 
@@ -219,6 +220,7 @@ def test_chunk_scan(chunk: int, gated: bool, limits: str) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.long
 def test_chunk_scan_from_a_state(packed: bool) -> None:
     """A state to begin with, and sequences one after the other, of which the first alone goes on from it where its number is 0."""
 
@@ -243,6 +245,7 @@ def test_chunk_scan_from_a_state(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.long
 def test_state_update(chosen: bool) -> None:
     """One token with a state, which is written; indices choose the states of some, or none."""
     decay, skip, bias = -torch.rand(HEADS, P, N), torch.randn(HEADS, P), torch.randn(HEADS, P)
@@ -274,6 +277,7 @@ def test_state_update(chosen: bool) -> None:
     check(model, expected, inputs, (states, *({0: "batch"},) * 6))
 
 
+@pytest.mark.long
 def test_state_update_without_heads() -> None:
     def model(state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Any:
         state = state.clone()

@@ -33,6 +33,7 @@ def test_gelu(opset: int, fused: Any) -> None:
 
 @pytest.mark.parametrize("opset", [18, 21])
 @pytest.mark.parametrize(("approximate", "op"), [("none", "BiasGelu"), ("tanh", "FastGelu")])
+@pytest.mark.long
 def test_bias_gelu(approximate: str, op: str, opset: int, fused: Any) -> None:
     layer = nn.Linear(5, 8)
     x, others = draw(2, 3, 5), [(draw(1, 1, 5),), (draw(4, 2, 5) * 5,)]
@@ -102,6 +103,7 @@ class Rms(nn.Module):
 
 
 @pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.long
 def test_skip_simplified_layer_normalization(opset: int, fused: Any) -> None:
     norm = Rms()
     x, y = draw(2, 3, 8), draw(2, 3, 8)

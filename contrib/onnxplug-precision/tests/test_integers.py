@@ -79,6 +79,7 @@ def test_products_and_accuracy(kind: str, operators: dict[str, int], cosine: flo
     )
 
 
+@pytest.mark.long
 def test_settings_reach_the_nodes() -> None:
     nodes = [n for n in export("int4:block_size=64,symmetric=no").model.graph if n.op_type == "MatMulNBits"]
     assert {(n.attributes.get_int("block_size"), n.attributes.get_int("accuracy_level")) for n in nodes} == {(64, 4)}
@@ -89,6 +90,7 @@ def test_settings_reach_the_nodes() -> None:
     assert restored.inputs[1].shape == ir.Shape([8])  # type: ignore[union-attr]  # a scale for each channel
 
 
+@pytest.mark.long
 def test_percentiles_and_entropy_leave_outliers_out() -> None:
     x = X.clone()
     x[0, 0] = 1000.0
@@ -108,6 +110,7 @@ def test_four_bits_in_half_precision() -> None:
     assert scales == ir.DataType.FLOAT16
 
 
+@pytest.mark.long
 def test_recurrent_networks_and_branches() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
@@ -183,6 +186,7 @@ def make():
 """
 
 
+@pytest.mark.long
 def test_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

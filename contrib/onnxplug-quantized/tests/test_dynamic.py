@@ -144,6 +144,7 @@ class Outputs(nn.Module):
 )
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.long
 def test_recurrent(kind: Any, dtype: torch.dtype, settings: dict[str, Any], packer: str) -> None:
     if packer == "onednn" or (packer == "qnnpack" and dtype == torch.float16):
         pytest.skip("packed as with FBGEMM, or not at all")

@@ -333,6 +333,7 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("functions", [None, [nn.Linear]])
+@pytest.mark.long
 def test_branches_and_functions_are_left_to_the_runtime(functions: Any, tmp_path: Path) -> None:
     model, x = Branches(), torch.randn(4, 8)
     program = export(model, x, dynamic=({0: "batch"},), functions=functions)
@@ -415,6 +416,7 @@ SMALL = {
         ("Mixtral", {"num_local_experts": 4}, {"sum": 3, "concat": 1}),  # the experts are in a loop
     ],
 )
+@pytest.mark.long
 def test_models_of_transformers(
     name: str, extra: dict[str, Any], counts: dict[str, int], vision: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ def _versions(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.long
 def test_tables_are_whole(target: str) -> None:
     table = load(target)
     assert table["target"] == target

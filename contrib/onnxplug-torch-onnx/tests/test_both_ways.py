@@ -67,6 +67,7 @@ def eager(call: Call, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", rotated(CALLS, every=6))
+@pytest.mark.long
 def test_same_call_both_ways(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = CALLS[name]
     theirs, their_file = exported(torch.onnx.export, call, tmp_path / "torch", monkeypatch)

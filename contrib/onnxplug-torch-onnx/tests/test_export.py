@@ -376,6 +376,7 @@ def test_optimize_and_do_constant_folding() -> None:
 
 
 @pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.long
 def test_operators_that_nothing_translates(folder: Path, dynamo: bool) -> None:
     for kind in (OperatorExportTypes.ONNX, OperatorExportTypes.ONNX_ATEN):
         with pytest.raises(MissingRuleError, match="inplace::cap"):

@@ -106,6 +106,7 @@ def test_options_for_every_export() -> None:
             pass
 
 
+@pytest.mark.long
 def test_verification_on_the_calls_own_inputs() -> None:
     """As torch verifies; other inputs may mean nothing to the model."""
 

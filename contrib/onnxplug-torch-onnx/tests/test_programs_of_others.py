@@ -77,6 +77,7 @@ TIMM: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", [n if n in ("old", "training") else pytest.param(n, marks=pytest.mark.long) for n in TIMM]
 )
+@pytest.mark.long
 def test_timm_both_ways(name: str, vision: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
     from timm.utils.onnx import onnx_export

@@ -94,6 +94,7 @@ def test_an_error_goes_to_another_process() -> None:
     assert (there.message, there.hint) == (caught.value.message, caught.value.hint)
 
 
+@pytest.mark.long
 def test_warnings_name_the_line_of_the_call() -> None:
     for options in (
         {"opset_version": 8},

@@ -137,6 +137,7 @@ def test_an_exported_program() -> None:
         onnxplug.to_onnx(exported)
 
 
+@pytest.mark.long
 def test_a_subclass_and_a_parent_are_kept_each_by_itself(expect_graph: Any) -> None:
     class Child(Cap):
         @staticmethod

@@ -195,6 +195,7 @@ class Recurrent(nn.Module):
         return torch.cat([torch.stack(there, 1), torch.stack(backwards(back), 1)], 2), state
 
 
+@pytest.mark.long
 def test_recurrent_layers(seeded: None) -> None:
     def inputs(batch: int, time: int) -> Any:
         return torch.randn(batch, time, 3), (torch.randn(batch, 4), torch.randn(batch, 4))

@@ -36,6 +36,7 @@ def test_a_model_by_its_name(tmp_path: Path, capsys: Any) -> None:
         pytest.param("ssdlite320_mobilenet_v3_large", [(3, 224, 224)], marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_inputs_are_those_that_the_model_takes(name: str, sizes: list[tuple[int, ...]]) -> None:
     from onnxplug_torchvision.sources import load
 

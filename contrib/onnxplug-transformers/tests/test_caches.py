@@ -37,6 +37,7 @@ TEXT = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch",
 
 
 @pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.long
 def test_prefill_returns_the_cache(name: str, decoder: Any) -> None:
     model = decoder(name)
     shapes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}
@@ -96,6 +97,7 @@ def test_decoding_at_other_opsets(opset: int, decoder: Any) -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("example", [1, 3])
+@pytest.mark.long
 def test_decoding_without_a_mask(name: str, example: int, decoder: Any) -> None:
     """One token sees all of the past; attention that is merely causal would show it the first token alone."""
     from onnxplug_transformers import cache_shapes

@@ -85,6 +85,7 @@ def images(*grid: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         pytest.param("glm4v", "sdpa", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_images_of_any_size(kind: str, attention: str) -> None:
     model = made(kind, attention)
     example = images((1, 8, 12), (1, 4, 6))

@@ -132,6 +132,7 @@ def test_tokens_of_a_batch_are_those_of_generate(name: str, saved: Callable[[str
     assert tokens.tolist() == text.tolist()
 
 
+@pytest.mark.long
 def test_padding_among_later_tokens(saved: Callable[[str], Path], exported: Any) -> None:
     """A row that goes on with several tokens, and padding among them: what the cache has stays."""
     from transformers import AutoModelForCausalLM

@@ -132,6 +132,7 @@ def given(name: str, batch: int, length: int, padding: int = 0) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("name", ["mamba", "qwen3_5", *LATER])
+@pytest.mark.long
 def test_any_length(name: str) -> None:
     """Shorter and longer than a chunk, a single token, a single row."""
     model, inputs = made(name), given(name, 2, 9, padding=2)

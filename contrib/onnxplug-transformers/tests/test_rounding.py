@@ -121,6 +121,7 @@ def test_models_with_zero_points(
         ("gpt_neox", ["attention.query_key_value", "mlp.dense_4h_to_h"]),
     ],
 )
+@pytest.mark.long
 def test_layers_whose_errors_count_most(name: str, layers: list[str], saved: Callable[[str], Path]) -> None:
     """Of ten layers: the first two, the last two (of 7 * 10 / 8), and every third one from the fourth."""
     from onnxplug_transformers.four_bits import FourBitLinear, round_weights

@@ -81,6 +81,7 @@ def pooled(model: Any, inputs: dict[str, torch.Tensor], *modes: str) -> torch.Te
 
 
 @pytest.mark.parametrize("modes", [(*POOLINGS,), ("mean_tokens",), ("lasttoken",)])
+@pytest.mark.long
 def test_poolings(modes: tuple[str, ...], tmp_path: Path) -> None:
     """Each alone, and all of them side by side, for texts padded on either side."""
     model = sentence_folder(tmp_path / "model", {f"pooling_mode_{mode}": mode in modes for mode in POOLINGS})
@@ -96,6 +97,7 @@ def test_poolings(modes: tuple[str, ...], tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_modules_after_the_pooling(tmp_path: Path) -> None:
     """Dense with its activation, LayerNorm, Dropout and Normalize; a transformer in a folder of its own; newer names of modes."""
     from safetensors.torch import save_file

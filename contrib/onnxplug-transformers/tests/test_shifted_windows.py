@@ -143,6 +143,7 @@ def test_segmentation(name: str) -> None:
     check_sizes(name, (2, 3, 64, 64), [(1, 3, 64, 96), (2, 3, 75, 131), (1, 3, 128, 160)])
 
 
+@pytest.mark.long
 def test_plain_sizes_have_no_padding_and_no_computed_shift() -> None:
     program = onnxplug.to_onnx(_built("swin"), (torch.randn(2, 3, 32, 32),), dynamic_shapes=({0: "batch"},))
     assert not {"Pad", "Min", "Mod"} & {node.op_type for node in program.model.graph}

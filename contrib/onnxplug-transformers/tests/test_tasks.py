@@ -146,6 +146,7 @@ def export(folder: Path, *options: Any) -> int:
 @pytest.mark.parametrize(
     "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
 )
+@pytest.mark.long
 def test_results_are_those_of_transformers(name: str, tmp_path: Path, save_tokenizer: Any) -> None:
     """The task is that of the class in config.json; inputs and outputs have the names that the model gives them."""
     _, _, _, inputs, outputs = MODELS[name]

@@ -90,6 +90,7 @@ def check_text(model: Any, seen: int) -> None:
     assert past.get_seq_length() == 12
 
 
+@pytest.mark.long
 def test_without_a_mask_and_of_any_cache(decoder: Any) -> None:
     """A cache without windows has all tokens, and the windows are in the mask."""
     from onnxplug_transformers import cache_shapes
@@ -163,6 +164,7 @@ def test_static_cache_beyond_the_window(name: str, decoder: Any) -> None:
         assert past.get_seq_length() == sum(steps)
 
 
+@pytest.mark.long
 def test_prefill_fills_the_window(decoder: Any) -> None:
     model = decoder("mistral")
     program = onnxplug.to_onnx(
@@ -193,6 +195,7 @@ def test_the_number_of_tokens_seen_is_not_fixed(decoder: Any) -> None:
         *(pytest.param(n, c, marks=pytest.mark.long) for n, c in (("qwen3_next", 1), ("mamba2", 3))),
     ],
 )
+@pytest.mark.long
 def test_linear_attention(name: str, count: int, decoder: Any) -> None:
     """Steps after a prompt, the states handed on: of one token, or of any number where the model's code goes on from a state."""
     from onnxplug_transformers import cache_shapes

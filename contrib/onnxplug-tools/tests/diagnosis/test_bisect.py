@@ -83,6 +83,7 @@ def layers(*middle: nn.Module) -> nn.Module:
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.long
 def test_a_wrong_rule(rules: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     rule = Rule("aten::tanh", f"{rules}:sinh")
@@ -221,6 +222,7 @@ def test_a_fault_with_dynamic_sizes_alone(rules: str, tmp_path: Path) -> None:
     assert onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule]).trouble is None
 
 
+@pytest.mark.long
 def test_control_flow_is_loaded(rules: str, tmp_path: Path) -> None:
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -192,6 +192,7 @@ def test_a_kernel_of_onnxruntime() -> None:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.long
 def test_onnxruntime_takes_other_phases_where_it_optimises(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of both signs of a pair of vectors is as right as the other; that of one of them alone is not."""
     x = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))

@@ -43,6 +43,7 @@ def test_metadata_are_no_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_two_exporters(tmp_path: Path) -> None:
     """Our file and torch's: the same nodes, though torch writes defaults and names nodes and results otherwise."""
     model, args = example()

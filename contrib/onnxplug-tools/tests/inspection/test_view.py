@@ -347,6 +347,7 @@ def test_a_folder_is_no_model(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.long
 def test_ten_thousand_nodes_are_seen_in_linear_time() -> None:
     """No node costs more because there are others: ten times as many take about ten times as long, not a hundred."""
 

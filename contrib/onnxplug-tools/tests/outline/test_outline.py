@@ -186,6 +186,7 @@ def test_text_is_small(decoder: OnnxProgram) -> None:
 @pytest.mark.parametrize(
     "options", [{"capture": "whole"}, {"strict": True}, {"exported": True}, {"optimize": False}], ids=str
 )
+@pytest.mark.long
 def test_ways_of_capture(options: dict[str, Any], decoder: OnnxProgram) -> None:
     model: Any = Decoder().eval()
     if options.pop("exported", False):
@@ -577,6 +578,7 @@ def test_weights_are_replaced() -> None:
     torch.testing.assert_close(program(IDS)[0], second(IDS), **looser("core"))
 
 
+@pytest.mark.long
 def test_verdict_and_optimizer(decoder: OnnxProgram) -> None:
     assert decoder.verify(seeds=(), intermediates=True).intermediates is not None
     program = onnxplug.to_onnx(Decoder().eval(), (IDS,), dynamic_shapes=TOKENS, functions=True)

@@ -67,6 +67,7 @@ def test_encoder_and_decoder(glue: bool) -> None:
     assert len(pieces.verify(seeds=(5, 6)).sizes) == 3
 
 
+@pytest.mark.long
 def test_the_program_that_chains_them_needs_onnxruntime_alone(tmp_path: Path) -> None:
     model = Translator()
     pieces = exported(model, (SRC, TGT), f=tmp_path / "pieces", dynamic_shapes=DYNAMIC)
@@ -178,6 +179,7 @@ def test_a_tensor_that_is_written_between_pieces_is_not_the_same() -> None:
     agrees(pieces, model, torch.randn(2, 4))
 
 
+@pytest.mark.long
 def test_a_chain_that_differs_is_an_error() -> None:
     model = Translator()
     pieces = exported(model, (SRC, TGT), dynamic_shapes=DYNAMIC)

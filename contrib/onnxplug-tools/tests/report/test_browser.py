@@ -71,6 +71,7 @@ def _colours(page: Page, path: Path) -> int:
         return len(picture.convert("RGB").getcolors(1 << 24) or ())
 
 
+@pytest.mark.long
 def test_the_page_of_an_export(page: Page, tmp_path: Path) -> None:
     report = reports.report()
     assert report.view is not None

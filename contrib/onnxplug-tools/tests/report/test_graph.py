@@ -101,6 +101,7 @@ def test_hostile_names_are_text() -> None:
     assert not set("<`\\") & set(text.replace("<br>", ""))
 
 
+@pytest.mark.long
 def test_time_is_linear() -> None:
     """A hundred thousand nodes in a row, each reading the first: within the time of a test."""
     value = ValueView("x", "float", (1,))

@@ -126,6 +126,7 @@ def _replace(path: Path, old: str, new: str) -> None:
         ("not a module", "is not the name of a module"),
     ],
 )
+@pytest.mark.long
 def test_refused(folder: Path, library: str, message: str) -> None:
     before = sorted(folder.iterdir())
     with pytest.raises(UsageError, match=message):

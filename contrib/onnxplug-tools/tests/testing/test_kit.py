@@ -95,6 +95,7 @@ def test_expect_graph_shows_both_sides(expect_graph: Any, isolated_registry: Iso
         expect_graph(program, "Add**")
 
 
+@pytest.mark.long
 def test_onnx_check_finds_faults(onnx_check: Any, isolated_registry: IsolatedRegistry) -> None:
     shapes = ({0: "rows"},)
     x = torch.randn(3, 4)
