@@ -125,10 +125,9 @@ def test_verification_of_a_random_model_runs_it_a_few_times() -> None:
     model = Calls(lambda model, x: F.dropout(x.sort(-1).values.cumsum(-1), 0.5, training=True)).eval()
     program = onnxplug.to_onnx(model, (torch.randn(9, 9),))
     calls: list[None] = []
-    hook = nn.modules.module.register_module_forward_hook(
-        lambda *_: calls.append(None)
-    )  # copies of the model are counted too
-    with pytest.raises(onnxplug.VerificationError, match="the model draws random numbers"):
+    with (
+        nn.modules.module.register_module_forward_hook(lambda *_: calls.append(None)),  # of copies of the model too
+        pytest.raises(onnxplug.VerificationError, match="the model draws random numbers"),
+    ):
         program.verify()
-    hook.remove()
     assert len(calls) <= 6

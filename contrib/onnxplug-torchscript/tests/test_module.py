@@ -167,10 +167,9 @@ class _Difference(nn.Module):
 
 def test_inputs_that_have_the_same_name() -> None:
     """torch.jit.trace of ``*args`` names the inputs as the submodules do."""
-    draw = lambda: tuple(torch.randn(2, 3) for _ in range(4))  # noqa: E731
-    program = onnxplug.to_onnx(torch.jit.trace(_Difference(), draw()), draw(), verify=True)
+    example, args = (tuple(torch.randn(2, 3) for _ in range(4)) for _ in range(2))
+    program = onnxplug.to_onnx(torch.jit.trace(_Difference(), example), example, verify=True)
     assert [value.name for value in program.model.graph.inputs] == ["x", "y", "y_1", "x_1"]
-    args = draw()
     torch.testing.assert_close(program(*args)[0], _Difference()(*args))
 
 

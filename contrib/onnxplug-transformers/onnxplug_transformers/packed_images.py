@@ -26,8 +26,8 @@ from onnxplug_transformers.exchanged import exchanged, parameters
 
 #: Inkling 2 has the pixels of each image token together, and counts such tokens.
 _BY_TOKENS = ["self", "pixel_values", "image_grid_thw"]
-#: MiniCPM-V has all patches beside one another in one image, [1, channels, side, patches * side].
 _MINICPM = ("V4_6", "V4_7", "Ocr")
+#: MiniCPM-V has all patches beside one another in one image, [1, channels, side, patches * side].
 _IN_A_STRIP = ["self", "pixel_values", "target_sizes", "use_vit_merger"]
 _FORWARDS = [
     *(["self", patches, "grid_thw"] for patches in ("hidden_states", "pixel_values")),
@@ -257,13 +257,36 @@ def _within_images(
     return interface(module, query, key, value, attention_mask=attention_mask, **settings)
 
 
-def _images_of(grid_thw: Tensor, count: Any, unit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The image of each of ``count`` cells of ``unit`` patches, its size [cells, 3], and the cell's place in it."""
+def _images_of(grid_thw: Tensor, count: Any, unit: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The image of each of ``count`` cells of ``unit`` patches, its size [cells, 3], and the cell's place in it.
+
+    Args:
+        unit: One number, or one for each image.
+    """
     cells = torch.arange(count, device=grid_thw.device)
     counts = grid_thw.prod(-1) // unit
     ends = counts.cumsum(0)
     image = (cells[:, None] >= ends).sum(-1)
     return image, grid_thw[image], cells - (ends - counts)[image]
+
+
+def _in_windows(sizes: Tensor, count: Any, window: tuple[int, int], frames: Any = 1) -> tuple[Tensor, Tensor]:
+    """The patches of each window in the first frame, [windows, patches of a window], and the size of its image, [windows, 2].
+
+    Args:
+        sizes: Rows and columns of each image, whose patches lie row by row, [images, 2].
+        count: The number of windows.
+        frames: How many frames each image has.
+    """
+    high, wide = window
+    _, of_each, place = _images_of(sizes, count, high * wide)
+    width = of_each[:, 1]
+    columns = width // wide
+    start = (torch.arange(count, device=sizes.device) - place) * (high * wide * frames)
+    first = start + place // columns * high * width + place % columns * wide
+    rows, across = (torch.arange(n, device=sizes.device) for n in window)
+    within = (rows[:, None] * width[:, None, None] + across).flatten(1)
+    return first[:, None] + within, of_each
 
 
 def get_vision_position_ids(
@@ -365,19 +388,11 @@ def get_vision_temporal_merge_index(
     """
     called = _called.get()
     assert called is not None
-    unit = kernel_height * kernel_width
     frames = grid_thw[0, 0].item()
-    ones = torch.ones_like(grid_thw[:, :1])
-    count = called[0] // unit // frames
-    _, sizes, place = _images_of(torch.cat([ones, grid_thw[:, 1:]], -1), count, unit)  # of one frame
-    _, height, width = sizes.unbind(-1)
-    columns = width // kernel_width
-    start = (torch.arange(count, device=grid_thw.device) - place) * (unit * frames)
-    first = start + place // columns * kernel_height * width + place % columns * kernel_width
-    rows, across = (torch.arange(n, device=grid_thw.device) for n in (kernel_height, kernel_width))
-    within = (rows[:, None] * width[:, None, None] + across).flatten(1)
-    frame = torch.arange(frames, device=grid_thw.device) * (height * width)[:, None]
-    index = first[:, None, None] + frame[:, :, None] + within[:, None]
+    window = kernel_height, kernel_width
+    places, sizes = _in_windows(grid_thw[:, 1:], called[0] // math.prod(window) // frames, window, frames)
+    frame = torch.arange(frames, device=grid_thw.device) * sizes.prod(-1)[:, None]
+    index = places[:, None] + frame[:, :, None]
     return index.where((grid_thw[:, 0] == frames).all(), called[0])
 
 
@@ -422,12 +437,9 @@ def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_s
         hidden_states: Patches by squares, [patches, width].
     """
     patches, units = grid_thw.prod(-1), merge_sizes**2
-    squares = patches // units
-    ends = squares.cumsum(0)
-    number = torch.arange(squares.sum().item(), device=grid_thw.device)
-    image = (number[:, None] >= ends).sum(-1)
+    image, _, place = _images_of(grid_thw, (patches // units).sum().item(), units)
     side = merge_sizes[image]
-    first = (patches.cumsum(0) - patches)[image] + (number - (ends - squares)[image]) * units[image]
+    first = (patches.cumsum(0) - patches)[image] + place * units[image]
     first = first.where((grid_thw[:, 1:] % merge_sizes[:, None] == 0).all(), hidden_states.shape[0])
     places = (side - 1) // 2, side // 2
     left, right = ([hidden_states[first + row * side + column] for row in places] for column in places)
@@ -446,20 +458,14 @@ def get_vision_nearest_position_ids(target_sizes: Tensor, num_patches_per_side: 
     return row * num_patches_per_side + column
 
 
-def _in_windows(target_sizes: Tensor, count: Any, window: tuple[int, int]) -> Tensor:
-    """The patches of each window, [windows, patches of a window], of images whose patches lie row by row.
+def _in_whole_windows(target_sizes: Tensor, patches: Any, window: tuple[int, int]) -> Tensor:
+    """The patches of each window, [windows, patches of a window], of images that windows divide.
 
-    Where windows don't divide an image, for which transformers has an error, the places are those of no patch.
+    Where they don't, for which transformers has an error, the places are those of no patch.
     """
-    high, wide = window
-    _, sizes, place = _images_of(target_sizes, count // (high * wide), high * wide)
-    columns = sizes[:, 1] // wide
-    start = (torch.arange(count // (high * wide), device=target_sizes.device) - place) * (high * wide)
-    first = start + place // columns * high * sizes[:, 1] + place % columns * wide
-    rows, across = (torch.arange(n, device=target_sizes.device) for n in window)
-    within = (rows[:, None] * sizes[:, 1, None, None] + across).flatten(1)
+    places, _ = _in_windows(target_sizes, patches // math.prod(window), window)
     divided = target_sizes % torch.tensor(window, device=target_sizes.device) == 0
-    return (first[:, None] + within).where(divided.all(), count)
+    return places.where(divided.all(), patches)
 
 
 def _are_no_squares(self: Any, *_: Any, **__: Any) -> bool:
@@ -470,7 +476,7 @@ def whole_windows(self: Any, target_sizes: Tensor, kwargs: Any = None) -> tuple[
     """The order of patches by windows, [patches], the windows' bounds, [windows + 1], and the patches of a window."""
     called = _called.get()
     assert called is not None
-    order = _in_windows(target_sizes, called[0], tuple(self.window_kernel_size))
+    order = _in_whole_windows(target_sizes, called[0], tuple(self.window_kernel_size))
     count, size = order.shape
     return order.flatten(), torch.arange(0, count * size + 1, size, dtype=torch.int32, device=order.device), size
 
@@ -479,6 +485,6 @@ def merged(self: Any, hidden_states: Tensor, target_sizes: Tensor) -> tuple[Tens
     """The tokens of all images, of windows that become one token, as often as the model has layers for it."""
     states, window = hidden_states[0], self.merge_kernel_size
     for layer in self.mlp:
-        states = layer(states[_in_windows(target_sizes, states.shape[0], window)].flatten(1))
+        states = layer(states[_in_whole_windows(target_sizes, states.shape[0], window)].flatten(1))
         target_sizes = target_sizes // torch.tensor(window, device=target_sizes.device)
     return _States((states,))
