@@ -71,12 +71,12 @@ class _Type(type, metaclass=_MetaType):
         return types.GenericAlias(cls, kind)
 
 
-def _id(item: Any) -> int:
+def id_of(item: Any) -> int:
     """As Python's, but of a traced weight or input the ``id`` of the tensor itself: code may have kept it."""
     return (vars(item).get(_ID) if _python_isinstance(item, FakeTensor) else None) or _python_id(item)
 
 
-_REPLACED: dict[str, Any] = {"isinstance": _isinstance, "type": _Type, "id": _id}
+_REPLACED: dict[str, Any] = {"isinstance": _isinstance, "type": _Type, "id": id_of}
 
 
 def _from_tensor(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,12 +19,14 @@ from onnxplug.patches.handled import handled_errors
 from onnxplug.patches.indices import indices_without_numbers
 from onnxplug.patches.kept_weights import weights_replaced_everywhere
 from onnxplug.patches.kinds import kinds_as_in_pytorch
+from onnxplug.patches.known_numbers import numbers_of_buffers
 from onnxplug.patches.lengths import lengths_stay_dynamic
 from onnxplug.patches.members import members_are_compared
 from onnxplug.patches.norms import norms_of_any_size
 from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
+from onnxplug.patches.plain_numbers import numbers_stay_dynamic
 from onnxplug.patches.seeds import is_needed, seeds_kept
 from onnxplug.patches.shapes import shape_kernels
 from onnxplug.patches.state import state_of
@@ -163,6 +165,15 @@ PATCHES: tuple[TorchPatch, ...] = (
         needed=lambda request: not request.strict,
     ),
     TorchPatch(
+        name="plain numbers",
+        scope="attempt",
+        target="the code of the model's functions that calls int, float or divmod, math.sqrt",
+        why="int(size) makes a dynamic size a constant, and int(tensor) asks for a number.",
+        test="tests/capture/test_plain_numbers.py::test_sizes[int(n)]",
+        enter=lambda request: numbers_stay_dynamic(request.mentions),
+        needed=lambda request: not request.strict,
+    ),
+    TorchPatch(
         name="kept weights",
         scope="attempt",
         target="torch.nn.utils.stateless._reparametrize_module",
@@ -188,6 +199,15 @@ PATCHES: tuple[TorchPatch, ...] = (
         test="tests/capture/test_operator_calls.py::test_training",
         enter=lambda request: operator_calls_repeated(request.counts),
         needed=repeats_calls,
+    ),
+    TorchPatch(
+        name="known numbers",
+        scope="attempt",
+        target="torch.fx.experimental.proxy_tensor.proxy_call",
+        why="A number that code reads from a buffer which nothing writes counts as unknown, and no branch may depend on it.",
+        test="tests/capture/test_known_numbers.py::test_a_branch[buffer]",
+        enter=numbers_of_buffers,
+        needed=is_needed,
     ),
     TorchPatch(
         name="seeds",

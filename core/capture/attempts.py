@@ -2,9 +2,9 @@
 
 Two examples, exported with 4 rows and ``{0: "n"}``. The first error decides which attempt comes next::
 
-    x[: int(x.shape[0] * 1.5)]    non-strict   math.trunc(1.5*n) == 6 is a constant: FixedExpressionError
-                                  strict       the graph has sym_float, mul and trunc of n: captured
-    x * float(x.sum())            non-strict   a guard on a number that depends on data, which the model computes with
+    x * math.sin(x.shape[0])      non-strict   n == 4 is a constant: FixedExpressionError
+                                  strict       the graph has a sine of n: captured
+    x * max(x.sum().item(), 1.0)  non-strict   a guard on a number that depends on data, which the model computes with
                                   strict       the number is a value of the graph: captured
 """
 
@@ -203,7 +203,7 @@ def _other_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None
         # The strict mode keeps float(tensor) a number of the graph; the other readings would fail alike.
         return in_strict_mode if is_computed_with(error) else []
     if isinstance(error, FixedExpressionError):
-        return in_strict_mode  # which keeps int(size * 1.5) an expression
+        return in_strict_mode  # which keeps more functions of sizes an expression
     mode = bool(strict)
     # some models only get through this way
     attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.requested_axes()) else []

@@ -26,7 +26,7 @@ TRACING = frozenset(
     for name in (
         *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "patches/handled.py"),
         *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py", "patches/kernels.py"),
-        "patches/indices.py",
+        *("patches/indices.py", "patches/known_numbers.py", "patches/plain_numbers.py"),
         "capture/symbolic_numbers.py",
     )
 )

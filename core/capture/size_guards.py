@@ -329,8 +329,8 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
     return FixedExpressionError(
         f"{name} was declared dynamic, {fixes}: torch.export makes {condition.text(names)} a constant, with its value for "
         f"the example inputs{line}",
-        hint="Compute it with //, math.floor or torch.sym_int instead of int(); avoid a Python loop over a size, a branch on it "
-        "(torch.cond), a number of tensors that depends on it (split), and an argument that PyTorch takes as a plain int "
+        hint="Compute it with //, int, math.floor or math.sqrt, not with other functions of plain numbers (math.log); avoid a loop "
+        "over a size, a branch on it (torch.cond), a number of tensors that depends on it (split), and an argument that is an int "
         "(kernel_size; adaptive_avg_pool2d(x, 1) takes the mean over any size); or make the dimension static.",
     )
 

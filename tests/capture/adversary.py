@@ -378,10 +378,22 @@ def outcome(seed: int, dynamic: bool = True, make: Callable[[int], nn.Module] = 
             right = wanted[at] if at < len(wanted) - 1 else wanted[-1] if slot.kind.name == "INPUT_MUTATION" else None
             if right is None or torch.allclose(value, right, **looser("random programs"), equal_nan=True):
                 continue
+            if (value - right).abs().max() <= _rounding(make, seed, x, at):
+                continue
             if n and messages:
                 return "said", messages
             return "wrong", f"at {tuple(x.shape)}: {slot.name} differs by {float((value - right).abs().max())}"
     return "right", messages
+
+
+def _rounding(make: Callable[[int], nn.Module], seed: int, x: torch.Tensor, at: int) -> float:
+    """How far a result moves where the input moves by some units in the last place: normalized rows may be nearly constant."""
+    results = []
+    for units in (0, 1, 2, 4, 8):
+        with torch.no_grad():
+            moved = make(seed)(sample := x * (1 + units * torch.finfo(x.dtype).eps))
+        results.append((*moved, sample)[at].clone())
+    return max(float((result - results[0]).abs().max()) for result in results)
 
 
 if __name__ == "__main__":

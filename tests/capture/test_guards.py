@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import re
 import warnings
 from collections.abc import Callable
@@ -76,6 +77,9 @@ REFUSED: dict[str, Model] = {
     "a key": lambda x: x * {6: 2}.get(x.shape[1], 3),
     "whole root": lambda x: x * math.isqrt(x.shape[1]),
     "linspace": lambda x: torch.linspace(0, 1, int(x.shape[1] * 2)),
+    "an index of a product": lambda x: x.new_zeros(operator.index(int(x.shape[1] * 1.5))),
+    "an index of two sizes": lambda x: x.new_zeros(operator.index(int(x.shape[0] * x.shape[1] * 0.3))),
+    "an index of round": lambda x: x[:, : operator.index(round(x.shape[1] / 4))],
     "digits": lambda x: x * int(f"{x.shape[1]}"),
     # Arguments that torch takes as plain numbers.
     "a kernel": lambda x: F.avg_pool1d(x[:, ::2], x[:, ::2].shape[1]),
@@ -131,10 +135,12 @@ def same(model: Model, program: onnxplug.OnnxProgram, b: int, n: int) -> None:
     torch.testing.assert_close(program(x)[0], model(x))
 
 
+@pytest.mark.parametrize("strict", [None, True])
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_at_every_size(name: str) -> None:
-    program, messages = exported(RIGHT[name])
+def test_right_at_every_size(name: str, strict: bool | None) -> None:
+    program, messages = exported(RIGHT[name], strict=strict)
     assert not messages
+    assert program.captured.strategy.startswith("strict" if strict else "non-strict")
     for b, n in SIZES:
         same(RIGHT[name], program, b, n)
 
@@ -153,16 +159,16 @@ def test_the_line_is_named_whole(name: str, strict: bool) -> None:
         exported(REFUSED[name], strict=strict)
 
 
-@pytest.mark.parametrize("name", ["int of a product", "int of two sizes", "int of round"])
-def test_an_int_of_sizes_is_refused_where_it_is_a_constant(name: str) -> None:
+@pytest.mark.parametrize("name", ["an index of a product", "an index of two sizes", "an index of round"])
+def test_a_plain_number_is_refused_where_it_is_a_constant(name: str) -> None:
     with pytest.raises(CaptureError, match=r"\('[bn]'\) was declared dynamic.*test_guards\.py:\d+ fixes it") as caught:
-        exported(RIGHT[name], strict=False)
-    assert "sym_int" in str(caught.value)
+        exported(REFUSED[name], strict=False)
+    assert "math.floor" in str(caught.value)
 
 
 def test_the_expression_is_written_in_the_users_names() -> None:
     with pytest.raises(CaptureError, match=r"makes math\.trunc\(1\.5\*float\(n\)\) == 9 a constant"):
-        exported(RIGHT["int of a product"], strict=False)
+        exported(REFUSED["an index of a product"], strict=False)
     with pytest.raises(CaptureError, match=r"makes \(n // 4\) == 1 a constant"):
         exported(REFUSED["a quotient is a number"])
 

@@ -137,6 +137,7 @@ _EXCHANGED: _Exchanged = {
     "SwinLayer.cyclic_shift": (cyclic_shift, _has_known_shift),
     "DonutSwinLayer.forward": (donut_layer, _is_known),
     "MaskFormerSwinLayer.get_attn_mask": (mask_of_resolution, _is_known),
+    "FocalNetPatchEmbeddings.maybe_pad": (pad_patches, _is_known),
 }
 for _name in ("Swin", "Swinv2", "DonutSwin", "MaskFormerSwin", "Swin2SR"):
     _layers: _Exchanged = {

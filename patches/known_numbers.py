@@ -1,0 +1,194 @@
+"""Numbers that a model's code reads from its own buffers and constants (``if self.initialized``), known when it is exported.
+
+torch.export takes every number read from a tensor for unknown, except a constant of one element. Here a read is computed from the
+graph so far: where it depends on no input, no parameter and no random number, and the model writes nothing that it may depend on,
+the number is that of every call of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnxplug.capture.patching import patched
+from onnxplug.capture.questions import place_of
+from onnxplug.errors import CaptureError
+from onnxplug.patches.kinds import id_of
+from onnxplug.plugin_api import CaptureRequest
+from onnxplug.torch_private import FakeTensor, OpOverload, proxies, pytree, unset_fake_temporarily
+
+#: The most operators that a number may depend on.
+_MOST = 256
+_UNKNOWN: Any = object()
+#: It writes no number; ``torch.tensor`` calls it.
+_DETACH = torch.ops.aten.detach_.default
+
+
+class Reads:
+    """The reads of numbers of one trace.
+
+    Args:
+        original: torch's function that traces a call.
+        module: The model that is traced; its parameters and buffers are traced tensors meanwhile.
+    """
+
+    def __init__(self, original: Any, module: torch.nn.Module) -> None:
+        self._original = original
+        self._module = module
+        self._parameters = {id(parameter) for parameter in module.parameters()}
+        self._tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        self._mode: Any = None
+        self._roots: dict[fx.Node, torch.Tensor] = {}
+        #: The storages of which numbers were read, each with the place of the first read.
+        self._read: dict[int, str | None] = {}
+
+    def call(self, mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        """Replaces torch's ``proxy_call``: a read of a number that is known returns the number."""
+        if self._mode is None and pre_dispatch:
+            self._mode, self._roots = mode, self._placeholders(mode.tracer)
+        if mode is self._mode and isinstance(func, OpOverload):
+            if torch.Tag.data_dependent_output in func.tags:
+                value = self._value(mode.tracer, func, args) if not kwargs else _UNKNOWN
+                if value is not _UNKNOWN:
+                    return value
+            elif self._read and func._schema.is_mutable:
+                self._refuse_write(mode.tracer, func, args, kwargs or {})
+        return self._original(mode, func, pre_dispatch, args, kwargs)
+
+    def _value(self, tracer: Any, func: Any, args: Any) -> Any:
+        """The number; ``_UNKNOWN`` where it may be another one at another call."""
+        slots = [proxies.get_proxy_slot(a, tracer, None) for a in args if isinstance(a, torch.Tensor)]
+        needed = _behind([slot.proxy.node for slot in slots], _all_operands, _MOST) if None not in slots else None
+        if not needed:
+            return _UNKNOWN
+        roots = self._roots
+        placeholders = {node for node in needed if node.op == "placeholder"}
+        known = placeholders <= roots.keys() and not self._parameters & {id(roots[node]) for node in placeholders}
+        if not known or not all(map(_is_computed, needed - placeholders)):
+            return _UNKNOWN
+        storages = self._storages(tracer, needed)
+        written = _behind([node for call in tracer.graph.nodes for node in _written_by(call)], _viewed) or set()
+        if needed & written or storages & self._storages(tracer, written) or any(map(_casts, tracer.graph.nodes)):
+            return _UNKNOWN
+        values: dict[fx.Node, Any] = {}
+        with unset_fake_temporarily():
+            for node in tracer.graph.nodes:
+                if node in placeholders:
+                    values[node] = roots[node]
+                elif node in needed and node.op == "get_attr":
+                    values[node] = getattr(tracer.root, node.target)
+                elif node in needed and node.target is _DETACH:
+                    values[node] = values[node.args[0]].detach()
+                elif node in needed:
+                    operands, named = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*operands, **named)
+                if isinstance(values.get(node), FakeTensor):
+                    return _UNKNOWN
+            rest = iter(slots)
+            value = func(*[values[next(rest).proxy.node] if isinstance(a, torch.Tensor) else a for a in args])
+        for storage in storages:
+            self._read.setdefault(storage, place_of(sys._getframe(1)))
+        return value
+
+    def _refuse_write(self, tracer: Any, func: OpOverload, args: Any, kwargs: Any) -> None:
+        """
+        Raises:
+            CaptureError: A call writes a tensor of which the code has read a number: the next call may read another one.
+        """
+        slots = [proxies.get_proxy_slot(t, tracer, None) for t in _written(func, args, kwargs, torch.Tensor)]
+        behind = _behind([slot.proxy.node for slot in slots if slot is not None], _viewed) or set()
+        for storage in self._storages(tracer, behind) & self._read.keys():
+            place = self._read[storage]
+            raise CaptureError(
+                f"the model's code{f' at {place}' if place else ''} reads a number from a buffer that it writes afterwards",
+                hint="Its next call may read another number. Keep the number in a tensor (torch.where, torch.cond), or export "
+                "the model in the state in which it writes the buffer no more.",
+            )
+
+    def _placeholders(self, tracer: Any) -> dict[fx.Node, torch.Tensor]:
+        """The model's parameters and buffers by the placeholders of the trace that stand for them: before the first operator."""
+        traced = (*self._module.parameters(), *self._module.buffers())
+        slots = ((proxies.get_proxy_slot(t, tracer, None), self._tensors.get(id_of(t))) for t in traced)
+        return {slot.proxy.node: tensor for slot, tensor in slots if slot is not None and tensor is not None}
+
+    def _storages(self, tracer: Any, nodes: Iterable[fx.Node]) -> set[int]:
+        """The storages of the model's tensors and constants among some nodes."""
+        constants = [getattr(tracer.root, str(node.target)) for node in nodes if node.op == "get_attr"]
+        tensors = [*constants, *(self._roots[node] for node in nodes if node in self._roots)]
+        return {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor)}
+
+
+def _behind(
+    nodes: list[fx.Node], operands: Callable[[fx.Node], list[fx.Node]], most: float = float("inf")
+) -> set[fx.Node] | None:
+    """The nodes and those reached from them by ``operands``; ``None`` where these are more than ``most``."""
+    found: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += operands(node)
+            if len(found) > most:
+                return None
+    return found
+
+
+def _all_operands(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes
+
+
+def _viewed(node: fx.Node) -> list[fx.Node]:
+    """The operands whose memory a result may share: operators of torch tell, all others may share any."""
+    if not isinstance(node.target, OpOverload):
+        return node.all_input_nodes
+    return _arguments(node.target, node.args, node.kwargs, lambda argument: argument.alias_info is not None, fx.Node)
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Whether a node is a constant, or computes from its operands alone what it computes at every call."""
+    if node.op == "get_attr":
+        return True
+    target: Any = node.target
+    if target is _DETACH:
+        return True
+    known = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    return known and torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+
+
+def _written_by(call: fx.Node) -> list[fx.Node]:
+    """The operands that a call may write: operators of torch tell, all others may write any."""
+    if call.op != "call_function" or getattr(call.target, "__module__", "") in ("_operator", "math", "torch"):
+        return []
+    if not isinstance(call.target, OpOverload):
+        return call.all_input_nodes
+    return _written(call.target, call.args, call.kwargs, fx.Node)
+
+
+def _written(func: OpOverload, args: Any, kwargs: Any, kind: type) -> list[Any]:
+    """The arguments of a kind that an operator writes."""
+    return [] if func is _DETACH else _arguments(func, args, kwargs, lambda argument: argument.is_write, kind)
+
+
+def _arguments(func: OpOverload, args: Any, kwargs: Any, wanted: Callable[[Any], bool], kind: type) -> list[Any]:
+    places = [(place, a.name) for place, a in enumerate(func._schema.arguments) if wanted(a)]
+    given = [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
+    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, kind)]
+
+
+def _casts(node: fx.Node) -> bool:
+    """Whether a node begins or ends a region under autocast, whose operators are recorded without the casts."""
+    return getattr(node.target, "__module__", "") == "torch.amp.autocast_mode"
+
+
+@contextlib.contextmanager
+def numbers_of_buffers(request: CaptureRequest) -> Iterator[None]:
+    """While it holds, such numbers are read as they are."""
+    reads = Reads(proxies.proxy_call, request.module)
+    with patched(proxies, "proxy_call", reads.call):
+        yield

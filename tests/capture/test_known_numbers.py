@@ -1,0 +1,140 @@
+"""Numbers that a model's code reads from buffers and constants: the branch is that of every call, or the export is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import onnxplug
+from onnxplug import CaptureError
+from tests.support.check import check
+
+X = torch.randn(2, 3)
+
+
+class _Model(nn.Module):
+    """A model with tensors of each kind; a function of it and of an input is its ``forward``."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any], flag: float = 1.0) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("flag", torch.tensor([flag, 2.0]))
+        self.register_buffer("count", torch.tensor(3), persistent=False)
+        self.register_buffer("sizes", torch.tensor([2, 1]))
+        self.register_buffer("other", torch.tensor([0.0, 1.0]))
+        self.register_buffer("view", self.flag[:1])
+        self.plain = torch.tensor([flag, 4.0])
+        self.weight = nn.Parameter(torch.tensor([flag, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def _scaled(number: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if number > 0.5 else x - 1
+
+
+def _swapped(model: Any, x: torch.Tensor) -> torch.Tensor:
+    first, second = model.flag, model.other
+    model.flag, model.other = second, first
+    result = _scaled(model.flag[0], x)
+    model.flag, model.other = first, second
+    return result
+
+
+def _constant_and_write(x: torch.Tensor) -> torch.Tensor:
+    constant = torch.tensor([1.0, 2.0])
+    result = _scaled(constant[0], x)
+    constant.add_(1)
+    return result * constant[1]
+
+
+def _view_of_written(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    view = tensor[:1]
+    tensor.zero_()
+    return _scaled(view[0], x)
+
+
+def _under_autocast(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        number = (tensor[None] * 1.001) @ tensor[:, None]
+    return _scaled(number - 0.5, x)
+
+
+RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "buffer": lambda m, x: _scaled(m.flag[0], x),
+    "any": lambda m, x: _scaled((m.flag > 1.5).any(), x),
+    "constant": lambda m, x: _scaled(m.plain[1] - 3.9, x),
+    "tensor of the code": lambda m, x: _scaled(torch.tensor([0.25, 2.0])[1:].sum(), x),
+    "list": lambda m, x: sum((x * n for n in m.sizes.tolist()), x),
+    "list of the code": lambda m, x: x * sum(torch.tensor([3, 4]).tolist()),
+    "sizes": lambda m, x: x.expand(m.sizes[0].item(), *x.shape).repeat(1, int(m.sizes[0]), 1),
+    "loop": lambda m, x: sum((x * i for i in range(m.count)), x),
+    "equal": lambda m, x: x * 2 if torch.equal(m.sizes, torch.tensor([2, 1])) else x,
+    "two": lambda m, x: _scaled(m.flag[0] - m.other[0] - m.plain[0], x),
+    "another is written": lambda m, x: (m.other.add_(1), _scaled(m.flag[0], x) + m.other[0])[1],
+    "a constant that is written afterwards": lambda m, x: _constant_and_write(x),
+    "an operand of a write": lambda m, x: _scaled(m.flag[0], x.clone().mul_(m.flag[0])),
+}
+#: The number may be another one at another call.
+REFUSED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "parameter": lambda m, x: _scaled(m.weight[0], x),
+    "input": lambda m, x: _scaled(m.flag[0] * x.sum(), x),
+    "random number": lambda m, x: _scaled(m.flag[0] * torch.rand(()), x),
+    "written before": lambda m, x: (m.flag.mul_(0.5), _scaled(m.flag[0], x))[1],
+    "written afterwards": lambda m, x: (_scaled(m.flag[0], x), m.flag.fill_(0.0))[0],
+    "a view written afterwards": lambda m, x: (_scaled(m.flag[0], x), m.flag[1:].fill_(0.0), m.flag[0:1].zero_())[0],
+    "a buffer that is a view, written before": lambda m, x: (m.view.zero_(), _scaled(m.flag[0], x))[1],
+    "a buffer that is a view, written afterwards": lambda m, x: (_scaled(m.flag[0], x), m.view.zero_())[0],
+    "buffers that change places": _swapped,
+    "a copy that is written through a view": lambda m, x: _view_of_written(m.flag.clone(), x),
+    "under autocast": lambda m, x: _under_autocast(m.flag, x),
+    "written with an input": lambda m, x: (m.flag.copy_(x[0, :2]), _scaled(m.flag[0], x))[1],
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("flag", [1.0, 0.0])
+def test_a_branch(name: str, flag: float) -> None:
+    program = check(_Model(RIGHT[name], flag), X, others=[(-X,)])
+    assert program.captured is not None
+    assert program.captured.strategy == "non-strict"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("flag", [1.0, 0.0])
+def test_a_number_that_may_change_is_refused(name: str, flag: float) -> None:
+    with pytest.raises(CaptureError):
+        onnxplug.to_onnx(_Model(REFUSED[name], flag), (X,))
+
+
+def test_the_error_names_the_read() -> None:
+    with pytest.raises(CaptureError, match=r"test_known_numbers\.py:\d+ reads a number from a buffer that it writes"):
+        onnxplug.to_onnx(_Model(REFUSED["written afterwards"]), (X,), strict=False)
+
+
+def test_a_layer_that_begins_with_its_first_input() -> None:
+    """As in normalizing flows: in evaluation the flag is set, and the branch is not taken."""
+
+    class ActNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("initialized", torch.tensor(1, dtype=torch.uint8))
+            self.scale = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.initialized:
+                with torch.no_grad():
+                    self.scale.data.copy_(1 / x.std(0))
+                    self.initialized.fill_(1)
+            return x * self.scale
+
+    check(ActNorm(), X, others=[(-X,)])
+    begun = ActNorm()
+    begun.initialized.fill_(0)  # type: ignore[operator]
+    with pytest.raises(CaptureError):
+        onnxplug.to_onnx(begun, (X,))

@@ -1,0 +1,92 @@
+"""``int(size)``, ``int(tensor)`` and other functions of Python that return plain numbers have results in the graph."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import math
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.check import check
+
+INT = int
+
+
+#: Numbers computed from the sizes b and n.
+SIZES: dict[str, Callable[[Any, Any], Any]] = {
+    "int(n)": lambda b, n: int(n),
+    "int of a negative quotient": lambda b, n: int(-n / 4),
+    "int of a float": lambda b, n: int(n * -0.3) + int(n * 0.7),
+    "int of a condition": lambda b, n: int(n > 5) + int(b == n),
+    "float": lambda b, n: float(n) / float(b),
+    "float of a condition": lambda b, n: float(n > 5),
+    "divmod": lambda b, n: math.prod(divmod(n, 4)) + divmod(-n, 4)[1] + divmod(n, b)[0],
+    "square root": lambda b, n: sqrt(n) + math.sqrt(float(b)),
+    "int of a root": lambda b, n: int(math.sqrt(n * n)),
+    "largest of three": lambda b, n: max(b, n, 4) - min(n, 7, b),
+    "largest of a list": lambda b, n: max([b, n, 4]) + min((b, n)),
+    "largest by a key": lambda b, n: max([3, 4], key=lambda number: -number) + max((), default=2) + n,
+    "map": lambda b, n: math.prod(map(int, (b, n / 2))),
+    "in a generator": lambda b, n: sum(int(size * 0.5) for size in (b, n)),
+    "in a comprehension": lambda b, n: sum([int(size * 0.5) for size in (b, n)]),
+    "in a function of a function": lambda b, n: (lambda number: (lambda: int(number * 1.5))())(n),
+    "of plain numbers": lambda b, n: n + int("3") + int("11", 2) + int("7", base=8) + float("2"),
+    "the class": lambda b, n: n * (2 if isinstance(n, int) and int is INT and type(b) is int and int(n) else 3),
+}
+#: Results computed from a tensor's values.
+VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "int of an index": lambda x: x * int(x.argmax()),
+    "int of a float": lambda x: x * int(x.sum() * 10) + int(-x.sum() * 10),
+    "int of an item": lambda x: x.new_ones(int(x.abs().sum().item())),
+    "int of a condition": lambda x: x * (1 + int(x.sum() > 0)) + int((x.sum() < 0).item()),
+    "float": lambda x: x * float(x.sum()) + float((x > 0).sum()) + float(x.sum() > 0),
+    "a size": lambda x: x[:, : int((x[0] > 0).sum())],
+    "a range": lambda x: torch.arange(int(x.abs().sum())),
+    "an index": lambda x: x[int(x[:, 0].argmax())],
+    "a constant": lambda x: x * int(torch.tensor(3)) * float(torch.tensor([[2.5]])),
+    "the dtype": lambda x: torch.zeros(int((x > 0).sum()), dtype=int) + x.to(int).sum(),  # type: ignore[arg-type]
+}
+
+
+class _Model(nn.Module):
+    def __init__(self, number: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.number(x.shape[0], x.shape[1])
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name: str) -> None:
+    code = SIZES[name].__code__
+    others = [(torch.randn(*sizes),) for sizes in ((4, 4), (1, 9), (7, 1), (6, 32))]
+    program = check(_Model(SIZES[name]), torch.randn(2, 6), others=others, dynamic=({0: "b", 1: "n"},))
+    assert program.captured is not None
+    assert program.captured.strategy == "non-strict"
+    assert SIZES[name].__code__ is code
+    assert not [name for name in vars(builtins) if "onnxplug" in name]
+    assert math.sqrt is sqrt is inspect.getmodule(math.sqrt).sqrt  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values(name: str) -> None:
+    others = [(torch.randn(*sizes),) for sizes in ((4, 4), (1, 9), (7, 3))]
+    program = check(VALUES[name], torch.randn(2, 6), others=others, dynamic=({0: "b", 1: "n"},))
+    assert program.captured is not None
+    assert program.captured.strategy == "non-strict"
+
+
+def test_code_with_more_names_than_a_byte_counts() -> None:
+    """Such code stays as it is; the strict mode captures it."""
+    text = "; ".join(f"a{number}" for number in range(200))
+    namespace: dict[str, Any] = {f"a{number}": number for number in range(200)}
+    exec(f"def number(b, n):\n    {text}\n    return int(n * 1.5)", namespace)
+    check(_Model(namespace["number"]), torch.randn(2, 6), others=[(torch.randn(3, 9),)], dynamic=({0: "b", 1: "n"},))
+    assert namespace["number"].__code__.co_names[-1] == "int"
