@@ -31,7 +31,9 @@ def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]
                 owner = vars(module).get(owner_name) if owner_name else module
                 before = vars(owner).get(name) if owner is not None else None
                 if before is not None and parameters(before) == parameters(function):
-                    stack.enter_context(patched(owner, name, _unless(excepted, function, before)))
+                    chosen: Any = _unless(excepted, function, before)
+                    chosen = staticmethod(chosen) if isinstance(before, staticmethod) else chosen
+                    stack.enter_context(patched(owner, name, chosen))
         yield
 
 

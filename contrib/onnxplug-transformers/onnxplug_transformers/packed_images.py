@@ -35,6 +35,8 @@ _FORWARDS = [
     _BY_TOKENS,
     _IN_A_STRIP,
 ]
+#: Modules with one of these functions of transformers have encoders of such images.
+_NAMES = ("position_ids", "nearest_position_ids", "attention_seqlens")
 _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
 #: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
@@ -50,7 +52,7 @@ def images_of_any_size() -> Iterator[None]:
         for path, module in list(sys.modules.items()):
             if not path.startswith("transformers.models."):
                 continue
-            is_packed = any(hasattr(module, f"get_vision_{name}position_ids") for name in ("", "nearest_"))
+            is_packed = any(hasattr(module, f"get_vision_{name}") for name in _NAMES)
             if is_packed and (before := getattr(module, _FLASH, None)):
                 stack.enter_context(patched(module, _FLASH, _is_packed_or(before)))
             for owner in list(vars(module).values()):
@@ -64,7 +66,7 @@ def images_of_any_size() -> Iterator[None]:
                         stack.enter_context(patched(owner, name, _together(before)))
         of_strips: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
             "ViTWindowAttentionMerger.get_window_index": (whole_windows, _are_no_squares),
-            "Merger.forward": (merged, _never),
+            "Merger.forward": (merged, never),
         }
         interface = AttentionInterface.get_interface
         stack.enter_context(patched(AttentionInterface, "get_interface", _masked(interface)))
@@ -82,9 +84,9 @@ def images_of_any_size() -> Iterator[None]:
                         get_vision_pixel_shuffle_index,
                         _are_given("pixel_shuffle_index"),
                     ),
-                    "Ernie4_5_VLMoeVariableResolutionResamplerModel._temporal_slicing": (frames_in_pairs, _never),
+                    "Ernie4_5_VLMoeVariableResolutionResamplerModel._temporal_slicing": (frames_in_pairs, never),
                     "Lfm3VlVisionShortConv.forward": (convolved, _is_other_convolution),
-                    "VideoLlama3VisionModel.pixel_unshuffle": (squares_averaged, _never),
+                    "VideoLlama3VisionModel.pixel_unshuffle": (squares_averaged, never),
                     "get_vision_nearest_position_ids": (get_vision_nearest_position_ids, _are_given("position_ids")),
                     **{f"MiniCPM{name}{part}": exchange for name in _MINICPM for part, exchange in of_strips.items()},
                 }
@@ -143,7 +145,7 @@ class _Sizes(_Grid):
     __getitem__ = __len__ = __iter__  # type: ignore[assignment]
 
 
-class _States(tuple[Tensor]):
+class States(tuple[Tensor]):
     """The states of all images, which can be joined and nothing else."""
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -157,7 +159,7 @@ class _Together(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (torch.split, Tensor.split) and isinstance(args[1], _Sizes) and kwargs in (None, {}, {"dim": 0}):
-            return _States(args[:1])
+            return States(args[:1])
         return function(*args, **(kwargs or {}))
 
 
@@ -216,8 +218,21 @@ def _are_given(key: str) -> Callable[..., bool]:
     return given
 
 
-def _never(*_: Any, **__: Any) -> bool:
+def never(*_: Any, **__: Any) -> bool:
+    """No call is left to transformers."""
     return False
+
+
+def is_not_packed(*_: Any, **__: Any) -> bool:
+    """Whether no encoder of packed images is being called."""
+    return _called.get() is None
+
+
+def number_of_patches() -> Any:
+    """How many patches the encoder has that is being called."""
+    called = _called.get()
+    assert called is not None
+    return called[0]
 
 
 def _masked(before: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
@@ -257,7 +272,7 @@ def _within_images(
     return interface(module, query, key, value, attention_mask=attention_mask, **settings)
 
 
-def _images_of(grid_thw: Tensor, count: Any, unit: Any) -> tuple[Tensor, Tensor, Tensor]:
+def images_of(grid_thw: Tensor, count: Any, unit: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The image of each of ``count`` cells of ``unit`` patches, its size [cells, 3], and the cell's place in it.
 
     Args:
@@ -279,7 +294,7 @@ def _in_windows(sizes: Tensor, count: Any, window: tuple[int, int], frames: Any 
         frames: How many frames each image has.
     """
     high, wide = window
-    _, of_each, place = _images_of(sizes, count, high * wide)
+    _, of_each, place = images_of(sizes, count, high * wide)
     width = of_each[:, 1]
     columns = width // wide
     start = (torch.arange(count, device=sizes.device) - place) * (high * wide * frames)
@@ -296,9 +311,7 @@ def get_vision_position_ids(
 
     Patches stand by squares of ``spatial_merge_size``, one size or one for each image.
     """
-    called = _called.get()
-    assert called is not None
-    image, sizes, place = _images_of(grid_thw, called[0], 1)
+    image, sizes, place = images_of(grid_thw, number_of_patches(), 1)
     merged = spatial_merge_size if isinstance(spatial_merge_size, int) else spatial_merge_size[image]
     _, height, width = sizes.unbind(-1)
     frame, place = place // (height * width), place % (height * width)
@@ -333,19 +346,17 @@ def _neighbours(grid_thw: Tensor, merged: int, side: int) -> list[Tensor]:
 
     That is in the same frame, or behind all patches.
     """
-    called = _called.get()
-    assert called is not None
     frame, row, column = get_vision_position_ids(grid_thw, merged, include_temporal=True).unbind(-1)
-    _, sizes, place = _images_of(grid_thw, called[0], 1)
+    _, sizes, place = images_of(grid_thw, number_of_patches(), 1)
     _, height, width = sizes.unbind(-1)
-    start = torch.arange(called[0], device=grid_thw.device) - place + frame * height * width
+    start = torch.arange(number_of_patches(), device=grid_thw.device) - place + frame * height * width
     found = []
     for down in range(-(side // 2), side // 2 + 1):
         for right in range(-(side // 2), side // 2 + 1):
             y, x = row + down, column + right
             square = y // merged * (width // merged) + x // merged
             there = start + square * merged * merged + y % merged * merged + x % merged
-            found.append(there.where((y >= 0) & (y < height) & (x >= 0) & (x < width), called[0]))
+            found.append(there.where((y >= 0) & (y < height) & (x >= 0) & (x < width), number_of_patches()))
     return found
 
 
@@ -353,11 +364,9 @@ def get_vision_window_index(
     grid_thw: Tensor, spatial_merge_size: int, window_size: int, patch_size: int, kwargs: Any = None
 ) -> tuple[Tensor, Tensor]:
     """The order of cells by windows, [cells], and the windows' bounds in patches, [cells + 1], with empty ones among them."""
-    called = _called.get()
-    assert called is not None
     unit, side = spatial_merge_size**2, window_size // spatial_merge_size // patch_size
-    count = called[0] // unit
-    _, sizes, place = _images_of(grid_thw, count, unit)
+    count = number_of_patches() // unit
+    _, sizes, place = images_of(grid_thw, count, unit)
     rows, columns = (sizes[:, axis] // spatial_merge_size for axis in (1, 2))
     cells = torch.arange(count, device=grid_thw.device)
     frame, within = place // (rows * columns), place % (rows * columns)
@@ -366,15 +375,13 @@ def get_vision_window_index(
     high, wide = (rows - top).clamp(max=side), (columns - left).clamp(max=side)
     first = cells - place + frame * rows * columns + top * columns + high * left
     order = torch.zeros_like(cells).scatter(0, first + (row - top) * wide + column - left, cells)
-    bounds = torch.cat([first[order] * unit, cells.new_full((1,), called[0])])
+    bounds = torch.cat([first[order] * unit, cells.new_full((1,), number_of_patches())])
     return order, bounds.to(torch.int32)
 
 
 def get_vision_frame_index(grid_thw: Tensor, kwargs: Any = None) -> Tensor:
     """The row of each patch in a table of frames, [patches]: 0 where the image has one frame, otherwise 1 for the first."""
-    called = _called.get()
-    assert called is not None
-    _, sizes, place = _images_of(grid_thw, called[0], 1)
+    _, sizes, place = images_of(grid_thw, number_of_patches(), 1)
     frames, height, width = sizes.unbind(-1)
     return place // (height * width) + (frames > 1)
 
@@ -386,24 +393,20 @@ def get_vision_temporal_merge_index(
 
     transformers joins what it has of each image, which fails for different numbers of frames; here places that aren't there do.
     """
-    called = _called.get()
-    assert called is not None
     frames = grid_thw[0, 0].item()
     window = kernel_height, kernel_width
-    places, sizes = _in_windows(grid_thw[:, 1:], called[0] // math.prod(window) // frames, window, frames)
+    places, sizes = _in_windows(grid_thw[:, 1:], number_of_patches() // math.prod(window) // frames, window, frames)
     frame = torch.arange(frames, device=grid_thw.device) * sizes.prod(-1)[:, None]
     index = places[:, None] + frame[:, :, None]
-    return index.where((grid_thw[:, 0] == frames).all(), called[0])
+    return index.where((grid_thw[:, 0] == frames).all(), number_of_patches())
 
 
 def get_vision_pixel_shuffle_index(grid_thw: Tensor, merge_size: int, kwargs: Any = None) -> Tensor:
     """Where each patch comes from, [patches], when squares of ``merge_size`` are put together that lie row by row."""
-    called = _called.get()
-    assert called is not None
     frame, row, column = get_vision_position_ids(grid_thw, merge_size, include_temporal=True).unbind(-1)
-    _, sizes, place = _images_of(grid_thw, called[0], 1)
+    _, sizes, place = images_of(grid_thw, number_of_patches(), 1)
     _, height, width = sizes.unbind(-1)
-    start = torch.arange(called[0], device=grid_thw.device) - place
+    start = torch.arange(number_of_patches(), device=grid_thw.device) - place
     return start + (frame * height + row) * width + column
 
 
@@ -437,7 +440,7 @@ def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_s
         hidden_states: Patches by squares, [patches, width].
     """
     patches, units = grid_thw.prod(-1), merge_sizes**2
-    image, _, place = _images_of(grid_thw, (patches // units).sum().item(), units)
+    image, _, place = images_of(grid_thw, (patches // units).sum().item(), units)
     side = merge_sizes[image]
     first = (patches.cumsum(0) - patches)[image] + place * units[image]
     first = first.where((grid_thw[:, 1:] % merge_sizes[:, None] == 0).all(), hidden_states.shape[0])
@@ -449,9 +452,7 @@ def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_s
 
 def get_vision_nearest_position_ids(target_sizes: Tensor, num_patches_per_side: int, kwargs: Any = None) -> Tensor:
     """The cell of a square table that each patch is nearest to, [patches], by its row's and its column's part of the image."""
-    called = _called.get()
-    assert called is not None
-    _, sizes, place = _images_of(target_sizes, called[0], 1)
+    _, sizes, place = images_of(target_sizes, number_of_patches(), 1)
     height, width = sizes.unbind(-1)
     bounds = torch.arange(1 / num_patches_per_side, 1.0, 1 / num_patches_per_side, device=target_sizes.device)
     row, column = ((part[:, None] >= bounds).sum(-1) for part in (place // width / height, place % width / width))
@@ -474,9 +475,7 @@ def _are_no_squares(self: Any, *_: Any, **__: Any) -> bool:
 
 def whole_windows(self: Any, target_sizes: Tensor, kwargs: Any = None) -> tuple[Tensor, Tensor, int]:
     """The order of patches by windows, [patches], the windows' bounds, [windows + 1], and the patches of a window."""
-    called = _called.get()
-    assert called is not None
-    order = _in_whole_windows(target_sizes, called[0], tuple(self.window_kernel_size))
+    order = _in_whole_windows(target_sizes, number_of_patches(), tuple(self.window_kernel_size))
     count, size = order.shape
     return order.flatten(), torch.arange(0, count * size + 1, size, dtype=torch.int32, device=order.device), size
 
@@ -487,4 +486,4 @@ def merged(self: Any, hidden_states: Tensor, target_sizes: Tensor) -> tuple[Tens
     for layer in self.mlp:
         states = layer(states[_in_whole_windows(target_sizes, states.shape[0], window)].flatten(1))
         target_sizes = target_sizes // torch.tensor(window, device=target_sizes.device)
-    return _States((states,))
+    return States((states,))
