@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes import shape_prop
 
 from onnxplug.capture.patching import patched
@@ -52,7 +51,7 @@ def results_in_one_step() -> Iterator[None]:
         stack.enter_context(patched(FakeTensorMode, "_dispatch_impl", _of_pointwise(FakeTensorMode._dispatch_impl)))
         name = "is_contiguous_for_memory_format_or_false"
         if hasattr(shape_prop, name):
-            stack.enter_context(patched(shape_prop, name, _contiguity(getattr(shape_prop, name))))
+            stack.enter_context(patched(shape_prop, name, _is_of_no_format))
         for op, sizes_of in _COMPOSITES.items():
             stack.enter_context(patched_kernel(op, composite, functools.partial(_kernel, sizes_of=sizes_of)))
         yield
@@ -74,16 +73,9 @@ def _of_pointwise(original: Function) -> Function:
     return dispatch
 
 
-def _contiguity(original: Callable[..., bool]) -> Callable[..., bool]:
-    def is_contiguous(tensor: Any, *, memory_format: torch.memory_format) -> bool:
-        """Whether a tensor is known to have a memory format; torch asks of each result, for its node's metadata."""
-        if memory_format is torch.contiguous_format:
-            with torch_c.DisableTorchFunction():
-                if _dense_sizes(tensor) is not None and not free_unbacked_symbols(tensor):
-                    return True
-        return original(tensor, memory_format=memory_format)
-
-    return is_contiguous
+def _is_of_no_format(tensor: Any, *, memory_format: torch.memory_format) -> bool:
+    """Whether a node's metadata has a memory format for its result: nobody reads it, and torch proves it for each result."""
+    return False
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dyn
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
 from onnxplug.patches.plain_numbers import numbers_stay_dynamic
+from onnxplug.patches.quotients import quotients_cancelled
 from onnxplug.patches.seeds import is_needed, seeds_kept
 from onnxplug.patches.shapes import shape_kernels
 from onnxplug.patches.state import state_of
@@ -121,6 +122,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="The numbers of rows and of sequences of a packed sequence are unknown, and torch's functions ask for both.",
         test="tests/converters/test_packed.py::test_lengths_as_a_list",
         enter=lambda request: packed_sequences(request.mentions),
+    ),
+    TorchPatch(
+        name="quotients",
+        target="the name sympy in torch.utils._sympy.functions",
+        why="torch has sympy simplify quotients of sizes: minutes where sizes come from many layers.",
+        test="tests/capture/test_quotients.py",
+        enter=lambda request: quotients_cancelled(),
     ),
     TorchPatch(
         name="associative scans",

@@ -205,8 +205,7 @@ def _other_attempts(error: Exception, shapes: DynamicShapes, strict: bool | None
     if isinstance(error, FixedExpressionError):
         return in_strict_mode  # which keeps more functions of sizes an expression
     mode = bool(strict)
-    # some models only get through this way
-    attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.requested_axes()) else []
+    attempts = [_Way(mode, oblivious=False)] if any(True for _ in shapes.requested_axes()) else []  # some need it
     not_tied = [_Way(mode, tied=False)] if shapes.shared else []
     about_sizes = any(text in str(error) for text in _ABOUT_SIZES)
     return attempts + (not_tied + in_strict_mode if about_sizes else in_strict_mode + not_tied)

@@ -1,0 +1,48 @@
+"""Quotients of sizes while a model is captured, without sympy's search for simpler forms.
+
+torch divides both operands of ``a // b`` by a common factor of their terms, and has sympy simplify the results, for seconds or
+minutes where sizes come from many layers. A common factor of terms cancels term by term.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+
+from onnxplug.capture.patching import patched
+from onnxplug.torch_private import sympy_functions
+
+
+def cancelled(quotient: Any) -> Any:
+    """A quotient of an expression and a factor of all its terms as an expression without denominators; else simplified by sympy."""
+    if not isinstance(quotient, sympy.Expr):
+        return sympy.simplify(quotient)
+    sums = [factor for factor in sympy.Mul.make_args(quotient) if isinstance(factor, sympy.Add)]
+    result = quotient
+    if len(sums) == 1 and not _is_whole(quotient):
+        others = quotient / sums[0]
+        result = sympy.Add(*(term * others for term in sums[0].args))
+    return result if _is_whole(result) else sympy.simplify(quotient)
+
+
+def _is_whole(expr: Any) -> bool:
+    """Whether an expression is a sum of products of whole numbers and of factors that are no fractions."""
+    factors = [factor for term in sympy.Add.make_args(expr) for factor in sympy.Mul.make_args(term)]
+    return not any(
+        (isinstance(factor, sympy.Number) and not isinstance(factor, sympy.Integer))
+        or (isinstance(factor, sympy.Pow) and not factor.exp.is_nonnegative)
+        for factor in factors
+    )
+
+
+@contextlib.contextmanager
+def quotients_cancelled() -> Iterator[None]:
+    """While it holds, torch's expressions cancel common factors so."""
+    changed: Any = types.ModuleType(sympy.__name__)
+    vars(changed).update(vars(sympy), simplify=cancelled)
+    with patched(sympy_functions, "sympy", changed):
+        yield
