@@ -37,6 +37,11 @@ def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]
         yield
 
 
+def never(*_: Any, **__: Any) -> bool:
+    """No call is left to transformers."""
+    return False
+
+
 def parameters(function: Any) -> list[str]:
     """Names of the parameters, without the ones that take whatever else is given; that of a cache is ``cache``."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, PreTrainedModel
 
 from onnxplug.capture.patching import patched
-from onnxplug_transformers.exchanged import exchanged, parameters
+from onnxplug_transformers.exchanged import exchanged, never, parameters
 
 #: Inkling 2 has the pixels of each image token together, and counts such tokens.
 _BY_TOKENS = ["self", "pixel_values", "image_grid_thw"]
@@ -216,11 +216,6 @@ def _are_given(key: str) -> Callable[..., bool]:
         return _called.get() is None or (kwargs or {}).get(key) is not None
 
     return given
-
-
-def never(*_: Any, **__: Any) -> bool:
-    """No call is left to transformers."""
-    return False
 
 
 def is_not_packed(*_: Any, **__: Any) -> bool:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxplug_transformers.exchanged import exchanged
+from onnxplug_transformers.exchanged import exchanged, never
 from onnxplug_transformers.packed_images import (
     States,
     get_vision_position_ids,
     images_of,
     is_not_packed,
-    never,
     number_of_patches,
 )
 

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onnxplug_transformers.exchanged import exchanged
+from onnxplug_transformers.exchanged import exchanged, never
 
 
 @contextlib.contextmanager
 def positions_of_any_length() -> Iterator[None]:
-    """Holds while a model is captured: Funnel's, and CPM-Ant's mask."""
+    """Holds while a model is captured: Funnel's, and the masks of CPM-Ant and FSMT."""
     with exchanged(
         {
             "FunnelAttentionStructure.get_position_embeds": (get_position_embeds, _is_factorized),
-            "CpmAntModel._prepare_attention_mask": (_prepare_attention_mask, lambda *_, **__: False),
+            "CpmAntModel._prepare_attention_mask": (_prepare_attention_mask, never),
+            "make_padding_mask": (make_padding_mask, never),
         }
     ):
         yield
@@ -82,3 +83,8 @@ def _prepare_attention_mask(self: Any, input_ids: Tensor, span: Tensor, context:
     visible = visible & (span[:, None, :] == span[:, :, None])
     known = (places < self.prompt_length) | (tokens - 1 - places < length[:, None])
     return known[:, :, None] & known[:, None, :] & visible
+
+
+def make_padding_mask(input_ids: Tensor, padding_idx: int = 1) -> Tensor:
+    """FSMT's: true for padding; transformers has no mask for a batch without padding, which sees the same."""
+    return input_ids.eq(padding_idx)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from onnxplug.patches.scans import laid_out, scanned
 from onnxplug_transformers.chunks import by_chunks, left_by, visible_tokens
-from onnxplug_transformers.exchanged import exchanged
+from onnxplug_transformers.exchanged import exchanged, never
 from onnxplug_transformers.state_spaces import checked_state_spaces, chunked_state_space, selective_scan
 
 
@@ -27,7 +27,7 @@ def exportable_recurrences() -> Iterator[None]:
     """
     from onnxplug_transformers.indexers import selected_tokens
 
-    table = {**_EXCHANGED, "Qwen4ExpTextQSAIndexer.forward": (selected_tokens, _never)}
+    table = {**_EXCHANGED, "Qwen4ExpTextQSAIndexer.forward": (selected_tokens, never)}
     with exchanged(table), checked_state_spaces():
         yield
 
@@ -357,10 +357,6 @@ def lightning_attention(
 def _is_packed(*_: Any, **arguments: Any) -> bool:
     """Whether packed sequences are to be kept apart; transformers' own functions say what becomes of them."""
     return arguments.get("cu_seqlens") is not None or arguments.get("seq_idx") is not None
-
-
-def _never(*_: Any, **__: Any) -> bool:
-    return False
 
 
 def _is_training(module: Any, *_: Any, mode: str | None = None, **__: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Positions of Funnel and the mask of CPM-Ant at any length."""
+"""Positions of Funnel and the masks of CPM-Ant and FSMT at any length."""
 
 from __future__ import annotations
 
@@ -66,3 +66,32 @@ def test_texts_of_any_length(make: Any, settings: tuple[Any, ...]) -> None:
         with torch.no_grad():
             expected = model(input_ids=ids)[0]
         torch.testing.assert_close(program(input_ids=ids)[0], expected)
+
+
+def test_padding_of_any_batch() -> None:
+    """FSMT's mask of padding stays where a batch has none."""
+    from transformers.models.fsmt import modeling_fsmt
+
+    sizes = {"src_vocab_size": 99, "tgt_vocab_size": 99, "d_model": 16, "max_position_embeddings": 64}
+    layers = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 24))}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "langs": ["en", "de"]}
+    model = modeling_fsmt.FSMTModel(modeling_fsmt.FSMTConfig(**sizes, **layers, **heads, use_cache=False)).eval()
+
+    def texts(rows: int, length: int, padding: int) -> dict[str, torch.Tensor]:
+        ids, target = torch.randint(4, 99, (rows, length)), torch.randint(4, 99, (rows, length - 2))
+        for texts in (ids, target):
+            texts[-1, texts.shape[1] - padding :] = 1
+        return {"input_ids": ids, "decoder_input_ids": target, "attention_mask": (ids != 1).long()}
+
+    dynamic = {
+        "input_ids": ("batch", "source"),
+        "decoder_input_ids": ("batch", "target"),
+        "attention_mask": ("batch", "source"),
+    }
+    program = onnxplug.to_onnx(
+        model, kwargs=texts(2, 9, 0), dynamic_shapes={name: dict(enumerate(axes)) for name, axes in dynamic.items()}
+    )
+    for case in (texts(2, 9, 2), texts(3, 14, 0), texts(1, 7, 3)):
+        with torch.no_grad():
+            expected = model(**case)[0]
+        torch.testing.assert_close(program(**case)[0], expected)

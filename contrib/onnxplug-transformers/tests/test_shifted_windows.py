@@ -72,6 +72,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "donut": lambda: _classifier("DonutSwin"),
     "maskformer_swin": _maskformer_swin,
     "swin2sr": _swin2sr,
+    "focalnet": lambda: _classifier("FocalNet", hidden_sizes=[32, 64], focal_levels=[2, 2], focal_windows=[3, 3]),
     "mask2former": _mask2former,
     "maskformer": _maskformer,
 }
@@ -108,7 +109,7 @@ FITTING, OTHER = (2, 3, 32, 32), (3, 3, 33, 47)
 FURTHER = [(1, 3, 40, 56), (1, 3, 32, 64), (2, 3, 64, 44)]
 
 
-LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("swinv2", "donut", "maskformer_swin")]
+LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("swinv2", "donut", "maskformer_swin", "focalnet")]
 
 
 @pytest.mark.long
