@@ -21,12 +21,19 @@ def cancelled(quotient: Any) -> Any:
     """A quotient of an expression and a factor of all its terms as an expression without denominators; else simplified by sympy."""
     if not isinstance(quotient, sympy.Expr):
         return sympy.simplify(quotient)
-    sums = [factor for factor in sympy.Mul.make_args(quotient) if isinstance(factor, sympy.Add)]
-    result = quotient
-    if len(sums) == 1 and not _is_whole(quotient):
-        others = quotient / sums[0]
+    # 2 * n + 2 and n + 1 have a factor in common.
+    result = sympy.Mul(*(part for factor in sympy.Mul.make_args(quotient) for part in _without_number(factor)))
+    sums = [factor for factor in sympy.Mul.make_args(result) if isinstance(factor, sympy.Add)]
+    if len(sums) == 1 and not _is_whole(result):
+        others = result / sums[0]
         result = sympy.Add(*(term * others for term in sums[0].args))
     return result if _is_whole(result) else sympy.simplify(quotient)
+
+
+def _without_number(factor: Any) -> tuple[Any, ...]:
+    """A factor, or the number that all terms of a sum have in common and the sum divided by it, each to the factor's power."""
+    base, power = factor.as_base_exp()
+    return tuple(part**power for part in base.primitive()) if isinstance(base, sympy.Add) else (factor,)
 
 
 def _is_whole(expr: Any) -> bool:

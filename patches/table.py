@@ -127,7 +127,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         name="quotients",
         target="the name sympy in torch.utils._sympy.functions",
         why="torch has sympy simplify quotients of sizes: minutes where sizes come from many layers.",
-        test="tests/capture/test_quotients.py",
+        test="tests/capture/test_quotients.py::test_sizes_of_many_layers",
         enter=lambda request: quotients_cancelled(),
     ),
     TorchPatch(
@@ -213,7 +213,7 @@ PATCHES: tuple[TorchPatch, ...] = (
         scope="attempt",
         target="torch.fx.experimental.proxy_tensor.proxy_call",
         why="A number that code reads from a buffer which nothing writes counts as unknown, and no branch may depend on it.",
-        test="tests/capture/test_known_numbers.py::test_a_branch[buffer]",
+        test="tests/capture/test_known_numbers.py::test_a_branch[1.0-buffer]",
         enter=numbers_of_buffers,
         needed=is_needed,
     ),
