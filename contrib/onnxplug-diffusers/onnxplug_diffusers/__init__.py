@@ -22,6 +22,7 @@ def onnxplug_patches() -> list[LibraryPatch]:
         "transformers.transformer_chroma": "chroma",
         "transformers.transformer_cosmos": "cosmos",
         "transformers.transformer_hidream_image": "hidream",
+        "transformers.transformer_omnigen": "omnigen",
     }
     return [
         LibraryPatch((f"diffusers.models.{module}",), f"onnxplug_diffusers.sizes:{patch}")

@@ -129,6 +129,28 @@ def hidream() -> Iterator[None]:
         yield
 
 
+def _turns(self: Any, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """``OmniGenSuScaledRotaryEmbedding.forward``, which branches on the largest position: factors of short or of long texts."""
+    is_long = position_ids.max() + 1 > self.original_max_position_embeddings
+    short, long = (torch.tensor(factors, device=position_ids.device) for factors in (self.short_factor, self.long_factor))
+    powers = torch.arange(0, self.dim, 2, dtype=torch.int64, device=position_ids.device).float() / self.dim
+    angles = position_ids[0, :, None].float() / (torch.where(is_long, long, short) * self.base**powers)
+    angles = torch.cat([angles, angles], dim=-1)
+    scale, factor = self.max_position_embeddings / self.original_max_position_embeddings, 1.0
+    if scale > 1:
+        factor = math.sqrt(1 + math.log(scale) / math.log(self.original_max_position_embeddings))
+    return angles.cos() * factor, angles.sin() * factor
+
+
+@contextmanager
+def omnigen() -> Iterator[None]:
+    """Holds while OmniGen's transformer is captured."""
+    from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRotaryEmbedding
+
+    with patched(OmniGenSuScaledRotaryEmbedding, "forward", _turns):
+        yield
+
+
 @contextmanager
 def of_any_size() -> Iterator[None]:
     """Holds while a model is captured."""

@@ -95,3 +95,16 @@ def test_causal_attention_over_frames() -> None:
     assert list(map(str, program.model.graph.inputs[0].shape)) == ["1", "3", "3", "height", "width"]
     cases = program.verify().cases
     assert len({tuple(case.sizes.values()) for case in cases}) > 2
+
+
+def test_texts_of_two_kinds() -> None:
+    """OmniGen's positions turn otherwise in long texts, which a branch on the largest position decides."""
+    from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRotaryEmbedding
+
+    factors = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 3.0, 5.0, 6.0]}
+    model = OmniGenSuScaledRotaryEmbedding(8, 64, original_max_position_embeddings=16, rope_scaling=factors)
+    inputs = torch.randn(2, 6, 8), torch.arange(6).expand(2, 6)
+    program = onnxplug.to_onnx(model, inputs, dynamic_shapes=({0: "batch", 1: "n"}, {0: "batch", 1: "n"}))
+    for length in (1, 15, 16, 17, 40):
+        case = torch.randn(3, length, 8), torch.arange(length).expand(3, length)
+        torch.testing.assert_close(program(*case), model(*case))
