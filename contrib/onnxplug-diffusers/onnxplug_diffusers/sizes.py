@@ -132,7 +132,9 @@ def hidream() -> Iterator[None]:
 def _turns(self: Any, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """``OmniGenSuScaledRotaryEmbedding.forward``, which branches on the largest position: factors of short or of long texts."""
     is_long = position_ids.max() + 1 > self.original_max_position_embeddings
-    short, long = (torch.tensor(factors, device=position_ids.device) for factors in (self.short_factor, self.long_factor))
+    short, long = (
+        torch.tensor(factors, device=position_ids.device) for factors in (self.short_factor, self.long_factor)
+    )
     powers = torch.arange(0, self.dim, 2, dtype=torch.int64, device=position_ids.device).float() / self.dim
     angles = position_ids[0, :, None].float() / (torch.where(is_long, long, short) * self.base**powers)
     angles = torch.cat([angles, angles], dim=-1)
