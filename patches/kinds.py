@@ -9,6 +9,7 @@ PyTorch, as would code that reads what somebody has set on a weight (``weight.sc
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import sys
@@ -139,29 +140,28 @@ def _class_attributes(namespaces: list[dict[str, Any]]) -> Iterator[None]:
     attribute = property(read, lambda item, kind: object.__setattr__(item, "__class__", kind))
     with contextlib.ExitStack() as stack:
         for kind in (FakeTensor, *(symbolic for symbolic, _ in _NUMBERS)):
-            stack.enter_context(_class_attribute(kind, attribute))
+            stack.enter_context(class_attribute(kind, "__class__", attribute))
         yield
 
 
 @contextlib.contextmanager
-def _class_attribute(kind: Any, attribute: property) -> Iterator[None]:
-    """As :func:`patched`, for ``__class__``: an assignment to that of a class would be to the class's own class."""
+def class_attribute(kind: Any, name: str, value: Any) -> Iterator[None]:
+    """As :func:`patched`, for classes written in C, and for ``__class__``: an assignment to that would be to the class's class."""
     namespace = next(item for item in gc.get_referents(vars(kind)) if _python_type(item) is dict)
-    before = {name: namespace[name] for name in ("__class__",) if name in namespace}
-    namespace["__class__"] = attribute
+    before = {name: namespace[name] for name in (name,) if name in namespace}
+    namespace[name] = value
     _forget_attributes(kind)
     try:
         yield
     finally:
-        del namespace["__class__"]
+        del namespace[name]
         namespace.update(before)
         _forget_attributes(kind)
 
 
-def _forget_attributes(kind: Any) -> None:
-    """Clears Python's cache of the attributes of a class, as every assignment does."""
-    kind._onnxplug_mark = None
-    del kind._onnxplug_mark
+#: Clears Python's cache of the attributes of a class, as every assignment does.
+_forget_attributes = ctypes.pythonapi["PyType_Modified"]
+_forget_attributes.argtypes, _forget_attributes.restype = [ctypes.py_object], None
 
 
 def _namespaces(mentions: Mentions) -> Iterator[dict[str, Any]]:

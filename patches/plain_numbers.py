@@ -1,4 +1,4 @@
-"""``int``, ``float``, ``divmod``, ``max``, ``min`` and ``math.sqrt`` of sizes, and ``int(tensor)``, while torch.export traces.
+"""``int``, ``float``, ``divmod``, ``max``, ``min``, ``math.sqrt`` and ``numel`` of sizes, and ``int(tensor)``, in a trace.
 
 Python requires a plain number of ``__int__``, ``__float__`` and ``math.sqrt``, which makes a dynamic size a constant, and an error
 of a number that follows from data. A call by such a name in the model's own code therefore calls the functions below. The name
@@ -22,6 +22,7 @@ import torch
 
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched
+from onnxplug.patches.kinds import class_attribute
 from onnxplug.patches.lengths import Globals
 from onnxplug.torch_private import FakeTensor
 
@@ -122,6 +123,8 @@ def numbers_stay_dynamic(mentions: Mentions) -> Iterator[None]:
         for name, function in _CALLED.items():
             stack.enter_context(patched(builtins, _PREFIX + name, function))
         stack.enter_context(patched(math, "sqrt", _sqrt))
+        # torch's own multiplies plain numbers.
+        stack.enter_context(class_attribute(torch.Size, "numel", lambda sizes: math.prod(sizes)))
         for namespace in {id(f.__globals__): f.__globals__ for f in own}.values():
             for name in [name for name, value in namespace.items() if value is _python_sqrt]:
                 stack.enter_context(patched(Globals(namespace), name, _sqrt))

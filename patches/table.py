@@ -175,7 +175,7 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="plain numbers",
         scope="attempt",
-        target="the code of the model's functions that calls int, float or divmod, math.sqrt",
+        target="the code of the model's functions that calls int, float, divmod, max or min, math.sqrt, torch.Size.numel",
         why="int(size) makes a dynamic size a constant, and int(tensor) asks for a number.",
         test="tests/capture/test_plain_numbers.py::test_sizes[int(n)]",
         enter=lambda request: numbers_stay_dynamic(request.mentions),

@@ -63,6 +63,21 @@ class _Model(nn.Module):
         return x * self.number(x.shape[0], x.shape[1])
 
 
+def test_number_of_elements_of_a_shape() -> None:
+    before = torch.Size.numel
+    others = [(torch.randn(*sizes),) for sizes in ((4, 4), (1, 9), (7, 1))]
+    program = check(
+        lambda x: x * x.shape.numel() + x[1:].shape.numel() + torch.Size([2, 3]).numel(),
+        torch.randn(2, 6),
+        others=others,
+        dynamic=({0: "b", 1: "n"},),
+    )
+    assert program.captured is not None
+    assert program.captured.strategy == "non-strict"
+    assert torch.Size.numel is before
+    assert torch.randn(3, 4).shape.numel() == 12
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes(name: str) -> None:
     code = SIZES[name].__code__
