@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import onnxruntime
 import pytest
 import torch
 from torch import distributions
@@ -14,7 +15,8 @@ from tests.support.check import Call, check
 from tests.support.tolerances import LOOSER, looser
 
 pytestmark = pytest.mark.filterwarnings("error:ONNX Runtime can't run", "ignore:.*training mode")
-OPSETS = [18, 22]
+#: The Cos of opset 22 has no kernel for float64 in ONNX Runtime 1.28.
+OPSETS = [18, 22 if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31) else 21]
 
 
 @pytest.mark.parametrize("opset", OPSETS)
