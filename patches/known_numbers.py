@@ -44,6 +44,8 @@ class Reads:
         self._tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
         self._mode: Any = None
         self._roots: dict[fx.Node, torch.Tensor] = {}
+        self._seen, self._casts = 0, False
+        self._written: set[fx.Node] = set()
         #: The storages of which numbers were read, each with the place of the first read.
         self._read: dict[int, str | None] = {}
 
@@ -72,28 +74,38 @@ class Reads:
         if not known or not all(map(_is_computed, needed - placeholders)):
             return _UNKNOWN
         storages = self._storages(tracer, needed)
-        written = _behind([node for call in tracer.graph.nodes for node in _written_by(call)], _viewed) or set()
-        if needed & written or storages & self._storages(tracer, written) or any(map(_casts, tracer.graph.nodes)):
+        written = self._written_so_far(tracer)
+        if self._casts or needed & written or storages & self._storages(tracer, written):
             return _UNKNOWN
         values: dict[fx.Node, Any] = {}
         with unset_fake_temporarily():
-            for node in tracer.graph.nodes:
+            for node in sorted(needed):  # in the order of the graph
                 if node in placeholders:
                     values[node] = roots[node]
-                elif node in needed and node.op == "get_attr":
-                    values[node] = getattr(tracer.root, node.target)
-                elif node in needed and node.target is _DETACH:
-                    values[node] = values[node.args[0]].detach()
-                elif node in needed:
+                elif node.op == "get_attr":
+                    values[node] = getattr(tracer.root, str(node.target))
+                elif node.target is _DETACH:
+                    values[node] = values[node.all_input_nodes[0]].detach()
+                else:
                     operands, named = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                    values[node] = node.target(*operands, **named)
-                if isinstance(values.get(node), FakeTensor):
+                    target: Any = node.target
+                    values[node] = target(*operands, **named)
+                if isinstance(values[node], FakeTensor):
                     return _UNKNOWN
             rest = iter(slots)
             value = func(*[values[next(rest).proxy.node] if isinstance(a, torch.Tensor) else a for a in args])
         for storage in storages:
             self._read.setdefault(storage, place_of(sys._getframe(1)))
         return value
+
+    def _written_so_far(self, tracer: Any) -> set[fx.Node]:
+        """The nodes whose memory a call may have written."""
+        calls = list(tracer.graph.nodes)
+        for call in calls[self._seen :]:
+            self._written |= _behind(_written_by(call), _viewed) or set()
+            self._casts = self._casts or _casts(call)
+        self._seen = len(calls)
+        return self._written
 
     def _refuse_write(self, tracer: Any, func: OpOverload, args: Any, kwargs: Any) -> None:
         """

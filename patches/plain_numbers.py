@@ -120,8 +120,8 @@ def numbers_stay_dynamic(mentions: Mentions) -> Iterator[None]:
     """While it holds, these calls in the model's own code have results in the graph."""
     own = [f for f in mentions.functions if not str(f.__globals__.get("__name__")).startswith("onnxplug")]
     with contextlib.ExitStack() as stack:
-        for name, function in _CALLED.items():
-            stack.enter_context(patched(builtins, _PREFIX + name, function))
+        # For good: a frame of such code may outlive the capture, in another thread or a generator.
+        vars(builtins).update({_PREFIX + name: function for name, function in _CALLED.items()})
         stack.enter_context(patched(math, "sqrt", _sqrt))
         # torch's own multiplies plain numbers.
         stack.enter_context(class_attribute(torch.Size, "numel", lambda sizes: math.prod(sizes)))

@@ -61,8 +61,10 @@ def _view_of_written(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _under_autocast(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        number = (tensor[None] * 1.001) @ tensor[:, None]
-    return _scaled(number - 0.5, x)
+        number = (tensor[None] * 1.001) @ tensor[:, None] + torch.tensor([1.001, 2.0])[None] @ torch.tensor(
+            [[1.0], [2.0]]
+        )
+        return _scaled(number - 5.5, x)
 
 
 RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
@@ -110,6 +112,20 @@ def test_a_branch(name: str, flag: float) -> None:
 def test_a_number_that_may_change_is_refused(name: str, flag: float) -> None:
     with pytest.raises(CaptureError):
         onnxplug.to_onnx(_Model(REFUSED[name], flag), (X,))
+
+
+def test_a_list_of_many_numbers() -> None:
+    """Each read looks at what is new in the graph."""
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("numbers", torch.arange(300.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * sum(self.numbers.tolist()) + sum(float(self.numbers[place]) for place in range(5))
+
+    check(Weighted(), X, others=[(-X,)])
 
 
 def test_the_error_names_the_read() -> None:
