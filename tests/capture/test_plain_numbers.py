@@ -88,7 +88,14 @@ def test_sizes(name: str) -> None:
     assert math.sqrt is sqrt is inspect.getmodule(math.sqrt).sqrt  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", VALUES)
+_SLICED = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9 asks how long a slice up to a number of a tensor is",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[_SLICED] * (name == "a size")) for name in VALUES])
 def test_values(name: str) -> None:
     others = [(torch.randn(*sizes),) for sizes in ((4, 4), (1, 9), (7, 3))]
     program = check(VALUES[name], torch.randn(2, 6), others=others, dynamic=({0: "b", 1: "n"},))
