@@ -27,6 +27,7 @@ from onnxplug.patches.lengths import Globals
 from onnxplug.torch_private import FakeTensor
 
 _python_sqrt = math.sqrt
+_builtins_of = operator.attrgetter("__builtins__")
 _SYMBOLIC = (torch.SymBool, torch.SymInt, torch.SymFloat)
 
 
@@ -129,8 +130,8 @@ def numbers_stay_dynamic(mentions: Mentions) -> Iterator[None]:
             for name in [name for name, value in namespace.items() if value is _python_sqrt]:
                 stack.enter_context(patched(Globals(namespace), name, _sqrt))
         for function in own:
-            builtin = vars(builtins) is function.__builtins__ and not _CALLED.keys() & function.__globals__.keys()  # type: ignore[attr-defined]
-            if builtin and (code := _calling(function.__code__)) is not function.__code__:
+            has_builtins = _builtins_of(function) is vars(builtins) and not _CALLED.keys() & function.__globals__.keys()
+            if has_builtins and (code := _calling(function.__code__)) is not function.__code__:
                 stack.enter_context(_with_code(function, code))
         yield
 
