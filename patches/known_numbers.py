@@ -18,9 +18,11 @@ from torch import fx
 from onnxplug.capture.patching import patched
 from onnxplug.capture.questions import place_of
 from onnxplug.errors import CaptureError
+from onnxplug.functionalize.effects import aliased_arguments, effects_of, written_arguments
 from onnxplug.patches.kinds import id_of
+from onnxplug.patches.seeds import is_random
 from onnxplug.plugin_api import CaptureRequest
-from onnxplug.torch_private import FakeTensor, OpOverload, proxies, pytree, unset_fake_temporarily
+from onnxplug.torch_private import FakeTensor, OpOverload, proxies, unset_fake_temporarily
 
 #: The most operators that a number may depend on.
 _MOST = 256
@@ -53,13 +55,11 @@ class Reads:
         """Replaces torch's ``proxy_call``: a read of a number that is known returns the number."""
         if self._mode is None and pre_dispatch:
             self._mode, self._roots = mode, self._placeholders(mode.tracer)
-        if mode is self._mode and isinstance(func, OpOverload):
-            if torch.Tag.data_dependent_output in func.tags:
-                value = self._value(mode.tracer, func, args) if not kwargs else _UNKNOWN
-                if value is not _UNKNOWN:
-                    return value
-            elif self._read and func._schema.is_mutable:
-                self._refuse_write(mode.tracer, func, args, kwargs or {})
+        reads = isinstance(func, OpOverload) and torch.Tag.data_dependent_output in func.tags
+        if reads and mode is self._mode and not kwargs:
+            value = self._value(mode.tracer, func, args)
+            if value is not _UNKNOWN:
+                return value
         return self._original(mode, func, pre_dispatch, args, kwargs)
 
     def _value(self, tracer: Any, func: Any, args: Any) -> Any:
@@ -107,14 +107,15 @@ class Reads:
         self._seen = len(calls)
         return self._written
 
-    def _refuse_write(self, tracer: Any, func: OpOverload, args: Any, kwargs: Any) -> None:
+    def check(self) -> None:
         """
         Raises:
-            CaptureError: A call writes a tensor of which the code has read a number: the next call may read another one.
+            CaptureError: The trace writes a tensor of which its code has read a number: the next call may read another one.
         """
-        slots = [proxies.get_proxy_slot(t, tracer, None) for t in _written(func, args, kwargs, torch.Tensor)]
-        behind = _behind([slot.proxy.node for slot in slots if slot is not None], _viewed) or set()
-        for storage in self._storages(tracer, behind) & self._read.keys():
+        if not self._read:
+            return
+        tracer = self._mode.tracer
+        for storage in self._storages(tracer, self._written_so_far(tracer)) & self._read.keys():
             place = self._read[storage]
             raise CaptureError(
                 f"the model's code{f' at {place}' if place else ''} reads a number from a buffer that it writes afterwards",
@@ -156,10 +157,10 @@ def _all_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def _viewed(node: fx.Node) -> list[fx.Node]:
-    """The operands whose memory a result may share: operators of torch tell, all others may share any."""
-    if not isinstance(node.target, OpOverload):
-        return node.all_input_nodes
-    return _arguments(node.target, node.args, node.kwargs, lambda argument: argument.alias_info is not None, fx.Node)
+    """The operands whose memory a result may share; a constant has no metadata that would tell."""
+    if node.op != "call_function" or not effects_of(node.target).aliases:
+        return []
+    return aliased_arguments(node) + [operand for operand in node.all_input_nodes if "val" not in operand.meta]
 
 
 def _is_computed(node: fx.Node) -> bool:
@@ -170,27 +171,16 @@ def _is_computed(node: fx.Node) -> bool:
     if target is _DETACH:
         return True
     known = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
-    return known and torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+    return known and not is_random(target) and not written_arguments(node)
 
 
 def _written_by(call: fx.Node) -> list[fx.Node]:
-    """The operands that a call may write: operators of torch tell, all others may write any."""
-    if call.op != "call_function" or getattr(call.target, "__module__", "") in ("_operator", "math", "torch"):
+    """The operands that a call may write; other functions than operators may write any."""
+    if call.op != "call_function" or call.target is _DETACH:
         return []
-    if not isinstance(call.target, OpOverload):
-        return call.all_input_nodes
-    return _written(call.target, call.args, call.kwargs, fx.Node)
-
-
-def _written(func: OpOverload, args: Any, kwargs: Any, kind: type) -> list[Any]:
-    """The arguments of a kind that an operator writes."""
-    return [] if func is _DETACH else _arguments(func, args, kwargs, lambda argument: argument.is_write, kind)
-
-
-def _arguments(func: OpOverload, args: Any, kwargs: Any, wanted: Callable[[Any], bool], kind: type) -> list[Any]:
-    places = [(place, a.name) for place, a in enumerate(func._schema.arguments) if wanted(a)]
-    given = [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
-    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, kind)]
+    if isinstance(call.target, OpOverload) or getattr(call.target, "__module__", "") in ("_operator", "math", "torch"):
+        return written_arguments(call)
+    return call.all_input_nodes
 
 
 def _casts(node: fx.Node) -> bool:
@@ -204,3 +194,4 @@ def numbers_of_buffers(request: CaptureRequest) -> Iterator[None]:
     reads = Reads(proxies.proxy_call, request.module)
     with patched(proxies, "proxy_call", reads.call):
         yield
+    reads.check()

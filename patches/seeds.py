@@ -57,7 +57,7 @@ class Draws:
         """Replaces torch's ``proxy_call``: a call of a random operator after a seed gives a constant."""
         if self._mode is None and pre_dispatch:
             self._mode = mode
-        if not _is_random(func):
+        if not is_random(func):
             return self._original(mode, func, pre_dispatch, args, kwargs)
         generator = kwargs.get("generator") or torch.default_generator
         place = place_of(sys._getframe(1))
@@ -127,7 +127,8 @@ def is_needed(request: CaptureRequest) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_random(func: Any) -> bool:
+def is_random(func: Any) -> bool:
+    """Whether an operator draws random numbers."""
     return isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
 
 

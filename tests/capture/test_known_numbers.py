@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import onnxplug
 from onnxplug import CaptureError
@@ -67,6 +68,11 @@ def _under_autocast(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return _scaled(number - 5.5, x)
 
 
+def _normalized(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Its schema doesn't say that it writes the statistics."""
+    return F.batch_norm(x[:, :2], model.flag, model.other, training=True)
+
+
 RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "buffer": lambda m, x: _scaled(m.flag[0], x),
     "any": lambda m, x: _scaled((m.flag > 1.5).any(), x),
@@ -93,6 +99,13 @@ REFUSED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "a buffer that is a view, written before": lambda m, x: (m.view.zero_(), _scaled(m.flag[0], x))[1],
     "a buffer that is a view, written afterwards": lambda m, x: (_scaled(m.flag[0], x), m.view.zero_())[0],
     "buffers that change places": _swapped,
+    "written before, through a dropout": lambda m, x: (F.dropout(m.flag, 0.5, False).zero_(), _scaled(m.flag[0], x))[1],
+    "written afterwards, through a dropout": lambda m, x: (
+        _scaled(m.flag[0], x),
+        F.dropout(m.flag, 0.5, False).zero_(),
+    )[0],
+    "written before, by statistics": lambda m, x: (_normalized(m, x), _scaled(m.flag[0], x))[1],
+    "written afterwards, by statistics": lambda m, x: (_scaled(m.flag[0], x), _normalized(m, x))[0],
     "a copy that is written through a view": lambda m, x: _view_of_written(m.flag.clone(), x),
     "under autocast": lambda m, x: _under_autocast(m.flag, x),
     "written with an input": lambda m, x: (m.flag.copy_(x[0, :2]), _scaled(m.flag[0], x))[1],

@@ -206,14 +206,14 @@ def _is_packed_or(before: Callable[..., bool]) -> Callable[..., bool]:
 
     @functools.wraps(before)
     def asked(*args: Any, **kwargs: Any) -> bool:
-        return _called.get() is not None or before(*args, **kwargs)
+        return not is_not_packed() or before(*args, **kwargs)
 
     return asked
 
 
 def _are_given(key: str) -> Callable[..., bool]:
     def given(*args: Any, kwargs: Mapping[str, Any] | None = None, **_: Any) -> bool:
-        return _called.get() is None or (kwargs or {}).get(key) is not None
+        return is_not_packed() or (kwargs or {}).get(key) is not None
 
     return given
 
@@ -234,7 +234,7 @@ def _masked(before: Callable[..., Callable[..., Any]]) -> Callable[..., Callable
     @functools.wraps(before)
     def get_interface(self: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         interface = before(self, *args, **kwargs)
-        return interface if _called.get() is None else functools.partial(_within_images, interface)
+        return interface if is_not_packed() else functools.partial(_within_images, interface)
 
     return get_interface
 
@@ -321,7 +321,7 @@ def _is_other_convolution(self: Any, hidden_states: Tensor, grid_thw: Any, **_: 
     settings = found.kernel_size, found.padding, found.stride, found.dilation, found.padding_mode, found.bias
     known = (side, side), (side // 2, side // 2), (1, 1), (1, 1), "zeros", None
     is_known = settings == known and side % 2 == 1 and found.groups == found.in_channels == found.out_channels
-    return _called.get() is None or not isinstance(grid_thw, _Grid) or not is_known
+    return is_not_packed() or not isinstance(grid_thw, _Grid) or not is_known
 
 
 def convolved(self: Any, hidden_states: Tensor, grid_thw: Any, **_: Any) -> Tensor:
@@ -454,7 +454,7 @@ def get_vision_nearest_position_ids(target_sizes: Tensor, num_patches_per_side: 
     return row * num_patches_per_side + column
 
 
-def _in_whole_windows(target_sizes: Tensor, patches: Any, window: tuple[int, int]) -> Tensor:
+def in_whole_windows(target_sizes: Tensor, patches: Any, window: tuple[int, int]) -> Tensor:
     """The patches of each window, [windows, patches of a window], of images that windows divide.
 
     Where they don't, for which transformers has an error, the places are those of no patch.
@@ -465,12 +465,12 @@ def _in_whole_windows(target_sizes: Tensor, patches: Any, window: tuple[int, int
 
 
 def _are_no_squares(self: Any, *_: Any, **__: Any) -> bool:
-    return _called.get() is None or len(set(self.window_kernel_size)) > 1
+    return is_not_packed() or len(set(self.window_kernel_size)) > 1
 
 
 def whole_windows(self: Any, target_sizes: Tensor, kwargs: Any = None) -> tuple[Tensor, Tensor, int]:
     """The order of patches by windows, [patches], the windows' bounds, [windows + 1], and the patches of a window."""
-    order = _in_whole_windows(target_sizes, number_of_patches(), tuple(self.window_kernel_size))
+    order = in_whole_windows(target_sizes, number_of_patches(), tuple(self.window_kernel_size))
     count, size = order.shape
     return order.flatten(), torch.arange(0, count * size + 1, size, dtype=torch.int32, device=order.device), size
 
@@ -479,6 +479,6 @@ def merged(self: Any, hidden_states: Tensor, target_sizes: Tensor) -> tuple[Tens
     """The tokens of all images, of windows that become one token, as often as the model has layers for it."""
     states, window = hidden_states[0], self.merge_kernel_size
     for layer in self.mlp:
-        states = layer(states[_in_whole_windows(target_sizes, states.shape[0], window)].flatten(1))
+        states = layer(states[in_whole_windows(target_sizes, states.shape[0], window)].flatten(1))
         target_sizes = target_sizes // torch.tensor(window, device=target_sizes.device)
     return States((states,))

@@ -18,6 +18,7 @@ from onnxplug_transformers.packed_images import (
     States,
     get_vision_position_ids,
     images_of,
+    in_whole_windows,
     is_not_packed,
     number_of_patches,
 )
@@ -84,14 +85,10 @@ def features(
         pixel_values=pixel_values, spatial_shapes=spatial_shapes, pixel_attention_mask=pixel_attention_mask, **kwargs
     )
     states, factor = outputs.last_hidden_state, self.multi_modal_projector.factor
-    divided = (spatial_shapes % factor == 0).all() & (spatial_shapes.prod(-1) == pixel_attention_mask.sum(1)).all()
-    count = (spatial_shapes.prod(-1) // factor**2).sum().item()
-    image, sizes, token = images_of(spatial_shapes, count, factor**2)
-    width = sizes[:, 1]
-    columns = width // factor
-    first = image * states.shape[1] + token // columns * factor * width + token % columns * factor
-    side = torch.arange(factor, device=width.device)
-    places = first[:, None, None] + side[:, None] * width[:, None, None] + side
-    squares = states.flatten(0, 1)[places.where(divided, states.shape[0] * states.shape[1])]
+    counts = spatial_shapes.prod(-1)
+    patches = states[torch.arange(states.shape[1], device=counts.device) < counts[:, None]]
+    places = in_whole_windows(spatial_shapes, patches.shape[0], (factor, factor))
+    places = places.where((counts == pixel_attention_mask.sum(1)).all(), patches.shape[0])
+    squares = patches[places].unflatten(1, (factor, factor))
     outputs.pooler_output = States((self.multi_modal_projector(squares).flatten(0, 2),))
     return outputs
