@@ -51,6 +51,11 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and bool(a.node.expr == b.node.expr)
 
 
+def _beside(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the device of another."""
+    return tensor if tensor.device == data.device else tensor.to(data.device)
+
+
 class _Patches:
     """Stand-ins for torch's functions; each leaves real tensors and unknown sequences to the original."""
 
@@ -76,7 +81,8 @@ class _Patches:
             source = self.source(batch_sizes)
             if source is None:
                 return original(data, batch_sizes, batch_first, padding, total)
-            lengths = source.lengths
+            # PyTorch keeps lengths on the CPU where the sequences are on a GPU.
+            lengths, batch_sizes = _beside(data, source.lengths), _beside(data, batch_sizes)
             if not _same(total, batch_sizes.shape[0]):
                 steps = torch.arange(total, device=lengths.device).unsqueeze(1)
                 batch_sizes = (steps < lengths).sum(1)
@@ -86,7 +92,7 @@ class _Patches:
             rows = torch.where(active, starts.unsqueeze(1) + places, 0)
             mask = active.reshape(*active.shape, *[1] * (data.dim() - 1))
             padded = torch.where(mask, data[rows], padding)
-            return padded.transpose(0, 1) if batch_first else padded, active.sum(0)
+            return padded.transpose(0, 1) if batch_first else padded, _beside(source.lengths, active.sum(0))
 
         return _pad_packed_sequence
 

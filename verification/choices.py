@@ -348,10 +348,15 @@ class _OnnxValues:
     known: Mapping[str, Any]
 
     def results(self, node: torch.fx.Node, expected: Any) -> list[Any]:
-        return results_of(node, self.alignment, self.known, expected)
+        return self._beside(expected, results_of(node, self.alignment, self.known, expected))
 
     def operand(self, node: torch.fx.Node, operand: torch.fx.Node, expected: Any) -> Any:
-        return results_of(operand, self.alignment, self.known, expected)[0]
+        return self._beside(expected, results_of(operand, self.alignment, self.known, expected))[0]
+
+    def _beside(self, expected: Any, values: list[Any]) -> list[Any]:
+        """ONNX Runtime's values on the device where PyTorch has its own."""
+        devices = [value.device for value in _parts(expected) if isinstance(value, torch.Tensor)]
+        return [value.to(devices[0]) if isinstance(value, torch.Tensor) and devices else value for value in values]
 
 
 class _Replay:

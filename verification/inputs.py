@@ -201,7 +201,8 @@ def generated_inputs(
     fresh: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor):
-            fresh.append(tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator, own))
+            made = tensor_like(leaf, [_evaluate(size, sizes) for size in value.shape], generator, own)
+            fresh.append(made.to(leaf.device))
         else:
             fresh.append(_evaluate(value, sizes) if isinstance(value, torch.SymInt) else leaf)
     return fresh

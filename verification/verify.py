@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import Captured, InputKind, OutputKind
 from onnxplug.errors import UsageError, VerificationError
 from onnxplug.fake import is_fake
+from onnxplug.float32 import full_float32
 from onnxplug.interpret.ranges import ranges
 from onnxplug.observers import step
 from onnxplug.packages import load
@@ -61,6 +63,7 @@ class Uncertain(Exception):
     """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause has the difference."""
 
 
+@full_float32()
 def verify(program: OnnxProgram, request: VerificationRequest) -> VerificationReport:
     """Compares a program with eager PyTorch: on the export's inputs (or given inputs), and on generated inputs.
 
@@ -159,6 +162,7 @@ def verify_runner(
     return _verify(_Pair(runner, model, eager, feed, replay=replay), [leaves], seeds, draw)
 
 
+@full_float32()
 def _verify(
     pair: _Pair,
     examples: Sequence[Sequence[Any]],
@@ -330,6 +334,8 @@ class _Pair:
 
     def _compare(self, leaves: Sequence[Any], sizes: Mapping[str, int], seed: int | None) -> VerificationCase:
         runner = self.runner
+        if seed is not None and any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
+            self._check_indices(leaves)
         try:
             expected = self.eager(self.model, clone_leaves(leaves))
         except VerificationError:
@@ -369,6 +375,18 @@ class _Pair:
             raise unsure from error
         compared.finish()
         return VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties)
+
+    def _check_indices(self, leaves: Sequence[Any]) -> None:
+        """Asks ONNX Runtime first: an index beyond a table ends all use of the GPU in this process where PyTorch meets it.
+
+        Raises:
+            Refused: ONNX Runtime meets an index beyond a table.
+        """
+        try:
+            self.runner(self.feed(clone_leaves(leaves)))
+        except VerificationError as error:
+            if re.search(r"\bind(ex|ices|ice)\b", error.message):
+                raise Refused from error
 
     def _wavers(self, outputs: Outputs, leaves: Sequence[Any]) -> bool:
         """Whether PyTorch's results change as much as ONNX's differ, where inputs and weights change by one unit of rounding.

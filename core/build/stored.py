@@ -82,6 +82,11 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A weight where converters and rewrites compute with it: wherever the model is, their own numbers are on the CPU."""
+    return tensor.detach() if is_fake(tensor) else tensor.detach().cpu()
+
+
 def _joining(
     steps: Sequence[tuple[int, Callable[..., torch.Tensor]]], make: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
@@ -90,9 +95,8 @@ def _joining(
     def join(*tensors: torch.Tensor) -> torch.Tensor:
         left = iter(tensors)
         parts = [step(*islice(left, count)) for count, step in steps]
-        if any(tensor.is_meta for tensor in parts):
-            parts = [tensor.to("meta") for tensor in parts]
-        return make(*parts)
+        device = "meta" if any(tensor.is_meta for tensor in parts) else "cpu"
+        return make(*(tensor.to(device) for tensor in parts))
 
     return join
 
@@ -248,7 +252,7 @@ class Weights:
         tensor = self.state.get(x)
         if tensor is None or is_fake(tensor):
             return None
-        return tensor.detach()
+        return on_cpu(tensor)
 
     def is_weight(self, x: ir.Value | None) -> bool:
         """Whether a value is a weight, or was derived from one (:meth:`GraphBuilder.is_weight`)."""
@@ -302,13 +306,13 @@ class Weights:
         if cached is not None:
             return cached
         content = self._content(source)
-        tensor = content.detach() if isinstance(content, torch.Tensor) else self.stored(source)
+        tensor = content if isinstance(content, torch.Tensor) else self.stored(source)
         if tensor is None:
             raise UsageError(
                 f"g.derive takes a parameter, a buffer or a constant; {source.name or 'the value'!r} is known at run time only",
                 hint="Where a converter may meet both, g.is_weight(x) or g.stored(x) tells which it is.",
             )
-        stored = make(tensor)
+        stored = make(on_cpu(tensor))
         dtype = to_onnx_dtype(stored.dtype)
         shape = self._sizes.shape_of(tuple(stored.shape if isinstance(stored, torch.Tensor) else stored.shape.numpy()))
         value = ir.Value(type=ir.TensorType(dtype), shape=shape)
@@ -316,7 +320,7 @@ class Weights:
         if known is not None and known.tensor is None:  # the source may be a large copy, and the tensor a view of it
             again, is_kept = _composed_again(known.again, make), False
         else:
-            again, is_kept = partial(make, tensor), not _is_large_copy(stored, tensor)
+            again, is_kept = _composed_again(partial(on_cpu, tensor), make), not _is_large_copy(stored, tensor)
         self._derived[value] = _Derived(
             source if known is None else known.root,
             stored if is_kept else None,

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.build.stored import META, PARTS, Origin, WeightTensor, as_content, content_of
+from onnxplug.build.stored import META, PARTS, Origin, WeightTensor, as_content, content_of, on_cpu
 from onnxplug.errors import UsageError, WeightsError
 from onnxplug.fake import is_fake
 from onnxplug.packages import load
@@ -242,4 +242,4 @@ def _loaded(item: Any) -> torch.Tensor:
 
 
 def _made(origin: Origin, item: Any) -> torch.Tensor | ir.TensorProtocol:
-    return origin.make(_loaded(item).detach().to(origin.dtype))
+    return origin.make(on_cpu(_loaded(item)).to(origin.dtype))

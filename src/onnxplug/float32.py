@@ -1,0 +1,1 @@
+../../core/float32.py
