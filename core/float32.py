@@ -21,8 +21,8 @@ def full_float32() -> Iterator[None]:
     backends: Any = torch.backends
     # An operator without a setting of its own shows that of its library.
     libraries = (backends, backends.cudnn, backends.mkldnn)
-    operators = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    operators += (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+    cuda = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    operators = (*cuda, backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
     shown = [(place, place.fp32_precision) for place in (*libraries, *operators)]
     # torch.export reads the older settings of the same, and refuses to go on where they say something else.
     products, cudnn = (
