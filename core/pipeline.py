@@ -27,7 +27,6 @@ from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
 from onnxplug.finish.finish import finish as finish_model
-from onnxplug.float32 import full_float32
 from onnxplug.functionalize.prepare import prepare
 from onnxplug.host import CallChecks, PluginHost, RuntimeHost, plugins_of_call
 from onnxplug.interpret import ranges
@@ -439,7 +438,6 @@ def export(
         observed(*observers_of(options)),
         showing(options.progress) as shown,
         observed(*([StageNames(shown)] if shown is not None else [])),
-        full_float32(),
         stage("export", subject=subject) as whole,
     ):
         yield whole

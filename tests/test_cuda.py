@@ -54,6 +54,7 @@ def test_weights_that_are_given_later(device: str, seeded: None) -> None:
     torch.testing.assert_close(program(x)[0], other.cpu()(x.cpu()), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.xfail(raises=onnxplug.VerificationError, strict=True, reason="cuDNN computes in TF32 by default")
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_tf32_is_no_difference(layer: type[nn.Module], seeded: None) -> None:
     model = layer(8, 16, 2, batch_first=True).cuda()

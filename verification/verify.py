@@ -17,7 +17,6 @@ from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import Captured, InputKind, OutputKind
 from onnxplug.errors import UsageError, VerificationError
 from onnxplug.fake import is_fake
-from onnxplug.float32 import full_float32
 from onnxplug.interpret.ranges import ranges
 from onnxplug.observers import step
 from onnxplug.packages import load
@@ -63,7 +62,6 @@ class Uncertain(Exception):
     """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause has the difference."""
 
 
-@full_float32()
 def verify(program: OnnxProgram, request: VerificationRequest) -> VerificationReport:
     """Compares a program with eager PyTorch: on the export's inputs (or given inputs), and on generated inputs.
 
@@ -162,7 +160,6 @@ def verify_runner(
     return _verify(_Pair(runner, model, eager, feed, replay=replay), [leaves], seeds, draw)
 
 
-@full_float32()
 def _verify(
     pair: _Pair,
     examples: Sequence[Sequence[Any]],

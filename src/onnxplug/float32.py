@@ -1,1 +1,0 @@
-../../core/float32.py
