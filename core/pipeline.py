@@ -23,6 +23,7 @@ from onnxplug.build.collection import collection_held
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
 from onnxplug.capture.capture import capture as capture_model
+from onnxplug.capture.eager import full_float32
 from onnxplug.capture.signature import Captured, FunctionalGraph
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug.finish.describe import describe, forget
@@ -438,6 +439,7 @@ def export(
         observed(*observers_of(options)),
         showing(options.progress) as shown,
         observed(*([StageNames(shown)] if shown is not None else [])),
+        full_float32,
         stage("export", subject=subject) as whole,
     ):
         yield whole

@@ -252,6 +252,16 @@ _NAMES = {
     "pre_dispatch_modes": _Private(
         "torch._ops:_len_torch_dispatch_stack_pre_dispatch", "capture in less time", SimpleNamespace
     ),
+    **{
+        # The public names refuse after torch.backends.disable_global_flags(), which torch's test library calls.
+        name: _Private(f"torch._C:{place}", "products of float32 in float32", instead)
+        for name, place, instead in (
+            ("get_float32_precision", "_get_fp32_precision_getter", lambda: lambda library, operator: "none"),
+            ("set_float32_precision", "_set_fp32_precision_setter", lambda: _no_op),
+            ("get_cudnn_allow_tf32", "_get_cudnn_allow_tf32", lambda: lambda: True),
+            ("set_cudnn_allow_tf32", "_set_cudnn_allow_tf32", lambda: _no_op),
+        )
+    },
     "use_lazy_graph_module": _Private(  # graphs between torch.export's passes become Python code
         "torch.fx._lazy_graph_module:_use_lazy_graph_module", "capture in less time", lambda: contextlib.nullcontext
     ),

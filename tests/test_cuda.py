@@ -54,7 +54,6 @@ def test_weights_that_are_given_later(device: str, seeded: None) -> None:
     assert torch.equal(program(x)[0], onnxplug.to_onnx(other, (x,))(x)[0])
 
 
-@pytest.mark.xfail(raises=onnxplug.VerificationError, strict=True, reason="cuDNN computes in TF32 by default")
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_tf32_is_no_difference(layer: type[nn.Module], seeded: None) -> None:
     model = layer(8, 16, 2, batch_first=True).cuda()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import FunctionalGraph, InputKind
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
@@ -71,7 +72,7 @@ def run_graph(
     left = Counter({node: len(node.users) for node in graph.nodes})
     env: dict[torch.fx.Node, Any] = {}
     failures: dict[torch.fx.Node, Exception] = {}
-    with torch.no_grad():
+    with inference():
         for node in graph.nodes:
             if node.op == "placeholder":
                 env[node] = values.get(node)
@@ -94,7 +95,7 @@ def run_graph(
 def call_again(node: torch.fx.Node, operands: Sequence[Any]) -> Any:
     """Calls a node's operator with other values for the nodes that it reads, in their order."""
     args, kwargs = arguments_of(node, operands)
-    with torch.no_grad():
+    with inference():
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

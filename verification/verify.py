@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onnxplug import logs
-from onnxplug.capture.eager import inference
+from onnxplug.capture.eager import full_float32, inference
 from onnxplug.capture.signature import Captured, InputKind, OutputKind
 from onnxplug.errors import UsageError, VerificationError
 from onnxplug.fake import is_fake
@@ -160,6 +160,7 @@ def verify_runner(
     return _verify(_Pair(runner, model, eager, feed, replay=replay), [leaves], seeds, draw)
 
 
+@full_float32
 def _verify(
     pair: _Pair,
     examples: Sequence[Sequence[Any]],

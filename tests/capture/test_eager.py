@@ -11,8 +11,8 @@ from onnxplug.capture.eager import inference
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_threads_leave_the_fast_path_as_it_was(before: bool) -> None:
-    """The second thread begins while the first has it off, and ends after it."""
+def test_threads_leave_settings_as_they_were(before: bool) -> None:
+    """The second thread begins while the first has changed them, and ends after it."""
     first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
     within = []
 
@@ -27,10 +27,12 @@ def test_threads_leave_the_fast_path_as_it_was(before: bool) -> None:
         with inference():
             second_in.set()
             assert first_out.wait(10)
-            within.append(torch.backends.mha.get_fastpath_enabled())
+            within.append((torch.backends.mha.get_fastpath_enabled(), torch.get_float32_matmul_precision()))
 
-    kept = torch.backends.mha.get_fastpath_enabled()
+    precision = "highest" if before else "medium"
+    kept = torch.backends.mha.get_fastpath_enabled(), torch.get_float32_matmul_precision()
     torch.backends.mha.set_fastpath_enabled(before)
+    torch.set_float32_matmul_precision(precision)
     try:
         threads = [threading.Thread(target=target) for target in (first, second)]
         for thread in threads:
@@ -38,6 +40,8 @@ def test_threads_leave_the_fast_path_as_it_was(before: bool) -> None:
         for thread in threads:
             thread.join(10)
         assert torch.backends.mha.get_fastpath_enabled() is before
+        assert torch.get_float32_matmul_precision() == precision
     finally:
-        torch.backends.mha.set_fastpath_enabled(kept)
-    assert within == [False]
+        torch.backends.mha.set_fastpath_enabled(kept[0])
+        torch.set_float32_matmul_precision(kept[1])
+    assert within == [(False, "highest")]

@@ -200,11 +200,12 @@ def _eager(model: Any, sample: Sample) -> list[Any]:
     """PyTorch's results on a sample, flattened."""
     import torch
 
+    from onnxplug.capture.eager import inference
     from onnxplug.torch_private import pytree
 
     copies = pytree.tree_map_only(torch.Tensor, torch.clone, (tuple(sample.args), dict(sample.kwargs)))
     try:
-        with torch.no_grad():
+        with inference():
             results = model(*copies[0], **copies[1])
     except Exception as error:
         raise UsageError(f"the PyTorch model does not run on {sample.name}: {type(error).__name__}: {error}") from error

@@ -10,6 +10,7 @@ import onnx
 import torch
 from onnx.reference.op_run import OpRun
 
+from onnxplug.capture.eager import inference
 from onnxplug.errors import EvaluationError
 from onnxplug_reference.evaluator import ExtendedReferenceEvaluator
 from onnxplug_reference.graphs import Compute, Library, Resolver
@@ -71,7 +72,7 @@ class TorchReferenceEvaluator(ExtendedReferenceEvaluator):
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Runs the model, as :meth:`ExtendedReferenceEvaluator.run` does; results are tensors on the device."""
-        with torch.no_grad():
+        with inference():
             return super().run(*args, **options)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from onnxplug import VerificationError
+from onnxplug.capture.eager import inference
 from onnxplug.torch_private import pytree
 
 #: How often PyTorch's model is rounded, and how many times as far a file may be.
@@ -68,7 +69,7 @@ class Distance:
 
 def results_of(model: nn.Module, kwargs: Mapping[str, Any], names: Sequence[Any]) -> dict[str, torch.Tensor]:
     """PyTorch's results of a call by keywords, which stay as they are, by the names of a graph's outputs."""
-    with torch.no_grad():
+    with inference():
         leaves = pytree.tree_leaves(model(**copy.deepcopy(dict(kwargs))))
     return dict(zip(names, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], strict=True))
 
