@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from onnxplug import logs
 from onnxplug.capture.signature import FunctionalGraph
-from onnxplug.torch_private import TorchDispatchMode
+from onnxplug.torch_private import TorchDispatchMode, pytree
 from onnxplug.verification.eager import run_graph
 from onnxplug.verification.inputs import clone_leaves
 from onnxplug.verification.kernels import moved_apart
@@ -176,7 +176,7 @@ def jumping(functional: FunctionalGraph, values: Mapping[torch.fx.Node, Any]) ->
 
 
 def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor | None]:
-    """The results of the eager model in float64: weights, inputs and tensors that its code makes without a dtype.
+    """The results of the eager model in float64: weights, inputs and tensors that its code makes.
 
     Args:
         run, model, leaves: As for :func:`slack_by_runs`. The code's casts to a narrower dtype are casts to float64.
@@ -185,30 +185,32 @@ def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor 
         A tensor of doubles for each result, ``None`` for other results than floating-point tensors; empty where the model does not
         run in float64.
     """
-    default = torch.get_default_dtype()
     try:
-        with torch.random.fork_rng(devices=[]):
-            wide = copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
-            torch.set_default_dtype(torch.float64)
-            with _Wide():
-                return _results(run, wide, [_doubled(leaf) for leaf in leaves])
+        wide = copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
+        with torch.random.fork_rng(devices=[]), _Wide():
+            return _results(run, wide, [_doubled(leaf) for leaf in leaves])
     except Exception:
         return []
-    finally:
-        torch.set_default_dtype(default)
 
 
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
 
 class _Wide(TorchFunctionMode):
-    """Calls that name a dtype narrower than float64 mean float64."""
+    """Calls that name a dtype narrower than float64 mean float64, and a narrower result is cast.
+
+    ``torch.set_default_dtype`` would hold in all threads.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide = [WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args]
         named = {k: WIDE.get(a, a) if isinstance(a, torch.dtype) else a for k, a in (kwargs or {}).items()}
         called: Any = torch.Tensor.double if func in _CASTS else func
-        return called(*wide, **named)
+        return pytree.tree_map_only(torch.Tensor, _widened_result, called(*wide, **named))
+
+
+def _widened_result(x: torch.Tensor) -> torch.Tensor:
+    return x.to(WIDE[x.dtype]) if x.dtype in WIDE else x
 
 
 def _doubled(leaf: Any) -> Any:
