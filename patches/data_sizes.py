@@ -1,4 +1,4 @@
-"""Functions of torch that need plain numbers where sizes follow from data, a layer that branches on such sizes, and bounds."""
+"""Functions of torch that read dynamic sizes as plain numbers, a layer that branches on sizes that follow from data, and bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_symbols
 
 from onnxplug.capture.patching import patched
 from onnxplug.plugin_api import Mentions
@@ -17,13 +17,15 @@ from onnxplug.torch_private import NonStrictFunctions
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Any:
-    """As torch's own, for sizes that are equal beside the axis; ``NotImplemented`` where one may be broadcast."""
+    """As torch's own, whose kernel reads the sizes as plain numbers."""
     if dim is None:
         return input.flatten().gather(0, indices.flatten())
-    around = [axis for axis in range(input.dim()) if axis != dim % input.dim()]
-    if input.dim() != indices.dim() or any(str(input.shape[a]) != str(indices.shape[a]) for a in around):
+    if input.dim() != indices.dim() or not input.dim():
         return NotImplemented
-    return input.gather(dim, indices)
+    axis = dim % input.dim()
+    around = torch.broadcast_shapes(*([*x.shape[:axis], 1, *x.shape[axis + 1 :]] for x in (input, indices)))
+    operands = [x.expand(*around[:axis], x.shape[axis], *around[axis + 1 :]) for x in (input, indices)]
+    return operands[0].gather(axis, operands[1])
 
 
 def cov(input: Tensor, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
@@ -97,13 +99,13 @@ def _without_the_largest(original: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
-    """While it holds, these functions take such sizes or ask for no number, the layer has no branch, and a number is any size."""
+    """While it holds, these functions take dynamic sizes or ask for no number, the layer has no branch, numbers have no bound."""
     original = getattr(NonStrictFunctions, "_override", None)
 
     def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         replacement = _FUNCTIONS.get(func)
         values = (*args, *(kwargs or {}).values()) if replacement is not None else ()
-        needed = replacement in _ASKING or any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values)
+        needed = replacement in _ASKING or any(isinstance(x, Tensor) and has_free_symbols(x) for x in values)
         if replacement is not None and needed:
             result = replacement(*args, **(kwargs or {}))
             if result is not NotImplemented:

@@ -169,6 +169,22 @@ def test_functions_that_need_plain_sizes(name: str, seeded: None) -> None:
     check(PLAIN_SIZES[name], x, others=[(x * 2 - 1,)], atol=1e-5)
 
 
+@pytest.mark.parametrize("first", [(2, 5), (1, 5), (2, 5, 4)], ids=str)
+def test_take_along_dim_of_dynamic_sizes(first: tuple[int, ...], seeded: None) -> None:
+    """Sizes beside the axis are equal, or one is broadcast; a wrong rank is refused as in PyTorch."""
+
+    def inputs(rows: int, columns: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = [first[0] if first[0] == 1 else rows, columns, *first[2:]]
+        return torch.randn(shape), torch.randint(0, columns, [rows, count, *[1] * (len(first) - 2)])
+
+    dynamic = ({1: "columns"} if first[0] == 1 else {0: "rows", 1: "columns"}, {0: "rows", 1: "count"})
+    others = [inputs(3, 7, 4), inputs(4, 2, 9)]
+    program = check(lambda x, places: x.take_along_dim(places, 1), *inputs(2, 5, 3), dynamic=dynamic, others=others)
+    assert len(first) > 2 or first[0] == 1 or [node.op_type for node in program.model.graph] == ["GatherElements"]
+    with pytest.raises(onnxplug.CaptureError, match="same number of dimensions"):
+        onnxplug.to_onnx(lambda x, places: x.take_along_dim(places[0], 1), inputs(2, 5, 3), dynamic_shapes=dynamic)
+
+
 def test_correlations_of_complex_numbers(seeded: None) -> None:
     x, y = torch.randn(4, 6, dtype=torch.complex64), torch.randn(4, 9, dtype=torch.complex64)
     check(torch.corrcoef, x, dynamic=({1: "columns"},), others=[(y,), (x.roll(1, 0) * 2,)])
