@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_symbols
 
 from onnxplug.capture.patching import patched
 from onnxplug.plugin_api import Mentions
-from onnxplug.torch_private import NonStrictFunctions
+from onnxplug.torch_private import NonStrictFunctions, pytree
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Any:
@@ -26,6 +27,42 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> An
     around = torch.broadcast_shapes(*([*x.shape[:axis], 1, *x.shape[axis + 1 :]] for x in (input, indices)))
     operands = [x.expand(*around[:axis], x.shape[axis], *around[axis + 1 :]) for x in (input, indices)]
     return operands[0].gather(axis, operands[1])
+
+
+def kron(input: Tensor, other: Tensor) -> Any:
+    """The products of each element of one tensor with the whole other tensor, side by side."""
+    rank = max(input.dim(), other.dim())
+    first, second = ((*[1] * (rank - x.dim()), *x.shape) for x in (input, other))
+    blocks = input.reshape([n for size in first for n in (size, 1)]) * other.reshape(
+        [n for size in second for n in (1, size)]
+    )
+    return blocks.reshape([m * n for m, n in zip(first, second, strict=True)])
+
+
+def multi_dot(tensors: Sequence[Tensor]) -> Any:
+    """The product from left to right: the order that needs least work depends on the sizes."""
+    ends = tensors[:: max(len(tensors) - 1, 1)]
+    if len(tensors) < 2 or any(x.dim() != 2 for x in tensors[1:-1]) or any(x.dim() not in (1, 2) for x in ends):
+        return NotImplemented
+    return functools.reduce(torch.matmul, tensors)
+
+
+def gradient(input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
+    """Half the differences of the elements on both sides, by even spacings; at the ends those of the nearest elements."""
+    axes = [dim] if isinstance(dim, int) else range(input.dim()) if dim is None else dim
+    spacings = spacing if isinstance(spacing, tuple | list) else [spacing] * len(axes)
+    if not all(isinstance(h, int | float) for h in spacings) or len(spacings) != len(axes) or edge_order not in (1, 2):
+        return NotImplemented
+    if not input.is_floating_point() and not input.is_complex():
+        return NotImplemented
+    results = []
+    for axis, h in zip(axes, spacings, strict=True):
+        x = input.transpose(0, axis)
+        ends = [x[1:2] - x[:1], x[-1:] - x[-2:-1]]
+        if edge_order == 2:
+            ends = [(4 * x[1:2] - 3 * x[:1] - x[2:3]) / 2, (3 * x[-1:] - 4 * x[-2:-1] + x[-3:-2]) / 2]
+        results.append((torch.cat([ends[0], (x[2:] - x[:-2]) / 2, ends[1]]) / h).transpose(0, axis))
+    return tuple(results)
 
 
 def cov(input: Tensor, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
@@ -60,6 +97,11 @@ _CONSTRAIN = "_constrain_range_for_size"
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: take_along_dim,
     Tensor.take_along_dim: take_along_dim,
+    torch.kron: kron,
+    Tensor.kron: kron,
+    torch.linalg.multi_dot: multi_dot,
+    torch.chain_matmul: lambda *matrices: multi_dot(matrices),
+    torch.gradient: gradient,
     torch.cov: cov,
     Tensor.cov: cov,
     torch.corrcoef: corrcoef,
@@ -104,9 +146,9 @@ def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
 
     def override(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         replacement = _FUNCTIONS.get(func)
-        values = (*args, *(kwargs or {}).values()) if replacement is not None else ()
+        values = pytree.tree_leaves((args, kwargs)) if replacement is not None else ()
         needed = replacement in _ASKING or any(isinstance(x, Tensor) and has_free_symbols(x) for x in values)
-        if replacement is not None and needed:
+        if replacement is not None and needed and "out" not in (kwargs or {}):
             result = replacement(*args, **(kwargs or {}))
             if result is not NotImplemented:
                 return (lambda: result), (), {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,6 +51,32 @@ def _max_pool1d(original: Kernel) -> Kernel:
     def kernel(*args: Any, **options: Any) -> torch.Tensor:
         values: torch.Tensor = torch.ops.aten.max_pool1d_with_indices.default(*args, **options)[0]
         return values
+
+    return kernel
+
+
+def _matrix_norm(original: Kernel) -> Kernel:
+    """The largest or smallest sum along an axis, where the norm is one."""
+
+    def kernel(
+        x: torch.Tensor, order: Any, dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
+    ) -> Any:
+        if order not in (1, -1, math.inf, -math.inf) or x.dim() < 2 or len(dim) != 2:
+            return original(x, order, dim, keepdim, dtype=dtype)
+        summed, compared = dim if abs(order) == 1 else reversed(dim)
+        sums = torch.linalg.vector_norm(x, 1, summed, keepdim=True, dtype=dtype)
+        norm = (sums.amax if order > 0 else sums.amin)(compared, keepdim=True)
+        return norm if keepdim else norm.squeeze(tuple(dim))
+
+    return kernel
+
+
+def _norm(original: Kernel) -> Kernel:
+    def kernel(x: torch.Tensor, order: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        axes = (0, 1) if dim is None and x.dim() == 2 else dim or ()
+        if order is None or len(axes) != 2:
+            return original(x, order, dim, keepdim, dtype=dtype)
+        return torch.ops.aten.linalg_matrix_norm.default(x, order, axes, keepdim, dtype=dtype)
 
     return kernel
 
@@ -105,6 +132,14 @@ _KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...]
 )
 
 
+#: Composite operators whose own kernels make sizes static.
+_COMPOSITES = {
+    torch.ops.aten.max_pool1d.default: _max_pool1d,
+    torch.ops.aten.linalg_matrix_norm.default: _matrix_norm,
+    torch.ops.aten.linalg_norm.default: _norm,
+}
+
+
 def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
     for name in _RECURRENT:
         packet = getattr(torch.ops.aten, name)
@@ -121,14 +156,16 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes time for each step. It
     has no kernel at all for fake quantisation and dequantisation, for most gradients of interpolations of dynamic sizes (the C++
     kernel takes no symbolic sizes in a list) and for two draws, and kernels that make sizes static for fractional pools of
-    volumes and for max pools of one axis. Operators that names tell of are patched only where the model's code has such a name.
+    volumes, for max pools of one axis and for norms of matrices. Operators that names tell of are patched only where the model's
+    code has such a name.
     """
     with contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):
             for op, key, kernel_of in list(_recurrent_kernels()):
                 stack.enter_context(patched_kernel(op, key, kernel_of))
         composite = DispatchKey.CompositeImplicitAutograd
-        stack.enter_context(patched_kernel(torch.ops.aten.max_pool1d.default, composite, _max_pool1d))
+        for composed, composite_kernel in _COMPOSITES.items():
+            stack.enter_context(patched_kernel(composed, composite, composite_kernel))
         for concerns, names, kernel in _KERNELS:
             if concerns is None or mentions(concerns):
                 for packet, _, overload in (name.partition(".") for name in names):

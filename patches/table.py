@@ -81,7 +81,7 @@ PATCHES: tuple[TorchPatch, ...] = (
     ),
     TorchPatch(
         name="shape kernels",
-        target="py_kernels of recurrent layers, fake quantisation, dequantize, gradients of interpolation, pools, draws",
+        target="py_kernels of recurrent layers, fake quantisation, dequantize, gradients of interpolation, pools, norms, draws",
         why="Recurrent layers are traced step by step, which fixes their number; the others have no kernel for dynamic sizes.",
         test="tests/capture/test_patches.py::test_a_recurrent_layer_is_found_wherever_the_model_holds_it[closure]",
         enter=lambda request: shape_kernels(request.mentions),
@@ -95,7 +95,8 @@ PATCHES: tuple[TorchPatch, ...] = (
     ),
     TorchPatch(
         name="sizes that follow from data",
-        target="NonStrictFunctions._override (take_along_dim, cov, corrcoef), torch.nn.AdaptiveLogSoftmaxWithLoss, "
+        target="NonStrictFunctions._override (take_along_dim, kron, multi_dot, chain_matmul, gradient, cov, corrcoef), "
+        "torch.nn.AdaptiveLogSoftmaxWithLoss, "
         "ShapeEnv._constrain_range_for_size",
         why="These functions need sizes as plain numbers, the layer branches on how many targets a cluster has, and torch divides "
         "the bound of a number of elements in floats: an error where the number is said to be a multiple of a size.",

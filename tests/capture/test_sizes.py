@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -183,6 +185,47 @@ def test_take_along_dim_of_dynamic_sizes(first: tuple[int, ...], seeded: None) -
     assert len(first) > 2 or first[0] == 1 or [node.op_type for node in program.model.graph] == ["GatherElements"]
     with pytest.raises(onnxplug.CaptureError, match="same number of dimensions"):
         onnxplug.to_onnx(lambda x, places: x.take_along_dim(places[0], 1), inputs(2, 5, 3), dynamic_shapes=dynamic)
+
+
+#: Functions whose kernels in torch read every size as a plain number.
+READING_SIZES: dict[str, tuple[Callable[..., Any], int]] = {
+    "kron": (lambda x, y: torch.kron(x, y), 2),
+    "kron of a row": (lambda x, y: x[0].kron(y[None]), 2),
+    "multi_dot": (lambda x, y: torch.linalg.multi_dot([x, y, y.mT, y]), 2),
+    "multi_dot of rows": (lambda x, y: torch.linalg.multi_dot([x[0], y, y[-1]]), 2),
+    "chain_matmul": (lambda x, y: torch.chain_matmul(x, y, y.mT), 2),
+    "columns": (lambda x: torch.linalg.matrix_norm(x, 1), 1),
+    "smallest row": (lambda x: torch.linalg.matrix_norm(x, -math.inf, keepdim=True), 1),
+    "rows of a batch": (lambda x: torch.linalg.norm(x[:, None] * x[0], math.inf, (0, 2)), 1),
+    "smallest column": (lambda x: torch.linalg.norm(x, -1, dtype=torch.float64), 1),
+    "gradient": (torch.gradient, 1),
+    "gradient of rows": (lambda x: torch.gradient(x, spacing=0.5, dim=-1, edge_order=2)[0], 1),
+    "gradient by two spacings": (lambda x: torch.gradient(x, spacing=(2, 0.5), dim=(1, 0)), 1),
+}
+
+
+@pytest.mark.parametrize("name", READING_SIZES)
+def test_functions_whose_kernels_read_sizes(name: str, seeded: None) -> None:
+    function, count = READING_SIZES[name]
+    dynamic = ({0: "rows", 1: "middle"}, {0: "middle", 1: "columns"})[:count]
+    sizes = ((4, 5, 3), (6, 3, 4), (3, 7, 8))
+    first, *others = ((torch.randn(r, m), torch.randn(m, c))[:count] for r, m, c in sizes)
+    check(function, *first, dynamic=dynamic, others=others, rtol=1e-5, atol=1e-5)
+    check(function, *first)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.linalg.multi_dot([x, x[None], x]), "must be 2D"),
+        (lambda x: torch.linalg.matrix_norm(x[0], 1), "at least 2 dimensions"),
+        (lambda x: torch.gradient(x, edge_order=3), "edge_order"),
+    ],
+)
+def test_wrong_arguments_of_functions_whose_kernels_read_sizes(function: Callable[..., Any], reason: str) -> None:
+    """In torch's words."""
+    with pytest.raises(onnxplug.CaptureError, match=reason):
+        onnxplug.to_onnx(function, (torch.randn(4, 5),), dynamic_shapes=({0: "rows", 1: "columns"},))
 
 
 def test_correlations_of_complex_numbers(seeded: None) -> None:
