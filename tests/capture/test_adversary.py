@@ -1,10 +1,12 @@
-"""Random programs of views, writes, aliases, constants and branches on sizes, and random trees of modules, are right, or an error or a warning says what is not."""
+"""Random programs of views, writes, aliases, constants, buffers and branches on sizes, and random trees of modules, are right, or an
+error or a warning says what is not."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.capture.adversary import Constants, Program, outcome
+from tests.capture.buffers import Buffers
 from tests.capture.trees import Tree
 
 #: What a program may come to.
@@ -36,6 +38,19 @@ def test_many_random_constants(seed: int) -> None:
     test_random_constants(seed)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_random_buffers(seed: int) -> None:
+    """Numbers of buffers decide branches, and buffers are written."""
+    status, reason = outcome(seed, dynamic=seed % 3 != 0, make=Buffers)
+    assert status in FINE, f"{reason}\n{Buffers(seed).steps}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4, 300))
+def test_many_random_buffers(seed: int) -> None:
+    test_random_buffers(seed)
+
+
 @pytest.mark.parametrize("seed", [3, 20, 41])
 def test_random_trees(seed: int) -> None:
     """In these, modules are found at two places, and methods by a text."""
@@ -54,3 +69,4 @@ def test_most_random_programs_are_right() -> None:
     """A change that has all of them refused is no success."""
     assert sum(outcome(seed, dynamic=False)[0] == "right" for seed in range(100, 106)) > 2
     assert sum(outcome(seed, make=Constants)[0] == "right" for seed in range(100, 106)) > 4
+    assert sum(outcome(seed, make=Buffers)[0] == "right" for seed in range(100, 110)) > 2
