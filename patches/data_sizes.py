@@ -33,10 +33,8 @@ def kron(input: Tensor, other: Tensor) -> Any:
     """The products of each element of one tensor with the whole other tensor, side by side."""
     rank = max(input.dim(), other.dim())
     first, second = ((*[1] * (rank - x.dim()), *x.shape) for x in (input, other))
-    blocks = input.reshape([n for size in first for n in (size, 1)]) * other.reshape(
-        [n for size in second for n in (1, size)]
-    )
-    return blocks.reshape([m * n for m, n in zip(first, second, strict=True)])
+    outer, inner = [n for size in first for n in (size, 1)], [n for size in second for n in (1, size)]
+    return (input.reshape(outer) * other.reshape(inner)).reshape([m * n for m, n in zip(first, second, strict=True)])
 
 
 def multi_dot(tensors: Sequence[Tensor]) -> Any:
@@ -48,7 +46,7 @@ def multi_dot(tensors: Sequence[Tensor]) -> Any:
 
 
 def gradient(input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
-    """Half the differences of the elements on both sides, by even spacings; at the ends those of the nearest elements."""
+    """Half the difference of the elements on both sides, by even spacings; at the ends a difference of the nearest elements."""
     axes = [dim] if isinstance(dim, int) else range(input.dim()) if dim is None else dim
     spacings = spacing if isinstance(spacing, tuple | list) else [spacing] * len(axes)
     if not all(isinstance(h, int | float) for h in spacings) or len(spacings) != len(axes) or edge_order not in (1, 2):
@@ -60,7 +58,7 @@ def gradient(input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: in
         x = input.transpose(0, axis)
         ends = [x[1:2] - x[:1], x[-1:] - x[-2:-1]]
         if edge_order == 2:
-            ends = [(4 * x[1:2] - 3 * x[:1] - x[2:3]) / 2, (3 * x[-1:] - 4 * x[-2:-1] + x[-3:-2]) / 2]
+            ends = [2 * x[1:2] - 1.5 * x[:1] - 0.5 * x[2:3], 1.5 * x[-1:] - 2 * x[-2:-1] + 0.5 * x[-3:-2]]
         results.append((torch.cat([ends[0], (x[2:] - x[:-2]) / 2, ends[1]]) / h).transpose(0, axis))
     return tuple(results)
 

@@ -72,6 +72,8 @@ def _matrix_norm(original: Kernel) -> Kernel:
 
 
 def _norm(original: Kernel) -> Kernel:
+    """That of matrices, where the norm is one."""
+
     def kernel(x: torch.Tensor, order: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
         axes = (0, 1) if dim is None and x.dim() == 2 else dim or ()
         if order is None or len(axes) != 2:
