@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -35,6 +36,7 @@ def _convolve(
     if single:
         x = unsqueeze(g, x, 0)
     dtype = x.dtype
+    channels = weight.shape[1] if weight.shape is not None else None
     assert dtype is not None
     if dtype.is_integer():
         # ONNX convolves only floats; double is exact for sums below 2**53.
@@ -53,6 +55,9 @@ def _convolve(
             result = _wide_output(g, x, weight, bias, extra, attributes)
         else:
             result = g.op.ConvTranspose(x, weight, bias, output_padding=extra if any(extra) else None, **attributes)
+        if groups != 1 and not isinstance(channels, int):
+            # ONNX's shape inference gives the result the weight's dynamic number of channels, which is that of a group.
+            result.shape = ir.Shape([None] * (2 + spatial))
     else:
         result = g.op.Conv(x, weight, bias, **attributes)
     result = g.cast(result, dtype)

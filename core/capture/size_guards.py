@@ -188,6 +188,8 @@ def _ends(condition: Condition, hints: Mapping[Any, Any], ranges: Ranges) -> lis
     if symbol not in hints or isinstance(expr, sympy.Ne) or low is None:
         return []  # a number that may be negative has no such bound
     example, end = int(hints[symbol]), _LARGE if high is None else high
+    if not low <= example <= end:
+        return []
     least = _first(lambda n: contradicted(expr, {symbol: (low, example - n - 1)}), example - low)
     most = _first(lambda n: contradicted(expr, {symbol: (example + n + 1, high)}), end - example)
     smallest = low if least is None else example - least

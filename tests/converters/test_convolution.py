@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import onnxplug
+from tests.support.check import check
 from tests.support.tolerances import looser
 
 CASES: dict[str, tuple[Any, tuple[torch.Size | tuple[int, ...], ...], Any, tuple[tuple[int, ...], ...]]] = {
@@ -59,3 +60,13 @@ def test_same_padding_of_a_dynamic_kernel(name: str, opset: int) -> None:
     )
     inputs = tuple(map(torch.randn, others))
     torch.testing.assert_close(program(*inputs)[0], model(*inputs), **looser("core"))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolution_with_a_dynamic_number_of_channels(groups: int, seeded: None) -> None:
+    dynamic = ({0: "batch", 2: "n"}, {1: "channels", 2: "k"})
+    sizes = ((2, 4, 5), (4, 3, 3)), ((3, 4, 7), (4, 5, 2))
+    first, other = (tuple(map(torch.randn, pair)) for pair in sizes)
+    check(
+        lambda x, w: F.conv_transpose1d(x, w, groups=groups), *first, dynamic=dynamic, others=[other], **looser("core")
+    )

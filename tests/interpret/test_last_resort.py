@@ -283,3 +283,11 @@ def test_a_rule_of_the_call_is_not_decomposed_away() -> None:
         verify=True,
     )
     assert "HardSwish" in program.statistics.operators
+
+
+def test_a_decomposition_that_holds_for_a_size_of_1_alone_is_refused() -> None:
+    """In words of our own: torch's ranges refuse to be empty."""
+    dynamic = ({0: "rows", 1: "columns"}, {0: "rows", 1: torch.export.Dim.AUTO})
+    inputs = torch.randn(5, 1), torch.randn(5, 5)
+    with pytest.raises(onnxplug.MissingRuleError, match="heaviside"):
+        onnxplug.to_onnx(lambda x, y: torch.heaviside(x, y), inputs, dynamic_shapes=dynamic)
