@@ -123,9 +123,10 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
     return g.op.Gemm(a, b, bias, alpha=float(alpha), beta=float(beta))
 
 
-def _sums_nothing(node: FxNode) -> bool:
-    shape = node.args[1].shape
-    return shape is not None and shape[-1] == 0
+def _may_sum_nothing(node: FxNode) -> bool:
+    """Whether a bias with a factor is added to a product whose summed axis may have size 0."""
+    beta, (_, size) = node.args[3], node.args[1].shape or (None, None)
+    return size == 0 or (beta != 1 and not isinstance(size, int))
 
 
 def add_product(g: GraphBuilder, node: FxNode) -> Value:
@@ -357,7 +358,7 @@ RULES: list[Rule] = [
         "aten::addmm.default",
         add_product,
         target="onnxruntime",
-        when=_sums_nothing,
+        when=_may_sum_nothing,
         reason="its Gemm ignores beta where the summed axis has size 0",
     ),
     Rule("aten::addmv.default", add_product),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import onnxplug
 from onnxplug.converters.helpers import runtimes
 from onnxplug.run.session import from_ort_value, make_session, to_ort_value
-from tests.support.check import Call
+from tests.support.check import Call, check
 
 
 class ByteWeights(torch.nn.Module):
@@ -157,3 +157,10 @@ def test_rules_for_wrong_numbers(name: str) -> None:
     expected = function(*args)
     assert not torch.allclose(run(function, args, None), expected, equal_nan=True)
     torch.testing.assert_close(run(function, args, "onnxruntime"), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("beta", [0, 0.5, 1])
+def test_a_dynamic_summed_axis_of_size_0(beta: float) -> None:
+    dynamic = ({0: "rows", 1: "columns"}, {0: "rows", 1: "summed"}, {0: "summed", 1: "columns"})
+    first, other = ((noise(m, n), noise(m, k), noise(k, n)) for m, k, n in ((2, 4, 3), (5, 0, 6)))
+    check(lambda x, a, b: torch.addmm(x, a, b, beta=beta, alpha=2), *first, dynamic=dynamic, others=[other])
