@@ -36,7 +36,6 @@ def _convolve(
     if single:
         x = unsqueeze(g, x, 0)
     dtype = x.dtype
-    channels = weight.shape[1] if weight.shape is not None else None
     assert dtype is not None
     if dtype.is_integer():
         # ONNX convolves only floats; double is exact for sums below 2**53.
@@ -55,6 +54,7 @@ def _convolve(
             result = _wide_output(g, x, weight, bias, extra, attributes)
         else:
             result = g.op.ConvTranspose(x, weight, bias, output_padding=extra if any(extra) else None, **attributes)
+        channels = weight.shape[1] if weight.shape is not None else None
         if groups != 1 and not isinstance(channels, int):
             # ONNX's shape inference gives the result the weight's dynamic number of channels, which is that of a group.
             result.shape = ir.Shape([None] * (2 + spatial))

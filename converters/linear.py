@@ -124,7 +124,7 @@ def addmm(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _may_sum_nothing(node: FxNode) -> bool:
-    """Whether a bias with a factor is added to a product whose summed axis may have size 0."""
+    """Whether the summed axis has size 0, or may have it where the bias has a factor."""
     beta, (_, size) = node.args[3], node.args[1].shape or (None, None)
     return size == 0 or (beta != 1 and not isinstance(size, int))
 

@@ -237,14 +237,13 @@ def as_near_as_pytorch() -> Iterator[tuple[onnxplug.OnnxProgram, torch.Tensor]]:
 
 
 def test_as_near_the_float64_result_as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes one run, and comes first."""
-
+    """The run in float64 comes first, and is enough."""
     monkeypatch.setattr("onnxplug.verification.outputs.slack_by_runs", refuse_to_run)
     assert sum(program.verify(seeds=()).cases[0].unstable for program, _ in as_near_as_pytorch())
 
 
 def test_other_threads_keep_their_default_dtype() -> None:
-    """It holds in all threads."""
+    """The default dtype holds in all threads."""
     dtypes = set()
 
     def model(n: torch.Tensor) -> torch.Tensor:
