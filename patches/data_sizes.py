@@ -26,7 +26,7 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> An
     axis = dim % input.dim()
     around = torch.broadcast_shapes(*([*x.shape[:axis], 1, *x.shape[axis + 1 :]] for x in (input, indices)))
     operands = [x.expand(*around[:axis], x.shape[axis], *around[axis + 1 :]) for x in (input, indices)]
-    return operands[0].gather(axis, operands[1])
+    return operands[0].gather(dim, operands[1])
 
 
 def kron(input: Tensor, other: Tensor) -> Any:

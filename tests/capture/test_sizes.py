@@ -217,6 +217,7 @@ def test_functions_whose_kernels_read_sizes(name: str, seeded: None) -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
+        (lambda x: x.take_along_dim(x.long(), 2), "Dimension out of range"),
         (lambda x: torch.linalg.multi_dot([x, x[None], x]), "must be 2D"),
         (lambda x: torch.linalg.matrix_norm(x[0], 1), "at least 2 dimensions"),
         (lambda x: torch.gradient(x, edge_order=3), "edge_order"),
