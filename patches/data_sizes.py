@@ -21,7 +21,7 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> An
     """As torch's own, whose kernel reads the sizes as plain numbers."""
     if dim is None:
         return input.flatten().gather(0, indices.flatten())
-    if input.dim() != indices.dim() or not input.dim():
+    if input.dim() != indices.dim() or not input.dim() or indices.dtype != torch.int64:
         return NotImplemented
     axis = dim % input.dim()
     around = torch.broadcast_shapes(*([*x.shape[:axis], 1, *x.shape[axis + 1 :]] for x in (input, indices)))
@@ -45,12 +45,19 @@ def multi_dot(tensors: Sequence[Tensor]) -> Any:
     return functools.reduce(torch.matmul, tensors)
 
 
+def chain_matmul(*matrices: Tensor) -> Any:
+    """As :func:`multi_dot`, of matrices alone."""
+    return multi_dot(matrices) if all(x.dim() == 2 for x in matrices) else NotImplemented
+
+
 def gradient(input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
     """Half the difference of the elements on both sides, by even spacings; at the ends a difference of the nearest elements."""
     axes = [dim] if isinstance(dim, int) else range(input.dim()) if dim is None else dim
     spacings = spacing if isinstance(spacing, tuple | list) else [spacing] * len(axes)
     if not all(isinstance(h, int | float) for h in spacings) or len(spacings) != len(axes) or edge_order not in (1, 2):
         return NotImplemented
+    if len({axis % max(input.dim(), 1) for axis in axes}) < len(axes):
+        return NotImplemented  # torch's error
     if not input.is_floating_point() and not input.is_complex():
         return NotImplemented
     results = []
@@ -98,7 +105,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.kron: kron,
     Tensor.kron: kron,
     torch.linalg.multi_dot: multi_dot,
-    torch.chain_matmul: lambda *matrices: multi_dot(matrices),
+    torch.chain_matmul: chain_matmul,
     torch.gradient: gradient,
     torch.cov: cov,
     Tensor.cov: cov,

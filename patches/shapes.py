@@ -61,7 +61,9 @@ def _matrix_norm(original: Kernel) -> Kernel:
     def kernel(
         x: torch.Tensor, order: Any, dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
     ) -> Any:
-        if order not in (1, -1, math.inf, -math.inf) or x.dim() < 2 or len(dim) != 2:
+        is_of_sums = order in (1, -1, math.inf, -math.inf) and x.dim() > 1 and len(dim) == 2
+        # Norms of complex matrices are decomposed later, by torch's own kernel.
+        if not is_of_sums or x.is_complex() or (dim[0] - dim[1]) % x.dim() == 0:
             return original(x, order, dim, keepdim, dtype=dtype)
         summed, compared = dim if abs(order) == 1 else reversed(dim)
         sums = torch.linalg.vector_norm(x, 1, summed, keepdim=True, dtype=dtype)

@@ -218,6 +218,10 @@ def test_functions_whose_kernels_read_sizes(name: str, seeded: None) -> None:
     ("function", "reason"),
     [
         (lambda x: x.take_along_dim(x.long(), 2), "Dimension out of range"),
+        (lambda x: x.take_along_dim(x.int(), 1), "should be Long"),
+        (lambda x: torch.chain_matmul(x[0], x.mT), "expected 2"),
+        (lambda x: torch.gradient(x, dim=(0, -2)), "multiple times"),
+        (lambda x: torch.linalg.matrix_norm(x, 1, (0, -2)), "must be different"),
         (lambda x: torch.linalg.multi_dot([x, x[None], x]), "must be 2D"),
         (lambda x: torch.linalg.matrix_norm(x[0], 1), "at least 2 dimensions"),
         (lambda x: torch.gradient(x, edge_order=3), "edge_order"),
@@ -227,6 +231,11 @@ def test_wrong_arguments_of_functions_whose_kernels_read_sizes(function: Callabl
     """In torch's words."""
     with pytest.raises(onnxplug.CaptureError, match=reason):
         onnxplug.to_onnx(function, (torch.randn(4, 5),), dynamic_shapes=({0: "rows", 1: "columns"},))
+
+
+def test_norms_of_complex_matrices(seeded: None) -> None:
+    """Their sizes become constants, as those of other functions that are decomposed by torch's kernel."""
+    check(lambda x: torch.linalg.norm(x, 1), torch.randn(4, 5, dtype=torch.complex64), dynamic=True)
 
 
 def test_correlations_of_complex_numbers(seeded: None) -> None:
