@@ -17,15 +17,16 @@ def onnxplug_sources() -> list[ModelSource]:
 def onnxplug_patches() -> list[LibraryPatch]:
     """Images of any size, any number of them, and mixtures of experts."""
     patches = {
-        "upsampling": "of_any_size",
-        "autoencoders.autoencoder_kl_hunyuanvideo15": "hunyuan_video",
-        "transformers.transformer_chroma": "chroma",
-        "transformers.transformer_cosmos": "cosmos",
-        "transformers.transformer_hidream_image": "hidream",
-        "transformers.transformer_omnigen": "omnigen",
+        "upsampling": "sizes:of_any_size",
+        "autoencoders.autoencoder_kl_hunyuanvideo15": "sizes:hunyuan_video",
+        "transformers.transformer_chroma": "sizes:chroma",
+        "transformers.transformer_cosmos": "sizes:cosmos",
+        "transformers.transformer_hidream_image": "sizes:hidream",
+        "transformers.transformer_lumina2": "lumina2:of_any_batch",
+        "transformers.transformer_omnigen": "sizes:omnigen",
     }
     return [
-        LibraryPatch((f"diffusers.models.{module}",), f"onnxplug_diffusers.sizes:{patch}")
+        LibraryPatch((f"diffusers.models.{module}",), f"onnxplug_diffusers.{patch}")
         for module, patch in patches.items()
     ]
 

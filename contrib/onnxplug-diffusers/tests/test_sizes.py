@@ -108,3 +108,38 @@ def test_texts_of_two_kinds() -> None:
     for length in (1, 15, 16, 17, 40):
         case = torch.randn(3, length, 8), torch.arange(length).expand(3, length)
         torch.testing.assert_close(program(*case), model(*case))
+
+
+def test_captions_of_other_lengths() -> None:
+    """Lumina 2, which has a loop over the batch: each caption has its own length, the patches follow it."""
+    torch.manual_seed(0)
+    model = diffusers.Lumina2Transformer2DModel(
+        in_channels=4,
+        hidden_size=32,
+        num_layers=1,
+        num_refiner_layers=1,
+        num_attention_heads=2,
+        num_kv_heads=1,
+        axes_dim_rope=(4, 4, 8),
+        axes_lens=(30, 16, 16),
+        cap_feat_dim=24,
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+
+    def inputs(height: int, width: int, lengths: list[int], text: int) -> dict[str, torch.Tensor]:
+        batch = len(lengths)
+        return {
+            "hidden_states": torch.randn(batch, 4, height, width),
+            "timestep": torch.rand(batch),
+            "encoder_hidden_states": torch.randn(batch, text, 24),
+            "encoder_attention_mask": torch.arange(text) < torch.tensor(lengths)[:, None],
+        }
+
+    sizes = ({0: "batch", 2: "height", 3: "width"}, {0: "batch"}, {0: "batch", 1: "text"}, {0: "batch", 1: "text"})
+    example = inputs(8, 4, [5, 3], 6)
+    program = onnxplug.to_onnx(model, kwargs=example, dynamic_shapes=dict(zip(example, sizes, strict=True)))
+    assert [str(d) for d in program.model.graph.inputs[0].shape] == ["batch", "4", "height", "width"]
+    for case in (inputs(4, 8, [7, 7], 7), inputs(6, 6, [0, 1, 4], 9), inputs(2, 2, [1], 1)):
+        program.verify(kwargs=case)
