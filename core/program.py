@@ -228,7 +228,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
             WeightsError: A tensor has another shape or a dtype that isn't converted, doesn't fit the form in which it is stored,
                 or has two different values for a tied weight; a weight is missing or unexpected, with ``strict``; a
                 file is missing, truncated or of another kind.
-            UsageError: :meth:`optimize` has computed with a weight.
+            UsageError: :meth:`optimize` has computed with a weight, or the model's code has read a number from a buffer in the
+                export, and the new one is another.
             OnnxplugError: The weights are in safetensors files, and safetensors is not installed.
             MissingPackageError: onnxplug-tools, which reads files, is not installed.
         """

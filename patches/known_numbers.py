@@ -18,6 +18,7 @@ from torch import fx
 from onnxplug.capture.patching import patched
 from onnxplug.capture.questions import place_of
 from onnxplug.errors import CaptureError
+from onnxplug.fake import is_fake
 from onnxplug.functionalize.effects import aliased_arguments, effects_of, written_arguments
 from onnxplug.patches.kinds import id_of
 from onnxplug.patches.seeds import is_random
@@ -44,6 +45,13 @@ class Reads:
         self._module = module
         self._parameters = {id(parameter) for parameter in module.parameters()}
         self._tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        self._names: dict[int, list[str]] = {}
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            self._names.setdefault(id(buffer), []).append(name)
+        #: A checkpoint has other numbers, where the model has weights without numbers.
+        self._loaded = set(module.state_dict()) if any(map(is_fake, self._tensors.values())) else set()
+        #: The buffers from which numbers were read, by their names.
+        self.numbers: dict[str, torch.Tensor] = {}
         self._mode: Any = None
         self._roots: dict[fx.Node, torch.Tensor] = {}
         self._seen, self._casts = 0, False
@@ -70,7 +78,9 @@ class Reads:
             return _UNKNOWN
         roots = self._roots
         placeholders = {node for node in needed if node.op == "placeholder"}
-        known = placeholders <= roots.keys() and not self._parameters & {id(roots[node]) for node in placeholders}
+        ids = {id(roots[node]) for node in placeholders & roots.keys()}
+        names = [name for tensor in ids for name in self._names.get(tensor, ())]
+        known = placeholders <= roots.keys() and not self._parameters & ids and self._loaded.isdisjoint(names)
         if not known or not all(map(_is_computed, needed - placeholders)):
             return _UNKNOWN
         storages = self._storages(tracer, needed)
@@ -94,6 +104,7 @@ class Reads:
                     return _UNKNOWN
             rest = iter(slots)
             value = func(*[values[next(rest).proxy.node] if isinstance(a, torch.Tensor) else a for a in args])
+            self.numbers |= {name: self._tensors[key].detach().clone() for key in ids for name in self._names[key]}
         for storage in storages:
             self._read.setdefault(storage, place_of(sys._getframe(1)))
         return value
@@ -192,6 +203,7 @@ def _casts(node: fx.Node) -> bool:
 def numbers_of_buffers(request: CaptureRequest) -> Iterator[None]:
     """While it holds, such numbers are read as they are."""
     reads = Reads(proxies.proxy_call, request.module)
+    request.shared["numbers"] = reads.numbers
     with patched(proxies, "proxy_call", reads.call):
         yield
     reads.check()

@@ -26,6 +26,7 @@ from onnxplug.patches.norms import norms_of_any_size
 from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
 from onnxplug.patches.operator_calls import operator_calls_repeated, repeats_calls
 from onnxplug.patches.packed import packed_sequences
+from onnxplug.patches.padded_sizes import sizes_rounded_up
 from onnxplug.patches.plain_numbers import numbers_stay_dynamic
 from onnxplug.patches.quotients import quotients_cancelled
 from onnxplug.patches.seeds import is_needed, seeds_kept
@@ -130,6 +131,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="torch has sympy simplify quotients of sizes: minutes where sizes come from many layers.",
         test="tests/capture/test_quotients.py::test_sizes_of_many_layers",
         enter=lambda request: quotients_cancelled(),
+    ),
+    TorchPatch(
+        name="padded sizes",
+        target="Mod, PythonMod, FloorDiv, CeilToInt, Max and Min in torch.utils._sympy.functions",
+        why="Sizes padded to a multiple have a form for each way to write them, which grows with the power of the layers.",
+        test="tests/capture/test_padded_sizes.py::test_convolutions_that_keep_sizes",
+        enter=lambda request: sizes_rounded_up(),
     ),
     TorchPatch(
         name="associative scans",

@@ -85,6 +85,7 @@ class Attempt(NamedTuple):
         repeated: How many operator calls repeated the nodes of an equal call.
         bounds: The largest sizes that the model accepts.
         names: torch's symbols to the user's names, for sizes that torch replaced by equal sizes.
+        numbers: The buffers from which the model's code read numbers, by their names.
     """
 
     program: torch.export.ExportedProgram
@@ -94,6 +95,7 @@ class Attempt(NamedTuple):
     repeated: int
     bounds: list[Condition]
     names: Mapping[str, str]
+    numbers: Mapping[str, torch.Tensor]
 
 
 class _Way(NamedTuple):
@@ -184,7 +186,14 @@ def export_program(
             capture.warn()
             conditions, assumptions = capture.conditions, capture.assumptions
             return Attempt(
-                program, way.text(), conditions, assumptions, capture.repeated, capture.bounds, capture.names
+                program,
+                way.text(),
+                conditions,
+                assumptions,
+                capture.repeated,
+                capture.bounds,
+                capture.names,
+                capture.numbers,
             )
     # The error about a static dimension tells more than torch's errors in the other modes.
     for failed in tries:
@@ -373,6 +382,11 @@ class _Capture:
             known = program.range_constraints.get(symbol, ValueRanges(0, int_oo))
             program.range_constraints[symbol] = known & ValueRanges(smallest, int_oo if largest is None else largest)
         self._warnings += bound_warnings(self.bounds, names)
+
+    @property
+    def numbers(self) -> Mapping[str, torch.Tensor]:
+        """The buffers from which the model's code read numbers, by their names."""
+        return self._request.shared.get("numbers", {})
 
     @property
     def is_generalized(self) -> bool:

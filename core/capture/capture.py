@@ -143,7 +143,7 @@ def capture(
             raise
     result = _captured(attempt.program, model, positional, keywords, attempt.strategy, started)
     result.conditions, result.assumptions, result.repeated = attempt.conditions, attempt.assumptions, attempt.repeated
-    result.bounds = attempt.bounds
+    result.bounds, result.numbers = attempt.bounds, attempt.numbers
     result.dim_names = {**attempt.names, **dimension_names(attempt.program, shapes)}
     result.multiples = declared_multiples(attempt.program, shapes)
     result.examples = list(examples)

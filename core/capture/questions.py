@@ -30,8 +30,8 @@ from torch.fx.experimental import sym_node, symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
+from onnxplug.capture.general import general_answer
 from onnxplug.capture.handlers import ANY, handler_over
-from onnxplug.capture.implication import implied
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.patching import patched
 from onnxplug.capture.refusals import Answers
@@ -48,7 +48,6 @@ from onnxplug.torch_private import (
     NonStrictFunctions,
     OpOverload,
     SymT,
-    backed_values,
     fx_config,
     pytree,
 )
@@ -207,7 +206,7 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
             return sympy.false if isinstance(expr, sympy.Ne) else sympy.true
         if broadcasts_last(expr, frame):
             return sympy.true
-    general = _general_answer(env, expr) if record.general else None
+    general = general_answer(env, expr, frame) if record.general else None
     if general is not None and _asking(frame) is None:
         record.generalized = True
         return general
@@ -286,17 +285,6 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
         record.questions.setdefault(Question(guard.expr, place, "operator"))
     if isinstance(expr, sympy.Eq) and bool(answer) and len(expr.free_symbols) == 1:
         record.fixings += _fixings(env, next(iter(expr.free_symbols)), frame)
-
-
-def _general_answer(env: Any, expr: Any) -> Any:
-    """The answer for all sizes of 2 or more, where it differs from the answer for the example's size 1; else ``None``."""
-    examples = backed_values(env)
-    ones = [symbol for symbol in expr.free_symbols if examples.get(symbol) == 1 and env.replace(symbol) == symbol]
-    if not ones or not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
-        return None
-    holds = expr.xreplace({symbol: sympy.Integer(examples[symbol]) for symbol in expr.free_symbols})
-    opposite = {sympy.true: sympy.Not(expr), sympy.false: expr}.get(holds)
-    return sympy.Not(holds) if opposite is not None and implied(opposite, dict.fromkeys(ones, (2, None))) else None
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:

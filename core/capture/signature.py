@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -110,6 +110,7 @@ class Captured:
         assumptions: Its conditions that only the size 1 does not fulfil; often the program is right there too.
         bounds: The largest sizes that the model's operators and checks accept; they are in the ranges of the program too.
         repeated: How many operator calls repeated the nodes of an equal call.
+        numbers: The buffers from which the model's code read numbers, which are constants of the program, by their names.
     """
 
     program: torch.export.ExportedProgram
@@ -125,6 +126,7 @@ class Captured:
     assumptions: list[Condition] = field(default_factory=list)
     bounds: list[Condition] = field(default_factory=list)
     repeated: int = 0
+    numbers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def size_names(self) -> dict[str, str]:
         """Symbol of a dynamic dimension to its name in messages: the user's, or ``x.shape[1]`` where there is none."""

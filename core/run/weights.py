@@ -84,7 +84,7 @@ def replacements(
     Raises:
         WeightsError: A weight is missing, unexpected, of another shape or of a kind of dtype that isn't converted, or a tied
             weight has two different values.
-        UsageError: The program has computed with a weight, or ``strict`` is malformed.
+        UsageError: The program has computed with a weight, the model's code with a buffer's number, or ``strict`` is malformed.
         MissingPackageError: The package that reads files is not installed.
     """
     if program.unquantised is not None:
@@ -99,6 +99,12 @@ def replacements(
             raise UsageError(
                 f"the weight {name!r} can't be replaced: optimize() has computed with it",
                 hint="Apply the weights before optimize().",
+            )
+    for name, number in (program.captured.numbers if program.captured is not None else {}).items():
+        if name in tensors and not torch.equal(on_cpu(_loaded(tensors[name])).to(number.dtype), on_cpu(number)):
+            raise UsageError(
+                f"the buffer {name!r} can't be replaced by another number: the model's code read its number in the export",
+                hint="Export the model with the new weights.",
             )
     contents: dict[ir.Value, ir.TensorProtocol] = {}
     exported, missing = program.exported_program, []

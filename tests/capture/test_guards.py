@@ -76,7 +76,6 @@ REFUSED: dict[str, Model] = {
     "bits": lambda x: x * x.shape[1].bit_length(),
     "a key": lambda x: x * {6: 2}.get(x.shape[1], 3),
     "whole root": lambda x: x * math.isqrt(x.shape[1]),
-    "linspace": lambda x: torch.linspace(0, 1, int(x.shape[1] * 2)),
     "an index of a product": lambda x: x.new_zeros(operator.index(int(x.shape[1] * 1.5))),
     "an index of two sizes": lambda x: x.new_zeros(operator.index(int(x.shape[0] * x.shape[1] * 0.3))),
     "an index of round": lambda x: x[:, : operator.index(round(x.shape[1] / 4))],
@@ -150,6 +149,20 @@ def test_right_at_every_size(name: str, strict: bool | None) -> None:
 def test_refused(name: str, strict: bool | None) -> None:
     with pytest.raises(CaptureError):
         exported(REFUSED[name], strict=strict)
+
+
+def test_int_of_a_size() -> None:
+    """The non-strict mode keeps it in the graph; Dynamo makes it a constant."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x[0, 0] + torch.linspace(0, 1, int(x.shape[1] * 2))
+
+    program, messages = exported(model)
+    assert not messages
+    for b, n in SIZES:
+        same(model, program, b, n)
+    with pytest.raises(CaptureError):
+        exported(model, strict=True)
 
 
 @pytest.mark.parametrize("strict", [False, True])

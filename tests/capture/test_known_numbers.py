@@ -167,3 +167,34 @@ def test_a_layer_that_begins_with_its_first_input() -> None:
     begun.initialized.fill_(0)  # type: ignore[operator]
     with pytest.raises(CaptureError):
         onnxplug.to_onnx(begun, (X,))
+
+
+class _Steps(nn.Module):
+    """Cuts its result as a buffer says."""
+
+    def __init__(self, steps: int = 3) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.tensor(steps))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)[:, : int(self.steps)]
+
+
+def test_a_number_that_was_read_is_not_replaced() -> None:
+    program = onnxplug.to_onnx(nn.Sequential(_Steps()), (torch.randn(2, 4),))
+    with pytest.raises(onnxplug.UsageError, match=r"the buffer '0\.steps' can't be replaced by another number"):
+        program.apply_weights(nn.Sequential(_Steps(2)).state_dict())
+    other, x = nn.Sequential(_Steps()), torch.randn(3, 4)[:2]
+    program.apply_weights(other.state_dict())
+    torch.testing.assert_close(program(x)[0], other(x))
+
+
+def test_a_number_that_a_checkpoint_brings_is_unknown() -> None:
+    with onnxplug.fake_weights():
+        model = _Steps()
+    program = onnxplug.to_onnx(model, (torch.randn(2, 4),))
+    for steps in (1, 3, 4):
+        other, x = _Steps(steps), torch.randn(2, 4)
+        program.apply_weights(other.state_dict())
+        torch.testing.assert_close(program(x)[0], other(x))

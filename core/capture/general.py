@@ -1,0 +1,58 @@
+"""The answer to an operator that asks whether a size is 1: the answer for other sizes, which the example may not show."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+import sympy
+from sympy.logic.boolalg import Boolean
+from torch.fx.experimental import sym_node, symbolic_shapes
+
+from onnxplug.capture.implication import implied
+from onnxplug.torch_private import backed_values
+
+_OF_SIZES = (sym_node.__file__, symbolic_shapes.__file__)
+
+
+def general_answer(env: Any, expr: Any, frame: FrameType) -> Any:
+    """The answer for all sizes of 2 or more, where it differs from the answer for the example's size 1; else ``None``.
+
+    ``x.contiguous()`` asks about strides and about sizes that follow from those of inputs: the number of windows in a row of an
+    image, for example. It copies ``x`` where it does so for some sizes: the copy has the sizes and values of ``x``.
+
+    Args:
+        frame: The frame that asks.
+    """
+    examples = backed_values(env)
+    if not isinstance(expr, Boolean) or not expr.free_symbols <= examples.keys():
+        return None
+    example = {symbol: sympy.Integer(examples[symbol]) for symbol in expr.free_symbols}
+    if isinstance(expr, sympy.Eq | sympy.Ne) and _copies(frame):
+        return _answer_of_copy(expr, example)
+    ones = [symbol for symbol, size in example.items() if size == 1 and env.replace(symbol) == symbol]
+    if not ones:
+        return None
+    holds = expr.xreplace(example)
+    opposite = {sympy.true: sympy.Not(expr), sympy.false: expr}.get(holds)
+    return sympy.Not(holds) if opposite is not None and implied(opposite, dict.fromkeys(ones, (2, None))) else None
+
+
+def _answer_of_copy(expr: Any, example: dict[Any, Any]) -> Any:
+    """The answer with which ``x.contiguous()`` copies, where the example's is another; ``None`` where no sizes need a copy."""
+    if isinstance(expr, sympy.Eq):  # a size, compared with 1
+        return sympy.false if expr.rhs == 1 and expr.xreplace(example) is sympy.true else None
+    equal = sympy.Eq(*expr.args)  # a stride, compared with a copy's
+    if equal.xreplace(example) is not sympy.true or implied(equal, dict.fromkeys(example, (1, None))):
+        return None
+    return sympy.true
+
+
+def _copies(frame: FrameType | None) -> bool:
+    """Whether the question is of ``x.contiguous()``, in torch.export's non-strict or strict mode."""
+    while frame is not None and frame.f_code.co_filename in _OF_SIZES:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name not in ("__torch_function__", "run_node"):
+        return False
+    called = frame.f_locals.get("func", getattr(frame.f_locals.get("node"), "target", None))
+    return getattr(called, "__name__", called) == "contiguous"
