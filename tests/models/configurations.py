@@ -500,6 +500,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
     "nemotron3_5_transcribe_word_timestamp": {"num_key_value_heads": 4},
+    "nemotron3_diarization_audio": {"num_key_value_heads": 4},  # its values have the heads of queries
     "neucodec": FEW_FILTERS,
     "xcodec2": FEW_FILTERS,
     **dict.fromkeys((f"pocket_tts_audio_tokenizer{half}" for half in ("", "_encoder", "_decoder")), FEW_LATENTS),
