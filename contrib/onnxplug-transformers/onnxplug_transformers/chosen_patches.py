@@ -118,11 +118,15 @@ def _weights(size: Tensor, count: Any, cells: int, dtype: torch.dtype) -> Tensor
     return (1 - distance.abs()).clamp(min=0).where((places < size[:, None])[:, :, None], 0)
 
 
-def _positions(table: Tensor, high: Tensor, wide: Tensor, height: Any, width: Any) -> Tensor:
-    """A table [rows, columns, channels] resized to each image's size, with zeros behind it, [images, height, width, channels]."""
+def _positions(table: Tensor, sizes: Tensor, height: Any, width: Any) -> Tensor:
+    """A table [rows, columns, channels] resized to each image's size, with zeros behind it, [images, height, width, channels].
+
+    Args:
+        sizes: Rows and columns of each image, [images, 2].
+    """
     rows, columns, channels = table.shape
     dtype = torch.promote_types(table.dtype, torch.float32)
-    down, across = _weights(high, height, rows, dtype), _weights(wide, width, columns, dtype)
+    down, across = _weights(sizes[:, 0], height, rows, dtype), _weights(sizes[:, 1], width, columns, dtype)
     lines = (down @ table.to(dtype).flatten(1)).unflatten(2, (columns, channels))
     return (across[:, None] @ lines).to(table.dtype)
 
@@ -147,7 +151,7 @@ def visual_embed(
         Embeddings [images, 1 + patches, width] and their mask; rows and columns of the patches, [images, patches, 2].
     """
     x = self.patch_embeddings(pixel_values)
-    images, channels, height, width = x.shape
+    images, _, height, width = x.shape
     count = height * width
     mask = functional.interpolate(pixel_mask[:, None, :, :].float(), size=(height, width)).long()[:, 0]
     sizes = torch.stack([mask[:, :, :1].sum((1, 2)), mask[:, :1].sum((1, 2))], 1)
@@ -175,7 +179,7 @@ def visual_embed(
     side = self.config.image_size // self.config.patch_size
     table = self.position_embeddings[0, 1:].unflatten(0, (side, side))
     # The sizes are looked up: where all images are refused, there are no patches whose index could be out of range.
-    positions = _positions(table, *sizes[image].unbind(1), height, width)
+    positions = _positions(table, sizes[image], height, width)
     patches = torch.cat([self.cls_token.expand(images, -1, -1), chosen(x.flatten(2).transpose(1, 2))], 1)
     first = self.position_embeddings[:, :1].expand(images, -1, -1)
     embedded = self.dropout(patches + torch.cat([first, chosen(positions.flatten(1, 2))], 1))

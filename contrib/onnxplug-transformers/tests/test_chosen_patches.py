@@ -9,9 +9,6 @@ import torch
 from torch import nn
 
 import onnxplug
-from tests.support.vision import define_vision_schemas
-
-define_vision_schemas()
 
 _UDOP = {
     "vocab_size": 99,
