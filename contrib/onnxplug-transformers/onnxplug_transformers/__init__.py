@@ -30,6 +30,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.packed_images:images_of_any_size"),
         _where_used(models, f"{place}.padded_images:padded_images_of_any_size"),
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
+        _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
     ]
 
 

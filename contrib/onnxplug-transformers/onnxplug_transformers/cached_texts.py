@@ -1,0 +1,58 @@
+"""OmDet-Turbo's texts of classes and tasks, of which there may be any number, while a model is captured.
+
+transformers looks up each text among those of earlier calls, and regroups the classes of the images by a loop. In the exported model
+all texts are computed, as by a model that is called for the first time, and the classes' places are computed from their numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxplug_transformers.exchanged import exchanged, never
+
+
+@contextlib.contextmanager
+def texts_without_a_cache() -> Iterator[None]:
+    """Holds while a model is captured."""
+    methods = get_cached_class_embeddings, get_cached_task_embeddings, get_language_embedding
+    with exchanged({f"OmDetTurboPreTrainedModel.{method.__name__}": (method, never) for method in methods}):
+        yield
+
+
+def get_cached_class_embeddings(self: Any, classes_input_ids: Tensor, classes_attention_mask: Tensor) -> Any:
+    """A vector for each class, [classes, width]."""
+    return self.language_backbone(classes_input_ids, encode_type="class")
+
+
+def get_cached_task_embeddings(self: Any, tasks_input_ids: Tensor, tasks_attention_mask: Tensor) -> Any:
+    """The states of each task's tokens, [tokens, batch, width], and their mask [batch, tokens]; tokens of the longest task."""
+    return self.language_backbone(tasks_input_ids, mask=tasks_attention_mask, encode_type="task")
+
+
+def get_language_embedding(
+    self: Any,
+    classes_input_ids: Tensor,
+    classes_attention_mask: Tensor,
+    tasks_input_ids: Tensor,
+    tasks_attention_mask: Tensor,
+    classes_structure: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors of each image's classes, [classes, batch, width], with zeros behind them, and the states and mask of the tasks.
+
+    Args:
+        classes_structure: How many classes each image has, [batch], which stand in one row. Where there are fewer than that, which
+            transformers refuses, or where a number is negative, the places are those of no class.
+    """
+    embeddings = self.get_cached_class_embeddings(classes_input_ids, classes_attention_mask)
+    ends = classes_structure.cumsum(0)
+    number = torch.arange(classes_structure.max().item(), device=classes_structure.device)[:, None]
+    is_there = number < classes_structure
+    place = (ends - classes_structure + number).where(is_there, 0)
+    place = place.where((classes_structure >= 0).all(), embeddings.shape[0])
+    classes = embeddings[place].where(is_there[:, :, None], 0)
+    return classes, *self.get_cached_task_embeddings(tasks_input_ids, tasks_attention_mask)
