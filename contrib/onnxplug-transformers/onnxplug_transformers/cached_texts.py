@@ -45,14 +45,17 @@ def get_language_embedding(
     """Vectors of each image's classes, [classes, batch, width], with zeros behind them, and the states and mask of the tasks.
 
     Args:
-        classes_structure: How many classes each image has, [batch], which stand in one row. Where there are fewer than that, which
-            transformers refuses, or where a number is negative, the places are those of no class.
+        classes_structure: How many classes each image has, [batch], which stand in one row. Where the row is too short, transformers
+            takes what there is, if that makes all images lack the same number, as it does of one image. Other numbers, which
+            transformers refuses, are an index out of range in the exported model.
     """
     embeddings = self.get_cached_class_embeddings(classes_input_ids, classes_attention_mask)
-    ends = classes_structure.cumsum(0)
-    number = torch.arange(classes_structure.max().item(), device=classes_structure.device)[:, None]
-    is_there = number < classes_structure
-    place = (ends - classes_structure + number).where(is_there, 0)
-    place = place.where((classes_structure >= 0).all(), embeddings.shape[0])
-    classes = embeddings[place].where(is_there[:, :, None], 0)
+    starts = classes_structure.cumsum(0) - classes_structure
+    counts = torch.minimum(classes_structure, (embeddings.shape[0] - starts).clamp(min=0))
+    lacking = classes_structure - counts
+    fits = (classes_structure >= 0).all() & (lacking == lacking.min()).all()
+    images = torch.arange(counts.shape[0], device=counts.device)
+    number = torch.arange((classes_structure.max() - lacking.min()).item(), device=counts.device)[:, None]
+    is_there = number < counts[images.where(fits, counts.shape[0])]
+    classes = embeddings[(starts + number).where(is_there, 0)].where(is_there[:, :, None], 0)
     return classes, *self.get_cached_task_embeddings(tasks_input_ids, tasks_attention_mask)
