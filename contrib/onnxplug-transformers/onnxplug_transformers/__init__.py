@@ -17,7 +17,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen, and
     recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size. Images packed
     in one row (Qwen2-VL and those after it), or padded to one number of patches (SigLIP 2), have their sizes as an input. Patches
-    chosen by values (UDOP, ViLT) are sorted, not taken image by image.
+    chosen by values (UDOP, ViLT) are sorted, not taken image by image. OmDet-Turbo computes all texts, and keeps none.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
