@@ -242,7 +242,7 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _new(model: Any) -> Any:
-    """A copy of a model that shares its tensors: like a moved model, it has no results of earlier calls that code keeps by the object.
+    """A copy of a model that shares its tensors: like a moved model, it has no results that code keeps by the object.
 
     A method under ``functools.lru_cache`` calls operators for each new module, and none for one that it knows.
     """

@@ -77,11 +77,12 @@ def _texts(*counts: int, classes: int | None = None, task: int = 7) -> dict[str,
     }
 
 
-_ROWS = {0: "classes"}
+_ROWS, _TASK = {0: "classes"}, {0: "batch", 1: "sequence"}
 _DYNAMIC = {
     "classes_input_ids": _ROWS,
     "classes_attention_mask": _ROWS,
-    **dict.fromkeys(("tasks_input_ids", "tasks_attention_mask"), {0: "batch", 1: "sequence"}),
+    "tasks_input_ids": _TASK,
+    "tasks_attention_mask": _TASK,
     "classes_structure": {0: "batch"},
 }
 
