@@ -99,9 +99,9 @@ def slack_by_runs(
         if all(zeros is None for zeros in slack):  # random numbers, or no floating-point result
             yield slack
             return
-        repetition, cloned = Repetition(), clone_leaves(leaves)
+        repetition, copied, cloned = Repetition(), _new(model), clone_leaves(leaves)
         with _undisturbed(), repetition:
-            first = _results(run, model, cloned)
+            first = _results(run, copied, cloned)
         slack = _steady(first, again)
         for seed in range(runs):
             generator = torch.Generator().manual_seed(seed)
@@ -113,9 +113,9 @@ def slack_by_runs(
             slack = _widened(slack, first, moved, _FACTOR)
             yield slack
         for up in (True, False, torch.Generator().manual_seed(runs)) if same_choices and repetition.kernels else ():
-            cloned = clone_leaves(leaves)
+            copied, cloned = _new(model), clone_leaves(leaves)
             with _undisturbed(), repetition.again(apart=partial(moved_apart, up=up)):
-                moved = _results(run, model, cloned)
+                moved = _results(run, copied, cloned)
             slack = _widened(slack, first, moved, _KERNELS)
             yield slack
     except Exception as error:
@@ -239,6 +239,16 @@ def _steady(first: list[torch.Tensor | None], again: list[torch.Tensor | None]) 
 
 def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+
+def _new(model: Any) -> Any:
+    """A copy of a model that shares its tensors: like a moved model, it has no results that code keeps by the object.
+
+    A method under ``functools.lru_cache`` calls operators for each new module, and none for one that it knows.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return model
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def _moved_model(model: Any, generator: torch.Generator, precision: torch.dtype | None) -> Any:

@@ -29,6 +29,7 @@ from tests.models.examples import Example, fixed, numbered, sizes, widened
 from tests.models.inputs import draw_inputs
 from tests.models.libraries import OTHERS, PLUGINS_OF_OTHERS, other_model
 from tests.models.multimodal import SIZES, depend_on_each_other, draw_images_and_text
+from tests.models.shuffled import SORTED
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
 from tests.support.contrib import plugged
 from tests.support.vision import define_vision_schemas
@@ -180,6 +181,8 @@ def _transformer(architecture: Architecture) -> Example:
         getattr(model, "generation_config", config),
     ):
         part.use_cache = False
+    if (in_order := SORTED.get(architecture.model)) is not None:
+        model = in_order(model)
     return Example(model, (), inputs, dynamic, more=more)
 
 

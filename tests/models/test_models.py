@@ -65,6 +65,7 @@ def test_architecture(architecture: Architecture) -> None:
     [
         (Architecture("seq2seq", "mt5", "MT5ForConditionalGeneration"), "plugins"),
         (Architecture("masked", "funnel", "FunnelForMaskedLM"), "plugins"),
+        (Architecture("base", "vilt", "ViltModel"), "plugins"),
     ],
     ids=lambda a: a.name if isinstance(a, Architecture) else "",
 )
@@ -72,6 +73,21 @@ def test_way_round(architecture: Architecture, way: str) -> None:
     outcome = measure(architecture)
     assert (outcome.status, outcome.way) == ("pass", way), outcome.detail
     assert outcome.detail, "what is refused without it isn't said"
+
+
+def test_shuffled_results_are_sorted() -> None:
+    """ViLT's are the same in each run then, and each patch counts."""
+    example = small_model(Architecture("base", "vilt", "ViltModel"))
+    with torch.no_grad():
+        first, again = (example.module(**example.kwargs) for _ in range(2))
+        shuffled = [example.module.module(**example.kwargs).last_hidden_state for _ in range(2)]
+        images = example.kwargs["pixel_values"].clone()
+        images[0, :, -1, -1] += 9
+        other = example.module(**{**example.kwargs, "pixel_values": images})
+    torch.testing.assert_close(again, first)
+    assert not torch.allclose(*shuffled)
+    assert all(not torch.allclose(x, y) for x, y in zip(first, other, strict=True))
+    assert first[0].numel() + first[1].numel() == shuffled[0].numel()
 
 
 @pytest.mark.parametrize(

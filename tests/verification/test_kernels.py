@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import onnx_ir as ir
@@ -128,6 +128,26 @@ def test_distances_are_measured(name: str) -> None:
     difference = (onnxplug.to_onnx(Call(function), (x,))(x)[0].double() - wanted).abs()
     assert bool((difference <= 2 * far(wanted, x)).all())
     assert bool((difference > 1e-4 * wanted.abs()).any())
+
+
+class Anchored(nn.Module):
+    """Small scores, and places that are computed once for each module."""
+
+    @lru_cache  # noqa: B019
+    def places(self, count: int) -> torch.Tensor:
+        return torch.arange(count, dtype=torch.float32) / count
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (0.1 * x - 11.6).sigmoid(), x * self.places(x.shape[-1])
+
+
+def test_results_that_are_kept_for_each_module() -> None:
+    """A copy with other weights calls more operators than the model, which has been called before."""
+    model = Anchored()
+    model(X)
+    onnxplug.to_onnx(model, (X,)).verify()
+    with pytest.raises(VerificationError, match="differ"):
+        onnxplug.to_onnx(model, (X,), rules=[Rule("aten::sigmoid", times(1.1))]).verify()
 
 
 def test_other_models_get_no_slack() -> None:

@@ -16,7 +16,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
 
     Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen, and
     recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size. Images packed
-    in one row (Qwen2-VL and those after it), or padded to one number of patches (SigLIP 2), have their sizes as an input.
+    in one row (Qwen2-VL and those after it), or padded to one number of patches (SigLIP 2), have their sizes as an input. Patches
+    chosen by values (UDOP, ViLT) are sorted, not taken image by image. OmDet-Turbo computes all texts, and keeps none.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -28,6 +29,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.positions:positions_of_any_length"),
         _where_used(models, f"{place}.packed_images:images_of_any_size"),
         _where_used(models, f"{place}.padded_images:padded_images_of_any_size"),
+        _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
+        _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
     ]
 
 
