@@ -190,6 +190,9 @@ def test_a_number_that_was_read_is_not_replaced() -> None:
     torch.testing.assert_close(program(x)[0], other(x))
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.9."), strict=True, reason="torch 2.9 slices by no number that the model computes"
+)
 def test_a_number_that_a_checkpoint_brings_is_unknown() -> None:
     with onnxplug.fake_weights():
         model = _Steps()

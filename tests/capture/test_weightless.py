@@ -194,6 +194,9 @@ class Folded(nn.Module):
         return x[:, : int(self.steps)] * (self.exponent.exp() + 1) + self.steps
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.9."), strict=True, reason="torch 2.9 slices by no number that the model computes"
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_folded_from_weights_without_numbers(way: str) -> None:
     program = onnxplug.to_onnx(WAYS[way](Folded), (torch.randn(2, 4),))
