@@ -101,7 +101,7 @@ def replacements(
                 hint="Apply the weights before optimize().",
             )
     for name, number in (program.captured.numbers if program.captured is not None else {}).items():
-        if name in tensors and not torch.equal(on_cpu(_loaded(tensors[name])).to(number.dtype), on_cpu(number)):
+        if name in tensors and not _is_equal(_loaded(tensors[name]), number):
             raise UsageError(
                 f"the buffer {name!r} can't be replaced by another number: the model's code read its number in the export",
                 hint="Export the model with the new weights.",
@@ -240,6 +240,11 @@ def _converts(source: torch.dtype, wanted: torch.dtype) -> bool:
         return kinds[0] == kinds[1] and min(source.itemsize, wanted.itemsize) > 1
     is_wider = torch.can_cast(source, wanted) and torch.promote_types(source, wanted) == wanted
     return torch.bool not in (source, wanted) and is_wider
+
+
+def _is_equal(tensor: torch.Tensor, number: torch.Tensor) -> bool:
+    """Whether two tensors have equal numbers; false of a tensor without numbers."""
+    return not is_fake(tensor) and torch.equal(on_cpu(tensor).to(number.dtype), on_cpu(number))
 
 
 def _loaded(item: Any) -> torch.Tensor:
