@@ -20,6 +20,8 @@ from onnxplug.torch_private import sympy_functions as functions
 
 #: The largest factor of a size that is divided as a float: the product is less than 2**53 for any size in memory.
 _LARGEST_FACTOR = 2**10
+#: Expressions that are not larger than their operands.
+_LINEAR = (sympy.Add, functions.FloorDiv, functions.Mod, functions.PythonMod, functions.Max, functions.Min)
 
 
 def _negated(dividend: Any, divisor: Any) -> Any:
@@ -51,16 +53,19 @@ def _quotient(dividend: Any, divisor: Any) -> Any:
     return None if size is None else -functions.FloorDiv(size + divisor - 1, divisor)
 
 
+def _is_multiple(expr: Any) -> bool:
+    """Whether an expression is a small number of times another."""
+    factor, rest = expr.as_coeff_Mul()
+    return expr.is_Mul and not rest.is_Mul and bool(factor.is_Integer) and abs(factor) <= _LARGEST_FACTOR
+
+
 def _ceiling(number: Any) -> Any:
     """``ceil(n / 7)`` as ``(n + 6) // 7``, for sums of sizes and their multiples: floats divide them exactly enough."""
     if not isinstance(number, functions.IntTrueDiv):
         return None
     size, divisor = number.args
-    factors = [term.as_coeff_Mul() for term in sympy.Add.make_args(size)]
-    is_exact = all(
-        factor.is_Integer and abs(factor) <= _LARGEST_FACTOR and (rest.is_Symbol or rest.is_Function or rest.is_number)
-        for factor, rest in factors
-    )
+    parts = [part for part in sympy.preorder_traversal(size) if not (part.is_Symbol or part.is_Integer)]
+    is_exact = all(isinstance(part, _LINEAR) or _is_multiple(part) for part in parts)
     if not (is_exact and divisor.is_Integer and divisor.is_positive):
         return None
     return functions.FloorDiv(size + divisor - 1, divisor)

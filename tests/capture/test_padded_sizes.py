@@ -51,6 +51,8 @@ def test_other_expressions_stay() -> None:
         assert isinstance(functions.FloorDiv(3 - H, 7), functions.FloorDiv)
         assert isinstance(functions.PythonMod(-H, N), functions.PythonMod)
         assert isinstance(_ceiling(H * N, 7), functions.CeilToInt)  # not exact above 2**53
+        assert isinstance(_ceiling(functions.FloorDiv(H * N, 2), 7), functions.CeilToInt)
+        assert isinstance(_ceiling(H**3 + 1, 7), functions.CeilToInt)
         assert isinstance(_ceiling(2**40 * H, 7), functions.CeilToInt)
     assert isinstance(functions.PythonMod(-H, 7), functions.PythonMod)
     assert functions.Max.__new__ is functions.Min.__new__
