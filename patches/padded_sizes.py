@@ -39,11 +39,9 @@ def _remainder(dividend: Any, divisor: Any) -> Any:
     size = _negated(dividend, divisor)
     if size is None:
         return None
-    # (7 - n % 7) % 7 is -n % 7.
-    number, rest = size.as_coeff_Add()
-    if isinstance(rest, functions.Mod | functions.PythonMod) and rest.args[1] == divisor:
-        number, size = sympy.S.Zero, rest.args[0]
-    size -= number
+    _, size = size.as_coeff_Add()  # without a multiple of the divisor
+    if isinstance(size, functions.Mod | functions.PythonMod) and size.args[1] == divisor:  # (7 - n % 7) % 7 is -n % 7
+        size = size.args[0]
     return divisor * functions.FloorDiv(size + divisor - 1, divisor) - size
 
 

@@ -243,8 +243,10 @@ def _converts(source: torch.dtype, wanted: torch.dtype) -> bool:
 
 
 def _is_equal(tensor: torch.Tensor, number: torch.Tensor) -> bool:
-    """Whether two tensors have equal numbers; false of a tensor without numbers."""
-    return not is_fake(tensor) and torch.equal(on_cpu(tensor).to(number.dtype), on_cpu(number))
+    """Whether two tensors have equal numbers, NaN for NaN; false of a tensor without numbers."""
+    if is_fake(tensor) or tensor.shape != number.shape:
+        return False
+    return torch.allclose(on_cpu(tensor).to(number.dtype), on_cpu(number), rtol=0, atol=0, equal_nan=True)
 
 
 def _loaded(item: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,26 @@ def test_a_number_that_was_read_is_not_replaced() -> None:
     new, x = nn.Sequential(_Steps()), torch.randn(2, 4)
     program.apply_weights(new.state_dict())
     torch.testing.assert_close(program(x)[0], new(x))
+
+
+def test_a_number_that_is_no_number_stays() -> None:
+    """NaN marks what isn't set yet; the same weights are not refused because NaN is unequal to itself."""
+
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.tensor(scale))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) if self.scale.isnan() else self.linear(x) * self.scale
+
+    program = onnxplug.to_onnx(Scaled(math.nan), (torch.randn(2, 4),))
+    other, x = Scaled(math.nan), torch.randn(2, 4)
+    program.apply_weights(other.state_dict())
+    torch.testing.assert_close(program(x)[0], other(x))
+    with pytest.raises(onnxplug.UsageError, match="the buffer 'scale' can't be replaced by another number"):
+        program.apply_weights(Scaled(2.0).state_dict())
 
 
 @pytest.mark.xfail(
