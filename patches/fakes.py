@@ -7,7 +7,8 @@ products of the sizes, compared as expressions):
 - an operator that torch tags as pointwise returns its operands' sizes, where these are the same expression or the number 1 on each
   axis; its dtype does not depend on sizes, and is that of the same call on meta tensors of as many axes;
 - ``batch_norm`` in evaluation and ``layer_norm`` return the input's kind, where mean, scale, … have the number of channels;
-- ``linear`` returns ``[..., out]`` for ``[..., in]`` and a weight ``[out, in]``.
+- ``linear`` returns ``[..., out]`` for ``[..., in]`` and a weight ``[out, in]``;
+- ``interpolate`` returns the sizes that it is given; torch's decomposition leaves out results of size 1 where corners are aligned.
 
 Everything else is left to torch.
 """
@@ -203,7 +204,7 @@ def _dense_sizes(tensor: Any, mode: Any = None) -> tuple[Any, ...] | None:
 def _kernel(original: Function, sizes_of: Callable[..., Sequence[Any] | None]) -> Function:
     def kernel(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         others = [value for value in args if isinstance(value, torch.Tensor)]
-        if type(x) is FakeTensor and not kwargs:
+        if type(x) is FakeTensor and not kwargs and (sizes_of is _resized or _is_dynamic(x)):
             with torch_c.DisableTorchFunction():
                 shape = sizes_of(x, *args) if _fit(x, others) else None
                 if shape is not None:
@@ -215,7 +216,7 @@ def _kernel(original: Function, sizes_of: Callable[..., Sequence[Any] | None]) -
 
 def _fit(x: Any, others: Sequence[Any]) -> bool:
     """Whether tensors are dense, of one floating-point type on one device, and the result has no history."""
-    if not x.dtype.is_floating_point or not _is_dynamic(x) or not _dense_sizes(x):
+    if not x.dtype.is_floating_point or not _dense_sizes(x):
         return False
     if torch.is_autocast_enabled(x.fake_device.type):
         return False
@@ -250,6 +251,17 @@ def _batch_norm(
     return x.shape if all(_are(size, x.shape[1:2]) for size in sizes) else None
 
 
+def _resized(x: Any, sizes: Sequence[Any] | None, *rest: Any) -> Sequence[Any] | None:
+    scales = rest[-1]
+    if (sizes is None) == (scales is None) or x.dim() != 2 + len(sizes or scales):
+        return None
+    if sizes is None:
+        if any(int(scale) != scale for scale in scales):
+            return None
+        sizes = [size * int(scale) for size, scale in zip(x.shape[2:], scales, strict=True)]
+    return (*x.shape[:2], *sizes)
+
+
 def _are(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether sizes are equal numbers."""
     return len(sizes) == len(others) and all(
@@ -261,4 +273,19 @@ _COMPOSITES: dict[Any, Callable[..., Sequence[Any] | None]] = {
     torch.ops.aten.linear.default: _linear,
     torch.ops.aten.layer_norm.default: _layer_norm,
     torch.ops.aten.batch_norm.default: _batch_norm,
+    **dict.fromkeys(
+        (
+            torch.ops.aten.upsample_nearest1d.vec,
+            torch.ops.aten.upsample_nearest2d.vec,
+            torch.ops.aten.upsample_nearest3d.vec,
+            torch.ops.aten._upsample_nearest_exact1d.vec,
+            torch.ops.aten._upsample_nearest_exact2d.vec,
+            torch.ops.aten._upsample_nearest_exact3d.vec,
+            torch.ops.aten.upsample_linear1d.vec,
+            torch.ops.aten.upsample_bilinear2d.vec,
+            torch.ops.aten.upsample_trilinear3d.vec,
+            torch.ops.aten.upsample_bicubic2d.vec,
+        ),
+        _resized,
+    ),
 }

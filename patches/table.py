@@ -246,7 +246,7 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="results in one step",
         scope="attempt",
-        target="FakeTensorMode._dispatch_impl, py_kernels of linear, layer_norm and batch_norm",
+        target="FakeTensorMode._dispatch_impl, py_kernels of linear, layer_norm, batch_norm and interpolate's operators",
         why="The kind of a result is computed by decompositions in Python, up to 16 ms a call.",
         test="tests/capture/test_fakes.py::test_a_batch_norm_asks_nothing",
         enter=lambda request: results_in_one_step(),

@@ -68,6 +68,22 @@ def test_a_batch_norm_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     onnxplug.to_onnx(model, (torch.randn(2, 3, 4, 4),), dynamic_shapes=({0: D, 2: D, 3: D},))
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_an_image_may_be_resized_to_a_single_pixel(mode: str) -> None:
+    class Resized(nn.Module):
+        def forward(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+            return F.interpolate(x, [side // 2 for side in like.shape[2:]], mode=mode, align_corners=True)
+
+    def images(*sides: int) -> torch.Tensor:
+        return torch.randn(2, 3, *sides)
+
+    axes = {2: D, 3: D}
+    program = onnxplug.to_onnx(Resized(), (images(2, 3), images(5, 7)), dynamic_shapes=(axes, axes))
+    assert "onnxplug.dimensions" not in program.model.graph.metadata_props
+    for x, like in ((images(4, 4), images(2, 3)), (images(1, 1), images(6, 2)), (images(1, 5), images(2, 9))):
+        program.verify(args=(x, like), seeds=())
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "pointwise": lambda: Of(lambda x: F.gelu(x).clamp(-1, 1) * 2 + torch.where(x > 0, x, x.exp())),
     "of an axis": lambda: Of(lambda x: x * x[:, :, :1] + x[:, :1] - x[:1]),
