@@ -38,7 +38,7 @@ def patches_chosen_by_values() -> Iterator[None]:
         yield
 
 
-def _in_front(chosen: Tensor) -> Tensor:
+def in_front(chosen: Tensor) -> Tensor:
     """The places of all patches, [images, patches]: first the chosen ones, then the others, each in their order."""
     count = chosen.shape[1]
     places = torch.arange(count, device=chosen.device)
@@ -91,7 +91,7 @@ def combine_image_text_embeddings(
         from transformers.models.udop.modeling_udop import get_visual_bbox
 
         visual_bbox = get_visual_bbox(image_size=image_size, patch_size=patch_size).to(image_embeddings.device)
-    order = _in_front(is_free)
+    order = in_front(is_free)
 
     def free(values: Tensor) -> Tensor:
         values = values.where(is_free[:, :, None], 0)  # before they are moved: it has one row for each patch
@@ -165,7 +165,7 @@ def visual_embed(
     places = torch.arange(count, device=x.device)
     if not is_limited or (isinstance(count, int) and count <= max_image_length):
         fits = fits & ~has_more
-        order = _in_front(mask != 0)
+        order = in_front(mask != 0)
     else:
         scores = torch.rand(images, count, device=x.device)
         key = places.to(scores.dtype).where(~has_more[:, None], scores)
