@@ -34,6 +34,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
         _where_used(models, f"{place}.chunked_attention:chunks_of_any_text"),
+        _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
     ]
 
