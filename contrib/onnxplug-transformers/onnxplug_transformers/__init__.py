@@ -18,8 +18,9 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size. Images packed
     in one row (Qwen2-VL and those after it), or padded to one number of patches (SigLIP 2), have their sizes as an input. Patches
     chosen by values (UDOP, ViLT) are sorted, not taken image by image. OmDet-Turbo computes all texts, and keeps none.
-    CANINE's chunks of local attention are one batch, not a loop over the example's text. TimesFM's series are one
-    tensor, not a loop over the batch. Keypoints (SuperPoint, SuperGlue, LightGlue) are found in all images at once.
+    CANINE's chunks of local attention are one batch, not a loop over the example's text. Longformer's windows are blocks, and
+    its global tokens are gathered, also where there is none. Hiera's kept windows are as many for any noise. TimesFM's series
+    are one tensor, not a loop over the batch. Keypoints (SuperPoint, SuperGlue, LightGlue) are found in all images at once.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -35,6 +36,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
         _where_used(models, f"{place}.keypoints:any_number_of_keypoints"),
         _where_used(models, f"{place}.chunked_attention:chunks_of_any_text"),
+        _where_used(models, f"{place}.sliding_windows:windows_of_any_text"),
+        _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
     ]
 

@@ -23,18 +23,24 @@ def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]
         table: By the name of a function, or CLASS.METHOD: what is called instead, and for which calls it is not.
     """
     with ExitStack() as stack:
-        for path, module in list(sys.modules.items()):
-            if not path.startswith("transformers.models."):
-                continue
-            for place, (function, excepted) in table.items():
-                owner_name, _, name = place.rpartition(".")
-                owner = vars(module).get(owner_name) if owner_name else module
-                before = vars(owner).get(name) if owner is not None else None
-                if before is not None and parameters(before) == parameters(function):
+        for place, (function, excepted) in table.items():
+            for owner, name, before in in_use(place):
+                if parameters(before) == parameters(function):
                     chosen: Any = _unless(excepted, function, before)
                     chosen = staticmethod(chosen) if isinstance(before, staticmethod) else chosen
                     stack.enter_context(patched(owner, name, chosen))
         yield
+
+
+def in_use(place: str) -> Iterator[tuple[Any, str, Any]]:
+    """Each function of a name, or method as CLASS.METHOD, of the modules of models in use: its owner, name, and what it is."""
+    owner_name, _, name = place.rpartition(".")
+    for path, module in list(sys.modules.items()):
+        if path.startswith("transformers.models."):
+            owner = vars(module).get(owner_name) if owner_name else module
+            before = vars(owner).get(name) if owner is not None else None
+            if before is not None:
+                yield owner, name, before
 
 
 def never(*_: Any, **__: Any) -> bool:

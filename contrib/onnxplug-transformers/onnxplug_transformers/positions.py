@@ -1,28 +1,53 @@
-"""Positions that transformers keeps in Python lists, as long as the example's sequence, while a model is captured."""
+"""Positions that transformers keeps in Python, as long as the example's sequence, while a model is captured."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from onnxplug_transformers.exchanged import exchanged, never
+from onnxplug.capture.patching import patched
+from onnxplug_transformers.exchanged import exchanged, in_use, never
+
+#: Families whose rotary positions are kept for the last call's length, and where.
+_ROTARY = ("Clvp", "SeamlessM4TConformer", "Wav2Vec2Bert", "Wav2Vec2Conformer")
+_KEPT = ("cached_sequence_length", "cached_rotary_positional_embedding")
 
 
 @contextlib.contextmanager
 def positions_of_any_length() -> Iterator[None]:
-    """Holds while a model is captured: Funnel's, and the masks of CPM-Ant and FSMT."""
-    with exchanged(
-        {
-            "FunnelAttentionStructure.get_position_embeds": (get_position_embeds, _is_factorized),
-            "CpmAntModel._prepare_attention_mask": (_prepare_attention_mask, never),
-            "make_padding_mask": (make_padding_mask, never),
-        }
-    ):
+    """Holds while a model is captured: Funnel's, the masks of CPM-Ant and FSMT, and rotary ones kept for an earlier length."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            exchanged(
+                {
+                    "FunnelAttentionStructure.get_position_embeds": (get_position_embeds, _is_factorized),
+                    "CpmAntModel._prepare_attention_mask": (_prepare_attention_mask, never),
+                    "make_padding_mask": (make_padding_mask, never),
+                }
+            )
+        )
+        for family in _ROTARY:
+            for owner, name, before in in_use(f"{family}RotaryPositionalEmbedding.forward"):
+                stack.enter_context(patched(owner, name, _forgetful(before)))
         yield
+
+
+def _forgetful(before: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that computes its result as one that is called for the first time, and leaves what it keeps as it was."""
+
+    @functools.wraps(before)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for name in _KEPT:
+                stack.enter_context(patched(self, name, None))
+            return before(self, *args, **kwargs)
+
+    return forward
 
 
 class _Positions(NamedTuple):

@@ -95,3 +95,50 @@ def test_padding_of_any_batch() -> None:
         with torch.no_grad():
             expected = model(**case)[0]
         torch.testing.assert_close(program(**case)[0], expected)
+
+
+def _conformer(name: str) -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = getattr(transformers, f"{name}Config")(
+        **sizes, position_embeddings_type="rotary", conv_depthwise_kernel_size=3
+    )
+    module = getattr(transformers.models, name.lower().replace("wav2vec2", "wav2vec2_"))
+    modeling = getattr(module, f"modeling_{name.lower().replace('wav2vec2', 'wav2vec2_')}")
+    encoder = getattr(modeling, f"{name}Encoder")(config)
+    states = {"hidden_states": torch.randn(2, 9, 16)}
+    return encoder, states, {"hidden_states": {0: "batch", 1: "frames"}}
+
+
+def _clvp() -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
+    from transformers.models.clvp import modeling_clvp
+
+    sizes = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 24, "projection_dim": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "bos_token_id": 97, "eos_token_id": 98}
+    model = modeling_clvp.ClvpEncoder(modeling_clvp.ClvpEncoderConfig(**sizes, **heads))
+    return model, {"input_ids": torch.randint(1, 90, (2, 9))}, {"input_ids": {0: "batch", 1: "sequence"}}
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"), [(_clvp, ()), (_conformer, ("Wav2Vec2Conformer",)), (_conformer, ("Wav2Vec2Bert",))]
+)
+def test_rotary_positions_of_an_earlier_call(make: Any, settings: tuple[Any, ...]) -> None:
+    """A model that was called keeps its positions for that length, and takes others."""
+    torch.manual_seed(0)
+    model, inputs, dynamic = make(*settings)
+    model.eval()
+    with torch.no_grad():
+        model(**inputs)
+    kept = {name: vars(part).get("cached_sequence_length") for name, part in model.named_modules()}
+    assert 9 in kept.values()
+    program = onnxplug.to_onnx(model, kwargs=inputs, dynamic_shapes=dynamic)
+    assert kept == {name: vars(part).get("cached_sequence_length") for name, part in model.named_modules()}
+    for batch, length in ((2, 9), (1, 5), (3, 21)):
+        changed = {
+            name: torch.randn(batch, length, *one.shape[2:])
+            if one.is_floating_point()
+            else torch.randint(1, 90, (batch, length))
+            for name, one in inputs.items()
+        }
+        program.verify(kwargs=changed, seeds=())
