@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 from onnxplug.capture.patching import patched
@@ -23,8 +24,9 @@ def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]
         table: By the name of a function, or CLASS.METHOD: what is called instead, and for which calls it is not.
     """
     with ExitStack() as stack:
+        modules = _models()
         for place, (function, excepted) in table.items():
-            for owner, name, before in in_use(place):
+            for owner, name, before in in_use(place, modules):
                 if parameters(before) == parameters(function):
                     chosen: Any = _unless(excepted, function, before)
                     chosen = staticmethod(chosen) if isinstance(before, staticmethod) else chosen
@@ -32,15 +34,18 @@ def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]
         yield
 
 
-def in_use(place: str) -> Iterator[tuple[Any, str, Any]]:
+def in_use(place: str, modules: Sequence[ModuleType] | None = None) -> Iterator[tuple[Any, str, Any]]:
     """Each function of a name, or method as CLASS.METHOD, of the modules of models in use: its owner, name, and what it is."""
     owner_name, _, name = place.rpartition(".")
-    for path, module in list(sys.modules.items()):
-        if path.startswith("transformers.models."):
-            owner = vars(module).get(owner_name) if owner_name else module
-            before = vars(owner).get(name) if owner is not None else None
-            if before is not None:
-                yield owner, name, before
+    for module in _models() if modules is None else modules:
+        owner = vars(module).get(owner_name) if owner_name else module
+        before = vars(owner).get(name) if owner is not None else None
+        if before is not None:
+            yield owner, name, before
+
+
+def _models() -> list[ModuleType]:
+    return [module for path, module in list(sys.modules.items()) if path.startswith("transformers.models.")]
 
 
 def never(*_: Any, **__: Any) -> bool:
