@@ -60,7 +60,7 @@ def detected(
     slots = _slots(self.keypoint_decoder, scores)
     image, row, column = torch.nonzero(slots >= 0, as_tuple=True)
     place = image, slots[image, row, column]
-    shape = scores.shape[0], (slots.amax((1, 2)).max() + 1).item()
+    shape: Any = scores.shape[0], (slots.amax((1, 2)).max() + 1).item()
     points = scores.new_zeros((*shape, 2)).index_put(place, torch.stack([column, row], 1).to(scores.dtype))
     mask = torch.zeros(shape, dtype=torch.int, device=scores.device).index_put(place, place[0].new_ones(()).int())
     decoder = self.descriptor_decoder
@@ -162,7 +162,7 @@ def lightly_matched(
         Matches, -1 for none, their scores, and after how many layers each keypoint was dropped, all [pairs, 2, keypoints].
     """
     module = sys.modules[type(self).__module__]
-    pairs, _, count, _ = keypoints.shape
+    pairs, count = keypoints.shape[0], keypoints.shape[2]
     images, device = 2 * pairs, keypoints.device
     points_of_pair = mask.reshape(pairs, -1).sum(1)
     mask = mask.reshape(images, count)
