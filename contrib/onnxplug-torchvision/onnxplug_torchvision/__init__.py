@@ -27,8 +27,8 @@ def onnxplug_rules() -> list[Rule]:
 
 @hookimpl
 def onnxplug_patches() -> list[Callable[[], Any]]:
-    """What detection models need while torch.export runs them."""
-    return [_detection]
+    """What detection models and Swin need while torch.export runs them."""
+    return [_detection, _windows]
 
 
 def _detection() -> Any:
@@ -41,6 +41,18 @@ def _detection() -> Any:
     from onnxplug_torchvision.patches import detection
 
     return detection()
+
+
+def _windows() -> Any:
+    """Nothing to patch, and nothing to import, where Swin isn't in use."""
+    import sys
+    from contextlib import nullcontext
+
+    if "torchvision.models.swin_transformer" not in sys.modules:
+        return nullcontext()
+    from onnxplug_torchvision.windows import windows_of_any_size
+
+    return windows_of_any_size()
 
 
 @hookimpl

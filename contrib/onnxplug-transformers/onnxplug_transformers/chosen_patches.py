@@ -171,7 +171,7 @@ def visual_embed(
         key = places.to(scores.dtype).where(~has_more[:, None], scores)
         order = key.where(mask != 0, places + count).argsort(1)
     image = torch.arange(images, device=x.device).where(fits, images)
-    order = order[:, : most.item()]
+    order = order[:, torch.arange(most.item(), device=x.device)]
 
     def chosen(values: Tensor) -> Tensor:
         return values[image[:, None], order]

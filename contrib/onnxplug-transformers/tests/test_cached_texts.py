@@ -10,6 +10,10 @@ from torch import nn
 
 import onnxplug
 
+#: Of torch, not of the package.
+_NOT_WITH_29 = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."), strict=True, reason="torch 2.9 slices by no number that the model computes"
+)
 _SWIN = {"model_type": "swin", "image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [1, 1, 1, 1]}
 _SWIN |= {"num_heads": [1, 2, 2, 4], "window_size": 4, "out_indices": [2, 3, 4]}
 _TEXT = {"model_type": "clip_text_model", "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}
@@ -87,6 +91,7 @@ _DYNAMIC = {
 }
 
 
+@_NOT_WITH_29
 def test_texts_of_any_number() -> None:
     """Also fewer classes than are counted, which PyTorch takes of one image."""
     torch.manual_seed(0)
@@ -109,6 +114,7 @@ def test_texts_of_any_number() -> None:
             program(**case)
 
 
+@_NOT_WITH_29
 @pytest.mark.long
 def test_detector() -> None:
     torch.manual_seed(0)

@@ -10,6 +10,12 @@ from torch import Tensor, nn
 
 import onnxplug
 
+#: Of torch, not of the package.
+_NOT_WITH_29 = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9 asks which stride of a tensor of a data-dependent size is larger",
+)
 _TEXT = {0: "batch", 1: "sequence"}
 
 
@@ -100,6 +106,7 @@ def test_weights_of_attention_are_those_of_transformers(make: Any) -> None:
         torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
+@_NOT_WITH_29
 @pytest.mark.parametrize(("batch", "length"), [(2, 9), (1, 8)])
 def test_texts_of_any_length(batch: int, length: int) -> None:
     """From an example that is padded in PyTorch, and from one that isn't."""
@@ -110,6 +117,7 @@ def test_texts_of_any_length(batch: int, length: int) -> None:
         program.verify(kwargs=_case(*sizes), seeds=())
 
 
+@_NOT_WITH_29
 def test_encoders_and_decoders() -> None:
     torch.manual_seed(0)
     example = _case(2, 9, 0.2, target=4)
@@ -119,6 +127,7 @@ def test_encoders_and_decoders() -> None:
         program.verify(kwargs=_case(batch, length, of_global, target=6), seeds=())
 
 
+@_NOT_WITH_29
 def test_without_masks() -> None:
     torch.manual_seed(0)
     example = {"input_ids": torch.randint(3, 99, (2, 9))}
@@ -140,6 +149,7 @@ def _of_questions(batch: int, length: int, question: int) -> dict[str, Tensor]:
     return {"input_ids": ids}
 
 
+@_NOT_WITH_29
 @pytest.mark.long
 def test_questions() -> None:
     """The question's tokens are global."""
@@ -150,6 +160,7 @@ def test_questions() -> None:
         program.verify(kwargs=_of_questions(*sizes), seeds=())
 
 
+@_NOT_WITH_29
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["MaskedLM", "SequenceClassification", "TokenClassification"])
 def test_tasks(task: str) -> None:
