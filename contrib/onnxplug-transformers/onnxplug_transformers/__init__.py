@@ -19,7 +19,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     in one row (Qwen2-VL and those after it), or padded to one number of patches (SigLIP 2), have their sizes as an input. Patches
     chosen by values (UDOP, ViLT) are sorted, not taken image by image. OmDet-Turbo computes all texts, and keeps none.
     CANINE's chunks of local attention are one batch, not a loop over the example's text. TimesFM's series are one
-    tensor, not a loop over the batch.
+    tensor, not a loop over the batch. C-RADIO's images have any size, also packed in one row.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -30,6 +30,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.sizes:dynamic_sizes"),
         _where_used(models, f"{place}.positions:positions_of_any_length"),
         _where_used(models, f"{place}.packed_images:images_of_any_size"),
+        _where_used(f"{models}radio.modeling_radio", f"{place}.radio_images:radio_images_of_any_size"),
         _where_used(models, f"{place}.padded_images:padded_images_of_any_size"),
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
