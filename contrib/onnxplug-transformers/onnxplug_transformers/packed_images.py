@@ -41,7 +41,8 @@ _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
 #: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
 _AXES_OF_PATCHES = {2: 1, 4: 1, 5: 2}
-#: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of.
+#: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of. ``None``
+#: of an encoder of sounds, whose bounds may not be those of all states; with others the exported model has an error.
 PACKED: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
 
 
@@ -259,11 +260,20 @@ def _within_images(
         if known is None:
             places = torch.arange(query.shape[2], device=query.device)  # an image may have other states than of patches
             number = (places[:, None] >= cu_seq_lens_q[1:]).sum(-1)
+            if called[0] is None:
+                is_whole = cu_seq_lens_q[-1] == query.shape[2]
+                number = cu_seq_lens_q[1:][number.where(is_whole, cu_seq_lens_q.shape[0])]
             mask = torch.zeros((), dtype=query.dtype, device=query.device).where(
                 number[:, None] == number, torch.finfo(query.dtype).min
             )
             known = called[1][id(cu_seq_lens_q)] = (cu_seq_lens_q, mask[None, None])
         attention_mask = known[1]
+        if (
+            called[0] is None and module.config._attn_implementation == "sdpa"
+        ):  # transformers' asks whether there is one state
+            scale, dropout = settings.get("scaling"), settings.get("dropout", 0.0)
+            states = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scale)
+            return states.transpose(1, 2).contiguous(), None
     return interface(module, query, key, value, attention_mask=attention_mask, **settings)
 
 

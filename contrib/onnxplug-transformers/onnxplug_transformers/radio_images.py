@@ -1,7 +1,7 @@
 """C-RADIO's images, of any size or packed in one row with their sizes as an input, while a model is captured.
 
 transformers resizes the square table of positions to each image's longer side, and cuts it, in a loop over the images. Each image
-in a row has tokens of its class before its patches. Sizes that transformers refuses are an index out of range in the exported model.
+in a row has tokens of its class before its patches. Sizes that transformers refuses end in an index out of range there.
 """
 
 from __future__ import annotations
