@@ -19,7 +19,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     in one row (Qwen2-VL and those after it), or padded to one number of patches (SigLIP 2), have their sizes as an input. Patches
     chosen by values (UDOP, ViLT) are sorted, not taken image by image. OmDet-Turbo computes all texts, and keeps none.
     CANINE's chunks of local attention are one batch, not a loop over the example's text. TimesFM's series are one
-    tensor, not a loop over the batch. C-RADIO's images have any size, also packed in one row.
+    tensor, not a loop over the batch. C-RADIO's images have any size, also packed in one row. So have
+    Qwen3-ASR's sounds, and the recordings of Nemotron 3 Diarization are taken apart into chunks by a scan.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -36,6 +37,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
         _where_used(models, f"{place}.chunked_attention:chunks_of_any_text"),
+        _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
     ]
 

@@ -1,8 +1,8 @@
 """Sounds packed in one row (Qwen3-ASR's encoder), of any number and lengths, while a model is captured.
 
-transformers loops over the sounds to find the windows in which attention is computed, one after another. Here the windows are computed
-from the sounds' lengths, and attention has a mask. Windows that are not all of the row, which transformers refuses, end in an index out
-of range.
+transformers loops over the sounds to find the windows in which attention is computed, one after another. Here the windows are
+computed from the sounds' lengths, and attention has a mask. Windows that are not all of the row, which transformers refuses, end
+in an index out of range.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _after_convolutions(lengths: Tensor, chunk: int) -> Tensor:
 def windows(
     chunk_lengths: Tensor, feature_lens: Tensor, n_window_infer: int, n_window: int, kwargs: Any = None
 ) -> Tensor:
-    """The bounds of the windows of all sounds, [windows + 1], each as long as some of the longest chunk, or what is left of a sound.
+    """The bounds of the windows of all sounds, [windows + 1]: as long as some of the longest chunk, or what is left of a sound.
 
     Args:
         chunk_lengths: The frames of each chunk of all sounds, [chunks].
