@@ -104,10 +104,10 @@ def recurrent_kernels() -> list[Exchange]:
 
 @contextlib.contextmanager
 def composites_kept(operators: Collection[Any]) -> Iterator[None]:
-    """While it holds, ``run_decompositions`` keeps these operators at any sizes, as far as they are of those that it can't.
+    """While it holds, ``run_decompositions`` leaves the sizes of these operators dynamic, where its table doesn't have them.
 
-    torch keeps composite operators that are in no table of decompositions. It computes the shapes of their results by the table of
-    all that it has, or else by the composite kernel, which make sizes static.
+    torch keeps composite operators that the table doesn't have, but computes the shapes of their results by its own decomposition
+    or kernel, which make sizes static for the operators of this module.
 
     Args:
         operators: Overloads of operators.
