@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.fx.passes import shape_prop
 
+from onnxplug.capture.kernels import patched_kernel
 from onnxplug.capture.patching import patched
-from onnxplug.patches.kernels import patched_kernel
 from onnxplug.patches.operands import expressions
 from onnxplug.torch_private import (
     DispatchKey,

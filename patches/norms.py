@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
+from onnxplug.capture.kernels import patched_kernel
 from onnxplug.capture.patching import patched
-from onnxplug.patches.kernels import patched_kernel
 from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import DispatchKey
 

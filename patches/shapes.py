@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from onnxplug.patches.kernels import patched_kernel
+from onnxplug.capture.composites import RECURRENT, Kernel, composite_kernels, recurrent_kernels
+from onnxplug.capture.kernels import patched_kernel
 from onnxplug.plugin_api import Mentions
-from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
+from onnxplug.torch_private import DispatchKey
 
-Kernel = Callable[..., Any]
-
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_RECURRENT_NAMES = frozenset((*_RECURRENT, "RNNBase", "LSTM", "GRU", "RNN"))
+_RECURRENT_NAMES = frozenset((*RECURRENT, "RNNBase", "LSTM", "GRU", "RNN"))
 _FAKE_QUANTIZE = (
     "fake_quantize_per_tensor_affine_cachemask.default",
     "fake_quantize_per_channel_affine_cachemask.default",
@@ -28,61 +24,6 @@ _INTERPOLATIONS = (
     "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa",
 )  # fmt: skip
-
-
-def _recurrent(original: Kernel, packed: bool) -> Kernel:
-    """A recurrent layer's fake results without its steps; real tensors are still computed."""
-
-    def kernel(x: torch.Tensor, *rest: Any) -> Any:
-        hx, options = (rest[1], rest[3:]) if packed else (rest[0], rest[2:])
-        states = (hx,) if isinstance(hx, torch.Tensor) else tuple(hx)
-        if detect_fake_mode((x, *states)) is None:
-            return original(x, *rest)
-        directions = 2 if options[4] else 1
-        result = x.new_empty((*x.shape[:-1], directions * states[0].shape[-1]))
-        return (result, *(s.new_empty(s.shape) for s in states))
-
-    return kernel
-
-
-def _max_pool1d(original: Kernel) -> Kernel:
-    """By the operator that gives the places too: without a gradient, torch's kernel takes a path that knows plain sizes alone."""
-
-    def kernel(*args: Any, **options: Any) -> torch.Tensor:
-        values: torch.Tensor = torch.ops.aten.max_pool1d_with_indices.default(*args, **options)[0]
-        return values
-
-    return kernel
-
-
-def _matrix_norm(original: Kernel) -> Kernel:
-    """The largest or smallest sum along an axis, where the norm is one."""
-
-    def kernel(
-        x: torch.Tensor, order: Any, dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
-    ) -> Any:
-        is_of_sums = order in (1, -1, math.inf, -math.inf) and x.dim() > 1 and len(dim) == 2
-        # Norms of complex matrices are decomposed later, by torch's own kernel.
-        if not is_of_sums or x.is_complex() or (dim[0] - dim[1]) % x.dim() == 0:
-            return original(x, order, dim, keepdim, dtype=dtype)
-        summed, compared = dim if abs(order) == 1 else reversed(dim)
-        sums = torch.linalg.vector_norm(x, 1, summed, keepdim=True, dtype=dtype)
-        norm = (sums.amax if order > 0 else sums.amin)(compared, keepdim=True)
-        return norm if keepdim else norm.squeeze(tuple(dim))
-
-    return kernel
-
-
-def _norm(original: Kernel) -> Kernel:
-    """That of matrices, where the norm is one."""
-
-    def kernel(x: torch.Tensor, order: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-        axes = (0, 1) if dim is None and x.dim() == 2 else dim or ()
-        if order is None or len(axes) != 2:
-            return original(x, order, dim, keepdim, dtype=dtype)
-        return torch.ops.aten.linalg_matrix_norm.default(x, order, axes, keepdim, dtype=dtype)
-
-    return kernel
 
 
 def _result_and_mask(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,23 +77,6 @@ _KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...]
 )
 
 
-#: Composite operators whose own kernels make sizes static.
-_COMPOSITES = {
-    torch.ops.aten.max_pool1d.default: _max_pool1d,
-    torch.ops.aten.linalg_matrix_norm.default: _matrix_norm,
-    torch.ops.aten.linalg_norm.default: _norm,
-}
-
-
-def _recurrent_kernels() -> Iterator[tuple[OpOverload, DispatchKey, Kernel]]:
-    for name in _RECURRENT:
-        packet = getattr(torch.ops.aten, name)
-        for op, packed in ((packet.input, False), (packet.data, True)):
-            for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
-                if key in op.py_kernels:
-                    yield op, key, functools.partial(_recurrent, packed=packed)
-
-
 @contextlib.contextmanager
 def shape_kernels(mentions: Mentions) -> Iterator[None]:
     """While it holds, tracing these operators computes only the shapes of their results.
@@ -165,11 +89,10 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):
-            for op, key, kernel_of in list(_recurrent_kernels()):
+            for op, key, kernel_of in recurrent_kernels():
                 stack.enter_context(patched_kernel(op, key, kernel_of))
-        composite = DispatchKey.CompositeImplicitAutograd
-        for composed, composite_kernel in _COMPOSITES.items():
-            stack.enter_context(patched_kernel(composed, composite, composite_kernel))
+        for op, key, kernel_of in composite_kernels():
+            stack.enter_context(patched_kernel(op, key, kernel_of))
         for concerns, names, kernel in _KERNELS:
             if concerns is None or mentions(concerns):
                 for packet, _, overload in (name.partition(".") for name in names):

@@ -27,8 +27,10 @@ from onnxplug.capture.dynamic import (
     DynamicShapes,
     RequestedSize,
     check_dynamic,
+    declared_multiples,
     declared_ranges,
     equates_one_name,
+    follows_from_multiples,
     follows_from_names,
     requested_sizes,
     size_names,
@@ -334,8 +336,11 @@ class _Capture:
         for condition in squeezed_sizes(program, narrowed(ranges, self.bounds)):
             self.conditions.append(condition)
             self._warnings.append(squeezed_text(condition, names))
+        multiples = declared_multiples(program, self.shapes)
         for condition in conditions:
             if self._follows_from_names(way, sizes, names, condition):
+                continue
+            if follows_from_multiples(multiples, condition.expr):
                 continue
             concerned = _concerned(sizes, condition.symbols) if condition.fixed else []
             for leaf, axis, must_be_dynamic, size in concerned:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.dimensions import Multiple, evaluate, expand, in_names, is_expression, names_in, same_symbols
+from onnxplug.capture.implication import implied
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.torch_private import DimHint, pytree
@@ -401,6 +402,17 @@ def follows_from_names(names: Mapping[str, str], sizes: Sequence[RequestedSize],
     same = {symbol: other for symbol, other in replaced.items() if str(symbol) not in names}
     truth = in_names(names, same_symbols(expr.xreplace(same)))
     return truth.is_Boolean and not truth.free_symbols and bool(truth)
+
+
+def follows_from_multiples(multiples: Mapping[str, Multiple], expr: Any) -> bool:
+    """Whether a guard holds for all sizes that are declared as a multiple: ``n % 8 == 0`` of ``8 * Dim("n")``."""
+    import sympy
+
+    sizes = {symbol: multiples[str(symbol)] for symbol in expr.free_symbols if str(symbol) in multiples}
+    roots = {m.root: sympy.Symbol(m.root, integer=True, nonnegative=True) for m in sizes.values()}
+    return bool(sizes) and implied(
+        expr.xreplace({s: m.factor * roots[m.root] + m.offset for s, m in sizes.items()}), {}
+    )
 
 
 def equates_one_name(shapes: DynamicShapes, sizes: Sequence[RequestedSize], expr: Any) -> bool:

@@ -25,13 +25,15 @@ TRACING = frozenset(
     os.path.join(_CORE, *name.split("/"))
     for name in (
         *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "patches/handled.py"),
-        *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py", "patches/kernels.py"),
+        *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py"),
         *("patches/indices.py", "patches/known_numbers.py", "patches/plain_numbers.py"),
-        "capture/symbolic_numbers.py",
+        *("capture/kernels.py", "capture/symbolic_numbers.py"),
     )
 )
 #: onnxplug's files with kernels for the shapes of operators' results; their questions count as the operator's.
-KERNELS = os.path.join(_CORE, "patches", "shapes.py")
+KERNELS = frozenset(
+    os.path.join(_CORE, folder, name) for folder, name in (("patches", "shapes.py"), ("capture", "composites.py"))
+)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -108,7 +110,7 @@ def raised_at(error: BaseException, function: Any = None) -> str:
 def user_line(sloc: Any) -> str | None:
     """The user's line at which a guard was made; ``None`` where torch asks by itself."""
     frame = getattr(sloc, "framework_loc", None)
-    if frame is not None and not is_torch_file(frame.filename) and frame.filename != KERNELS:
+    if frame is not None and not is_torch_file(frame.filename) and frame.filename not in KERNELS:
         return f"{frame.filename}:{frame.lineno}"
     user = re.search(r"#\s*(\S+):(\d+) in ", str(getattr(sloc, "maybe_user_loc", None) or ""))
     path = _whole_path(user[1]) if user is not None else None

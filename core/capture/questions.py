@@ -533,7 +533,7 @@ def is_of_python(sloc: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_operators(file: str) -> bool:
-    return file == KERNELS or (is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS))
+    return file in KERNELS or (is_torch_file(file) and file.removeprefix(_TORCH).startswith(_OPERATORS))
 
 
 def _is_of_model(file: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from onnxplug.capture.composites import composites_kept
 from onnxplug.capture.quiet import quiet
 from onnxplug.capture.signature import Captured
 from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions
@@ -195,11 +196,13 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     program = captured.program
     env = _shape_env(program)
     known = len(env.guards) if env is not None else 0
+    kept = {node.target for node in _nodes(program.graph_module)} - table.keys()
     try:
         # As in capture: sizes 0 and 1 of the example inputs imply nothing about other sizes.
         with (
             stage("decomposition of the program", "convert", operators=len(table)),
             quiet(),
+            composites_kept(kept),
             transforms_closed(),
             torch.no_grad(),
             fx_config.patch(backed_size_oblivious=True),

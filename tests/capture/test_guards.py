@@ -315,3 +315,24 @@ def test_a_branch_narrows_the_range_of_a_named_dimension(strict: bool | None) ->
     x = torch.randn(5, 2)
     assert torch.equal(program(x)[0], model(x))
     assert min(case.sizes["n"] for case in program.verify().cases) >= 4
+
+
+def in_fours(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] % 4 != 0:
+        raise ValueError("rows come by fours")
+    return x.reshape(-1, 4) + 1
+
+
+@pytest.mark.parametrize("factor", [4, 8])
+def test_a_condition_that_a_declared_multiple_fulfils(factor: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(in_fours, (torch.randn(24),), dynamic_shapes=({0: factor * Dim("n")},), verify=True)
+    assert not program.captured.conditions
+
+
+@pytest.mark.parametrize("size", [6 * Dim("n"), "4*n"], ids=str)
+def test_a_condition_that_a_declared_multiple_does_not_fulfil(size: Any) -> None:
+    """A string that names no other dimensions is a name, and declares nothing."""
+    with pytest.warns(UserWarning, match=r"right only where .*% 4\) == "):
+        onnxplug.to_onnx(in_fours, (torch.randn(24),), dynamic_shapes=({0: size},))

@@ -151,6 +151,48 @@ def in_halves(x: torch.Tensor) -> torch.Tensor:
 ROWS = torch.randn(4, 6)
 
 
+class Recurrent(torch.nn.Module):
+    """A recurrent layer after a transform, which only a decomposition of the whole program removes."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(torch.vmap(lambda row: row * 2 + 1)(x))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        torch.nn.LSTM(4, 5, num_layers=2, batch_first=True),
+        torch.nn.GRU(4, 5, bidirectional=True, batch_first=True),
+        torch.nn.RNN(4, 5, batch_first=True),
+        torch.nn.RNN(4, 5, nonlinearity="relu", batch_first=True),
+        torch.nn.MaxPool1d(3),
+    ],
+    ids=["lstm", "gru", "tanh", "relu", "pool"],
+)
+def test_a_decomposition_keeps_composite_operators_of_dynamic_sizes(layer: torch.nn.Module) -> None:
+    """torch computes the shapes of their results step by step, or by a kernel that knows plain sizes alone."""
+    axes = {0: "batch", 2: "length"} if isinstance(layer, torch.nn.MaxPool1d) else {0: "batch", 1: "length"}
+    x = torch.randn(2, 4, 7) if isinstance(layer, torch.nn.MaxPool1d) else torch.randn(2, 7, 4)
+    program = onnxplug.to_onnx(Recurrent(layer).eval(), (x,), dynamic_shapes=(axes,))
+    assert program.statistics.decomposed
+    assert len(program.statistics.operators.keys() & {"Loop", "Scan"}) == 0
+    lengths = {case.sizes["length"] for case in program.verify().cases}
+    assert len(lengths) > 2
+
+
+def test_a_recurrent_layer_of_a_table_is_decomposed() -> None:
+    """Also step by step, where the caller asks for it."""
+    steps = torch.export.default_decompositions()[torch.ops.aten.lstm.input]
+    table = {torch.ops.aten.lstm.input: steps}
+    model = Recurrent(torch.nn.LSTM(4, 5, batch_first=True)).eval()
+    program = onnxplug.to_onnx(model, (torch.randn(2, 3, 4),), decompositions=table, verify=True)
+    assert "LSTM" not in program.statistics.operators
+
+
 def test_conditions_of_the_decomposition_on_sizes_are_reported() -> None:
     """A single decomposition is refused; the whole program's is right where the condition holds, and verified there."""
     with pytest.warns(UserWarning, match="right only where .*batch.*: torch's decomposition"):

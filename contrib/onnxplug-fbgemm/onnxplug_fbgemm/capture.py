@@ -14,8 +14,8 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from onnxplug import UsageError
+from onnxplug.capture.kernels import patched_kernel
 from onnxplug.capture.patching import patched
-from onnxplug.patches.kernels import patched_kernel
 from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key, operator_registry
 from onnxplug_fbgemm import FUNCTIONS, REQUIRED
 from onnxplug_fbgemm.layers import traceable

@@ -12,8 +12,8 @@ import torch
 from torch.fx.experimental import proxy_tensor
 
 from onnxplug import Unsupported, torch_private
+from onnxplug.capture.kernels import patched_kernel
 from onnxplug.capture.patching import patched
-from onnxplug.patches.kernels import patched_kernel
 from onnxplug.torch_private import DispatchKey, detect_fake_mode
 from onnxplug_torch_geometric import FUNCTIONS
 

@@ -21,6 +21,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     CANINE's chunks of local attention are one batch, not a loop over the example's text. Longformer's windows are blocks, and
     its global tokens are gathered, also where there is none. Hiera's kept windows are as many for any noise. TimesFM's series
     are one tensor, not a loop over the batch. Keypoints (SuperPoint, SuperGlue, LightGlue) are found in all images at once.
+    C-RADIO's images have any size, also packed in one row. So have Qwen3-ASR's sounds, and the recordings of Nemotron 3
+    Diarization are taken apart into chunks by a scan.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -31,6 +33,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.sizes:dynamic_sizes"),
         _where_used(models, f"{place}.positions:positions_of_any_length"),
         _where_used(models, f"{place}.packed_images:images_of_any_size"),
+        _where_used(f"{models}radio.modeling_radio", f"{place}.radio_images:radio_images_of_any_size"),
+        _where_used(models, f"{place}.packed_audio:audio_of_any_length"),
         _where_used(models, f"{place}.padded_images:padded_images_of_any_size"),
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
@@ -38,6 +42,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.chunked_attention:chunks_of_any_text"),
         _where_used(models, f"{place}.sliding_windows:windows_of_any_text"),
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
+        _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
     ]
 

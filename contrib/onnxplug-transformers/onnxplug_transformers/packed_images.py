@@ -41,8 +41,9 @@ _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
 #: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
 _AXES_OF_PATCHES = {2: 1, 4: 1, 5: 2}
-#: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of.
-_called: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
+#: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of. ``None``
+#: of an encoder of sounds, whose bounds may not be those of all states; with others the exported model has an error.
+PACKED: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
 
 
 @contextlib.contextmanager
@@ -54,7 +55,7 @@ def images_of_any_size() -> Iterator[None]:
                 continue
             is_packed = any(hasattr(module, f"get_vision_{name}") for name in _NAMES)
             if is_packed and (before := getattr(module, _FLASH, None)):
-                stack.enter_context(patched(module, _FLASH, _is_packed_or(before)))
+                stack.enter_context(patched(module, _FLASH, is_packed_or(before)))
             for owner in list(vars(module).values()):
                 if not isinstance(owner, type) or owner.__module__ != path or not issubclass(owner, nn.Module):
                     continue
@@ -112,7 +113,7 @@ def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
             count *= self.config.spatial_merge_size**2
         elif parameters(forward) == _IN_A_STRIP:
             count = patches.shape[3] // self.config.patch_size
-        token = _called.set((count, {}))
+        token = PACKED.set((count, {}))
         stack = contextlib.ExitStack()
         try:
             for kind in _kinds_with_lists(patches, *args, *kwargs.values()):
@@ -120,7 +121,7 @@ def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
             return forward(self, *args, **kwargs)
         finally:
             stack.close()
-            _called.reset(token)
+            PACKED.reset(token)
 
     return called
 
@@ -201,7 +202,7 @@ def _with_tensor(before: Callable[..., Any]) -> Callable[..., Any]:
     return tolist
 
 
-def _is_packed_or(before: Callable[..., bool]) -> Callable[..., bool]:
+def is_packed_or(before: Callable[..., bool]) -> Callable[..., bool]:
     """transformers gives attention whole rows, and the bounds of images in them, where flash attention is asked for."""
 
     @functools.wraps(before)
@@ -220,12 +221,12 @@ def _are_given(key: str) -> Callable[..., bool]:
 
 def is_not_packed(*_: Any, **__: Any) -> bool:
     """Whether no encoder of packed images is being called."""
-    return _called.get() is None
+    return PACKED.get() is None
 
 
 def number_of_patches() -> Any:
     """How many patches the encoder has that is being called."""
-    called = _called.get()
+    called = PACKED.get()
     assert called is not None
     return called[0]
 
@@ -253,17 +254,26 @@ def _within_images(
     **settings: Any,
 ) -> Any:
     """Attention of [1, heads, patches, width], in which a patch sees those of its own image or window."""
-    called = _called.get()
+    called = PACKED.get()
     if cu_seq_lens_q is not None and called is not None:
         known = called[1].get(id(cu_seq_lens_q))
         if known is None:
             places = torch.arange(query.shape[2], device=query.device)  # an image may have other states than of patches
             number = (places[:, None] >= cu_seq_lens_q[1:]).sum(-1)
+            if called[0] is None:
+                is_whole = cu_seq_lens_q[-1] == query.shape[2]
+                number = cu_seq_lens_q[1:][number.where(is_whole, cu_seq_lens_q.shape[0])]
             mask = torch.zeros((), dtype=query.dtype, device=query.device).where(
                 number[:, None] == number, torch.finfo(query.dtype).min
             )
             known = called[1][id(cu_seq_lens_q)] = (cu_seq_lens_q, mask[None, None])
         attention_mask = known[1]
+        if (
+            called[0] is None and module.config._attn_implementation == "sdpa"
+        ):  # transformers' asks whether there is one state
+            scale, dropout = settings.get("scaling"), settings.get("dropout", 0.0)
+            states = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scale)
+            return states.transpose(1, 2).contiguous(), None
     return interface(module, query, key, value, attention_mask=attention_mask, **settings)
 
 
