@@ -19,6 +19,7 @@ from tests.models.parts import (
     HIERA,
     INDEXER,
     INTRACLASS,
+    KEYPOINTS,
     LAST_OF_SWIN,
     LAST_STAGE,
     LAST_STAGES,
@@ -108,7 +109,6 @@ _AS_THEY_ARE = frozenset(
     "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv5_mobile_rec pp_ocrv5_server_rec slanet efficientloftr swin2sr "
     "mask2former data2vec-vision superglue timm_wrapper gemma3n_vision maskformer-swin edgetam edgetam_vision_model".split()
 )
-SUPERPOINT = {"encoder_hidden_sizes": [8, 8, 16, 16], "decoder_hidden_size": 16, "descriptor_decoder_dim": 32}
 #: What the names don't tell, by model type, or by kind and model type.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "conditional_detr": {**PLAIN_BACKBONE, "backbone_config": LAST_STAGE},
@@ -304,14 +304,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "convstream_hidden_sizes": [8, 8, 16],
         "fusion_hidden_sizes": [16, 8, 8, 8],
     },
-    "superpoint": SUPERPOINT,
-    "superglue": {
-        "gnn_layers_types": ["self", "cross"],
-        "hidden_size": 32,
-        "keypoint_encoder_sizes": [8, 16, 32],
-        "keypoint_detector_config": {"model_type": "superpoint", **SUPERPOINT},
-    },
-    "lightglue": {"descriptor_dim": 32, "keypoint_detector_config": {"model_type": "superpoint", **SUPERPOINT}},
+    **KEYPOINTS,
     "blip-2": {
         "image_token_index": 3,
         "num_query_tokens": 4,

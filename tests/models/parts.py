@@ -198,3 +198,16 @@ BRIDGE = {
     "stage_configs": [[[8, 1]], [[8, 2]], [[8, 3], [8, 2]]],
     "out_features": ["stage1", "stage2", "stage3"],
 }
+_SUPERPOINT = {"encoder_hidden_sizes": [8, 8, 16, 16], "decoder_hidden_size": 16, "descriptor_decoder_dim": 32}
+_DETECTOR = {"keypoint_detector_config": {"model_type": "superpoint", **_SUPERPOINT}}
+#: A detector, and models that match its keypoints.
+KEYPOINTS = {
+    "superpoint": _SUPERPOINT,
+    "superglue": {
+        "gnn_layers_types": ["self", "cross"],
+        "hidden_size": 32,
+        "keypoint_encoder_sizes": [8, 16, 32],
+        **_DETECTOR,
+    },
+    "lightglue": {"descriptor_dim": 32, **_DETECTOR},
+}
