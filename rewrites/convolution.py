@@ -1,4 +1,4 @@
-"""Batch norms after convolutions folded into the weights, also where a model writes the norm out by scales and shifts."""
+"""Convolutions with what stands around them: zeros before, and batch norms after, also written out by scales and shifts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -52,6 +53,32 @@ def batch_norm_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         # It is named after the first weight.
         _joined(g, [beta, before, gamma, mean, variance], bias, ("batch norm", epsilon)),
     )
+
+
+def pad_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """A ``Conv`` of an image with zeros around it, which nothing else reads: the convolution's own padding."""
+    pad = made_by(node.inputs[0], "Pad")
+    if pad is None or not used_once(node.inputs[0]):
+        return None
+    x, widths, fill, axes = [*pad.inputs, None, None][:4]
+    shape, numbers = dims_of(x), g.constant(widths)
+    value = g.constant(fill) if fill is not None else np.zeros(1)
+    mode, auto_pad = pad.attributes.get("mode"), node.attributes.get("auto_pad")
+    is_of_zeros = mode is None or mode.as_string() == "constant"
+    is_of_numbers = auto_pad is None or auto_pad.as_string() == "NOTSET"
+    if x is None or shape is None or numbers is None or value is None or not is_of_zeros or not is_of_numbers:
+        return None
+    chosen = np.arange(len(shape)) if axes is None else g.constant(axes)
+    if chosen is None or value.size != 1 or value.item() != 0 or (numbers < 0).any():
+        return None
+    whole = np.zeros((2, len(shape)), np.int64)
+    whole[:, chosen % len(shape)] = numbers.reshape(2, -1)
+    if whole[:, :2].any():  # of the batch or of the channels
+        return None
+    options = attribute_values(node)
+    pads = np.array(options.get("pads") or [0] * (2 * len(shape) - 4)) + whole[:, 2:].reshape(-1)
+    result: ir.Value = g.op.Conv(x, *node.inputs[1:], **{**options, "pads": pads.tolist()})
+    return result
 
 
 def scale_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
@@ -187,6 +214,7 @@ def _known(g: GraphBuilder, value: ir.Value | None, depth: int = 0) -> _Known | 
 
 
 REWRITES = [
+    Rewrite("pad_of_conv", "Conv", pad_of_conv, when=reads("Pad")),
     Rewrite("batch_norm_of_conv", "BatchNormalization", batch_norm_of_conv, when=reads("Conv")),
     Rewrite("scale_of_conv", "Mul", scale_of_conv, when=reads("Conv")),
     Rewrite("shift_of_conv", "Add", shift_of_conv, when=reads("Conv")),

@@ -138,3 +138,63 @@ def test_a_model_without_numbers() -> None:
         program(X)
     program.apply_weights({"0.weight": state["0.weight"]})
     compare(program, model, X)
+
+
+class Padded(nn.Module):
+    """A convolution after a padding."""
+
+    def __init__(self, layer: nn.Module, widths: list[int], mode: str = "constant", value: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.widths, self.mode, self.value = layer, widths, mode, value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        filling = {"value": self.value} if self.mode == "constant" else {}
+        return self.layer(nn.functional.pad(x, self.widths, mode=self.mode, **filling))
+
+
+class PaddedAndRead(Padded):
+    """A padding that is read beside the convolution."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        padded = nn.functional.pad(x, self.widths)
+        return self.layer(padded) + padded.sum()
+
+
+ONE_NODE = {
+    "one axis": lambda: (Padded(nn.Conv1d(3, 4, 3), [2, 0]), (7,)),
+    "below": lambda: (Padded(nn.Conv2d(3, 4, 3, stride=2), [0, 1, 0, 1]), (8, 9)),
+    "around": lambda: (Padded(nn.Conv2d(3, 6, 3, groups=3, dilation=2), [1, 2, 3, 4]), (8, 9)),
+    "wider than the kernel": lambda: (Padded(nn.Conv2d(3, 4, 1), [2, 1, 0, 3]), (8, 9)),
+    "added up": lambda: (Padded(nn.Conv2d(3, 4, 3, padding=1), [1, 0, 0, 2]), (8, 9)),
+    "same": lambda: (Padded(nn.Conv2d(3, 4, (2, 3), padding="same"), [1, 1, 0, 0]), (8, 9)),
+    "three axes": lambda: (Padded(nn.Conv3d(3, 4, 2), [1, 0, 0, 1, 2, 0]), (4, 5, 6)),
+    "a norm after it": lambda: (nn.Sequential(Padded(nn.Conv2d(3, 4, 3), [0, 1, 0, 1]), nn.BatchNorm2d(4)), (8, 9)),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 18, 23])
+@pytest.mark.parametrize("name", ONE_NODE)
+def test_zeros_around_an_image_are_padding_of_the_convolution(name: str, opset: int) -> None:
+    model, sides = ONE_NODE[name]()
+    program = onnxplug.to_onnx(
+        stirred(model.eval()), (torch.randn(2, 3, *sides),), dynamic_shapes=({0: "batch"},), opset_version=opset
+    )
+    assert [node.op_type for node in program.model.graph] == ["Conv"]
+    program.verify()
+
+
+OTHERS = {
+    "reflected": lambda: Padded(nn.Conv2d(3, 4, 3), [1, 1, 1, 1], mode="reflect"),
+    "ones": lambda: Padded(nn.Conv2d(3, 4, 3), [1, 1, 1, 1], value=1.0),
+    "cut": lambda: Padded(nn.Conv2d(3, 4, 3), [1, -1, 0, 1]),
+    "of the channels": lambda: Padded(nn.Conv2d(5, 4, 3), [1, 1, 1, 1, 1, 1]),
+    "read twice": lambda: PaddedAndRead(nn.Conv2d(3, 4, 3), [0, 1, 0, 1]),
+    "transposed": lambda: Padded(nn.ConvTranspose2d(3, 4, 3), [0, 1, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_padding_stays(name: str) -> None:
+    program = onnxplug.to_onnx(OTHERS[name]().eval(), (torch.randn(2, 3, 8, 9),), dynamic_shapes=({0: "batch"},))
+    assert sum(node.op_type == "Pad" for node in program.model.graph) == 1
+    program.verify()
