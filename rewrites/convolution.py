@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
+import sympy
 import torch
 
 from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import attribute_values, int_attribute, made_by, reads, used_once
+from onnxplug.capture.implication import implied
 from onnxplug.rewrite.rewrite import Rewrite
+from onnxplug.torch_private import sympy_functions
 
 if TYPE_CHECKING:
     from onnxplug.build.builder import GraphBuilder
@@ -57,19 +60,15 @@ def batch_norm_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 def pad_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """A ``Conv`` of an image with zeros around it, which nothing else reads: the convolution's own padding."""
-    pad = made_by(node.inputs[0], "Pad")
-    if pad is None or not used_once(node.inputs[0]):
+    pad = _zeros_before(g, node)
+    if pad is None:
         return None
-    x, widths, fill, axes = [*pad.inputs, None, None][:4]
+    x, widths, _, axes = [*pad.inputs, None, None][:4]
     shape, numbers = dims_of(x), g.constant(widths)
-    value = g.constant(fill) if fill is not None else np.zeros(1)
-    mode, auto_pad = pad.attributes.get("mode"), node.attributes.get("auto_pad")
-    is_of_zeros = mode is None or mode.as_string() == "constant"
-    is_of_numbers = auto_pad is None or auto_pad.as_string() == "NOTSET"
-    if x is None or shape is None or numbers is None or value is None or not is_of_zeros or not is_of_numbers:
+    if x is None or shape is None or numbers is None:
         return None
     chosen = np.arange(len(shape)) if axes is None else g.constant(axes)
-    if chosen is None or value.size != 1 or value.item() != 0 or (numbers < 0).any():
+    if chosen is None or (numbers < 0).any():
         return None
     whole = np.zeros((2, len(shape)), np.int64)
     whole[:, chosen % len(shape)] = numbers.reshape(2, -1)
@@ -79,6 +78,73 @@ def pad_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     pads = np.array(options.get("pads") or [0] * (2 * len(shape) - 4)) + whole[:, 2:].reshape(-1)
     result: ir.Value = g.op.Conv(x, *node.inputs[1:], **{**options, "pads": pads.tolist()})
     return result
+
+
+def _zeros_before(g: GraphBuilder, conv: ir.Node) -> ir.Node | None:
+    """The Pad with zeros of a convolution's input, if nothing else reads it."""
+    pad, auto_pad = made_by(conv.inputs[0], "Pad"), conv.attributes.get("auto_pad")
+    if pad is None or not used_once(conv.inputs[0]) or (auto_pad is not None and auto_pad.as_string() != "NOTSET"):
+        return None
+    mode, fill = pad.attributes.get("mode"), pad.inputs[2] if len(pad.inputs) > 2 else None
+    value = g.constant(fill) if fill is not None else np.zeros(1)
+    is_of_zeros = value is not None and value.size == 1 and value.item() == 0
+    return pad if is_of_zeros and (mode is None or mode.as_string() == "constant") else None
+
+
+def same_padding_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """A ``Conv`` of an image of dynamic size, with the zeros of ``same`` around it: the operator's ``auto_pad``.
+
+    The result has an axis for each ``ceil(size / stride)``, which the widths of the zeros, as expressions of the sizes, prove.
+    """
+    pad = _zeros_before(g, node)
+    if pad is None:
+        return None
+    sizes, kernel = dims_of(pad.inputs[0]), (dims_of(node.inputs[1]) or ())[2:]
+    options = attribute_values(node)
+    strides = options.get("strides") or [1] * len(kernel)
+    widths = _expressions(g, pad.inputs[1])
+    if sizes is None or widths is None or len(pad.inputs) > 3 or len(widths) != 2 * len(sizes):
+        return None
+    if any(options.get("pads") or ()) or any(n != 1 for n in options.get("dilations") or ()):
+        return None
+    axes = [g.sizes.expression(size) if isinstance(size, ir.SymbolicDim) else size for size in sizes]
+    low, high = widths[: len(axes)], widths[len(axes) :]
+    if any(width != 0 for width in (*low[:2], *high[:2])) or any(size is None for size in axes[2:]):
+        return None
+    rows = list(zip(axes[2:], kernel, strides, low[2:], high[2:], strict=True))
+    for mode, is_upper in (("SAME_UPPER", True), ("SAME_LOWER", False)):
+        if all(_is_same(*row, is_upper) for row in rows):
+            others = {name: value for name, value in options.items() if name != "pads"}
+            result: ir.Value = g.op.Conv(pad.inputs[0], *node.inputs[1:], **{**others, "auto_pad": mode})
+            return result
+    return None
+
+
+def _is_same(size: Any, kernel: Any, stride: int, low: Any, high: Any, is_upper: bool) -> bool:
+    """Whether the widths before and after an axis are those of ``same``, the larger one after it if ``is_upper``."""
+    if not isinstance(kernel, int) or kernel < stride:  # ONNX Runtime cuts an image where a stride leaves its end out
+        return False
+    floor = sympy_functions.FloorDiv
+    total = (floor(size + stride - 1, stride) - 1) * stride + kernel - size
+    less, more = floor(total, 2), total - floor(total, 2)
+    wanted = (less, more) if is_upper else (more, less)
+    return all(implied(sympy.Eq(width, same), {}) for width, same in zip((low, high), wanted, strict=True))
+
+
+def _expressions(g: GraphBuilder, value: ir.Value | None) -> list[Any] | None:
+    """The elements of a vector of sizes, as numbers and expressions; ``None`` where one is unknown."""
+    numbers = g.constant(value)
+    if numbers is not None:
+        return [sympy.Integer(int(number)) for number in numbers.reshape(-1)]
+    node = made_by(value, "Concat", "Unsqueeze")
+    if node is None:
+        return None
+    if node.op_type == "Unsqueeze":
+        scalar = node.inputs[0]
+        expression = g.sizes.expression(scalar) if scalar is not None else None
+        return None if expression is None else [expression]
+    parts = [_expressions(g, part) for part in node.inputs]
+    return None if any(part is None for part in parts) else [e for part in parts if part is not None for e in part]
 
 
 def scale_of_conv(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
@@ -215,6 +281,7 @@ def _known(g: GraphBuilder, value: ir.Value | None, depth: int = 0) -> _Known | 
 
 REWRITES = [
     Rewrite("pad_of_conv", "Conv", pad_of_conv, when=reads("Pad")),
+    Rewrite("same_padding_of_conv", "Conv", same_padding_of_conv, when=reads("Pad")),
     Rewrite("batch_norm_of_conv", "BatchNormalization", batch_norm_of_conv, when=reads("Conv")),
     Rewrite("scale_of_conv", "Mul", scale_of_conv, when=reads("Conv")),
     Rewrite("shift_of_conv", "Add", shift_of_conv, when=reads("Conv")),

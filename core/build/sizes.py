@@ -205,6 +205,13 @@ class Sizes:
         self._keep(self._record_of(scalar), "vector", vector)
         return scalar
 
+    def expression(self, size: ir.SymbolicDim | ir.Value) -> Any:
+        """The sympy expression of a dynamic dimension, or of the size that a scalar holds; ``None`` where it has none."""
+        if isinstance(size, ir.SymbolicDim):
+            return self.expressions.get(size.value or "")
+        names = (record.name or "" for record in self._holders.get(size, ()) if record.scalar is size)
+        return next((self.expressions[name] for name in names if name in self.expressions), None)
+
     def require(self, dim: ir.SymbolicDim | str) -> ir.Value:
         """The scalar of a dynamic size, computed where no value holds it yet.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,3 +200,65 @@ def test_other_padding_stays(name: str) -> None:
     program = onnxplug.to_onnx(OTHERS[name]().eval(), (torch.randn(2, 3, 8, 9),), dynamic_shapes=({0: "batch"},))
     assert sum(node.op_type == "Pad" for node in program.model.graph) == 1
     program.verify()
+
+
+class Same(nn.Module):
+    """A convolution of images of any size, after padding that is computed from the size."""
+
+    def __init__(self, layer: nn.Conv2d, total: Callable[..., int], is_lower: bool = False, more: int = 0) -> None:
+        super().__init__()
+        self.layer, self.total, self.is_lower, self.more = layer, total, is_lower, more
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        widths: list[int] = []
+        for axis in (1, 0):
+            total = self.total(x.shape[2 + axis], self.layer.kernel_size[axis], self.layer.stride[axis]) + self.more
+            less, more = total // 2, total - total // 2
+            widths += (more, less) if self.is_lower else (less, more)
+        return self.layer(nn.functional.pad(x, widths))
+
+
+TOTALS: dict[str, Callable[[int, int, int], int]] = {
+    "of timm": lambda n, k, s: max((math.ceil(n / s) - 1) * s + k - n, 0),
+    "of a quotient": lambda n, k, s: (-(-n // s) - 1) * s + k - n,
+    "of a negative remainder": lambda n, k, s: k - s + -n % s,
+}
+SIDES = ((1, 1), (5, 8), (12, 7), (9, 9), (10, 4))
+
+
+def _of_any_size(model: nn.Module) -> onnxplug.OnnxProgram:
+    axes = {0: AUTO, 2: AUTO, 3: AUTO}
+    program = onnxplug.to_onnx(stirred(model.eval()), (torch.randn(2, 3, 11, 14),), dynamic_shapes=(axes,))
+    for height, width in SIDES:
+        program.verify(args=(torch.randn(3, 3, height, width),), seeds=())
+    return program
+
+
+@pytest.mark.parametrize("is_lower", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "stride"), [(3, 2), (5, 2), (2, 2), (7, 4), (3, 1), ((3, 5), (2, 3)), ((4, 1), (4, 1))], ids=str
+)
+@pytest.mark.parametrize("form", ["of timm", "of a quotient", "of a negative remainder"])
+def test_padding_to_the_same_size_is_that_of_the_operator(form: str, kernel: Any, stride: Any, is_lower: bool) -> None:
+    program = _of_any_size(Same(nn.Conv2d(3, 4, kernel, stride), TOTALS[form], is_lower))
+    (node,) = program.model.graph
+    assert node.op_type == "Conv"
+    if stride == 1:  # the padding is of one width
+        assert "auto_pad" not in node.attributes
+    else:
+        assert node.attributes["auto_pad"].as_string() == ("SAME_LOWER" if is_lower else "SAME_UPPER")
+
+
+DIFFERENT: dict[str, Callable[[], nn.Module]] = {
+    "a kernel below the stride": lambda: Same(nn.Conv2d(3, 4, 1, 2), TOTALS["of a quotient"]),
+    "dilation": lambda: Same(nn.Conv2d(3, 4, 3, 2, dilation=2), lambda n, k, s: TOTALS["of timm"](n, 2 * k - 1, s)),
+    "more": lambda: Same(nn.Conv2d(3, 4, 3, 2), TOTALS["of timm"], more=2),
+    "of another stride": lambda: Same(nn.Conv2d(3, 4, 3, 2), lambda n, k, s: TOTALS["of timm"](n, k, 3)),
+    "own padding": lambda: Same(nn.Conv2d(3, 4, 3, 2, padding=1), TOTALS["of timm"]),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_other_padding_of_any_size_stays(name: str) -> None:
+    program = _of_any_size(DIFFERENT[name]())
+    assert sum(node.op_type == "Pad" for node in program.model.graph) == 1

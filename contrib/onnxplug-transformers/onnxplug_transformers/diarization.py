@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from onnxplug.patches.scans import laid_out
 from onnxplug_transformers.exchanged import exchanged
@@ -219,9 +219,10 @@ def recording(
     config = self.config
     factor = config.audio_config.subsampling_factor
     embeds = self.model.audio_tower.embedder(input_features)
-    batch, _, width = embeds.shape
+    batch, width = embeds.shape[0], embeds.shape[2]
     mask = attention_mask[:, ::factor].bool() if attention_mask is not None else None
-    starts, ends, first, last, windows, _, known = _chunks(embeds, mask, config)
+    chunks = _chunks(embeds, mask, config)
+    starts, ends, first, last = chunks.starts, chunks.ends, chunks.first, chunks.last
     parts = torch.stack([starts - first, ends - starts, last - first], -1)
     cache, speakers = config.streaming_config.speaker_cache_length, config.streaming_config.num_speakers
     state = [
@@ -230,7 +231,7 @@ def recording(
         embeds.new_zeros(batch, config.fifo_length, width),
         parts.new_zeros(3),
     ]
-    logits = _scanned(_Step(self), state, [laid_out(windows), laid_out(known), parts])
+    logits = _scanned(_Step(self), state, [laid_out(chunks.windows), laid_out(chunks.known), parts])
     logits = logits.transpose(0, 1).flatten(1, 2)[:, : input_features.shape[1]]
     return sys.modules[_MODULE].Nemotron3DiarizationOutput(logits=logits)
 
@@ -238,11 +239,11 @@ def recording(
 def _scanned(step: nn.Module, state: list[Tensor], sequences: list[Tensor]) -> Tensor:
     """The results of all steps, along a new first axis: by a scan while a model is captured, whose operands are the weights too."""
     if not torch.compiler.is_compiling():
-        results = []
+        steps = []
         for slices in zip(*sequences, strict=True):
-            *state, result = step(*state, *slices)
-            results.append(result)
-        return torch.stack(results)
+            *state, logits = step(*state, *slices)
+            steps.append(logits)
+        return torch.stack(steps)
     tensors = {**dict(step.named_parameters()), **dict(step.named_buffers())}
     split = len(state) + len(sequences)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.exchanged import exchanged, never
@@ -134,9 +134,10 @@ def features(self: Any, pixel_values: Tensor, image_grid_hw: Tensor, **kwargs: A
     if self.vision_final_layernorm is not None:
         patches = self.vision_final_layernorm(patches)
     tokens = patches[in_whole_windows(image_grid_hw, patches.shape[0], (2, 2))].flatten(1)
+    of_images: Any = States((self.multi_modal_projector(tokens),))
     return BaseModelOutputWithPooling(
         last_hidden_state=outputs.last_hidden_state,
-        pooler_output=States((self.multi_modal_projector(tokens),)),
+        pooler_output=of_images,
         hidden_states=outputs.hidden_states,
         attentions=outputs.attentions,
     )
