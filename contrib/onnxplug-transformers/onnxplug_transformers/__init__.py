@@ -20,7 +20,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
     chosen by values (UDOP, ViLT) are sorted, not taken image by image. OmDet-Turbo computes all texts, and keeps none.
     CANINE's chunks of local attention are one batch, not a loop over the example's text. Longformer's windows are blocks, and
     its global tokens are gathered, also where there is none. Hiera's kept windows are as many for any noise. TimesFM's series
-    are one tensor, not a loop over the batch. FastSpeech 2's frames find their tokens by the sums of durations.
+    are one tensor, not a loop over the batch. FastSpeech 2's frames find their tokens by the sums of durations,
+    and PE Audio-Video's places of sounds their frames of videos by both lengths.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -38,6 +39,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.sliding_windows:windows_of_any_text"),
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
+        _where_used(f"{models}pe_audio_video", f"{place}.aligned:frames_aligned_at_once"),
         _where_used(f"{models}fastspeech2_conformer", f"{place}.durations:frames_of_any_duration"),
     ]
 
