@@ -12,17 +12,10 @@ __all__ = ["cache_names", "cache_shapes", "empty_cache", "merged_cache"]
 
 @hookimpl
 def onnxplug_patches() -> list[Callable[[], Any]]:
-    """The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together.
+    """What torch.export can't capture of transformers' models, in forms that it can; each module names its models, and why.
 
-    Mixtures of experts are computed by products of groups, not by a loop over the experts that happen to be chosen, and
-    recurrences by scans, not by loops as long as the example's sequence. Swin's windows take maps of any size. Images packed
-    in one row (Qwen2-VL and those after it), or padded to one number of patches (SigLIP 2), have their sizes as an input. Patches
-    chosen by values (UDOP, ViLT) are sorted, not taken image by image. OmDet-Turbo computes all texts, and keeps none.
-    CANINE's chunks of local attention are one batch, not a loop over the example's text. Longformer's windows are blocks, and
-    its global tokens are gathered, also where there is none. Hiera's kept windows are as many for any noise. TimesFM's series
-    are one tensor, not a loop over the batch. Keypoints (SuperPoint, SuperGlue, LightGlue) are found in all images at once.
-    C-RADIO's images have any size, also packed in one row. So have Qwen3-ASR's sounds, and the recordings of Nemotron 3
-    Diarization are taken apart into chunks by a scan.
+    The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together. Loops over what the
+    example has (experts, steps, chunks, images, series) and branches on sizes and values become algebra of tensors, or scans.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -44,6 +37,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
+        _where_used(f"{models}pe_audio_video", f"{place}.aligned:frames_aligned_at_once"),
+        _where_used(f"{models}fastspeech2_conformer", f"{place}.durations:frames_of_any_duration"),
     ]
 
 
