@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.exchanged import exchanged, in_use, never
@@ -20,7 +21,10 @@ _KEPT = ("cached_sequence_length", "cached_rotary_positional_embedding")
 
 @contextlib.contextmanager
 def positions_of_any_length() -> Iterator[None]:
-    """Holds while a model is captured: Funnel's, the masks of CPM-Ant and FSMT, and rotary ones kept for an earlier length."""
+    """Holds while a model is captured.
+
+    Funnel's and Reformer's, the masks of CPM-Ant and FSMT, and rotary positions kept for an earlier length.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             exchanged(
@@ -28,6 +32,7 @@ def positions_of_any_length() -> Iterator[None]:
                     "FunnelAttentionStructure.get_position_embeds": (get_position_embeds, _is_factorized),
                     "CpmAntModel._prepare_attention_mask": (_prepare_attention_mask, never),
                     "make_padding_mask": (make_padding_mask, never),
+                    "AxialPositionEmbeddings.forward": (axial_embeddings, _is_trained),
                 }
             )
         )
@@ -35,6 +40,30 @@ def positions_of_any_length() -> Iterator[None]:
             for owner, name, before in in_use(f"{family}RotaryPositionalEmbedding.forward"):
                 stack.enter_context(patched(owner, name, _forgetful(before)))
         yield
+
+
+def _is_trained(self: Any, position_ids: Tensor) -> bool:
+    return bool(self.training)
+
+
+def axial_embeddings(self: Any, position_ids: Tensor) -> Tensor:
+    """Reformer's embeddings of positions, in a grid of two axes, one row after another; transformers loops over the batch.
+
+    Args:
+        position_ids: [batch, tokens].
+
+    Returns:
+        [batch, tokens, width].
+
+    Raises:
+        ValueError: The grid has fewer places than there are tokens.
+    """
+    rows, columns = self.axial_pos_shape
+    if rows * columns < position_ids.shape[1]:
+        raise ValueError(f"config.axial_pos_shape {self.axial_pos_shape} has fewer places than there are tokens.")
+    of_rows, of_columns = self.weights
+    places = torch.div(position_ids, columns, rounding_mode="floor"), position_ids % columns
+    return torch.cat((embedding(places[0], of_rows[:, 0]), embedding(places[1], of_columns[0])), -1)
 
 
 def _forgetful(before: Callable[..., Any]) -> Callable[..., Any]:

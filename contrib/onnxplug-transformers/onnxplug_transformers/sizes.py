@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -64,8 +65,34 @@ def _padded(self: Any, sound: Tensor) -> Tensor:
     total, length = (kernel - 1) * dilation + 1 - stride, sound.shape[-1]
     lacking = (length + stride - 1) // stride * stride - length
     right = 0 if self.causal else total // 2
-    padded: Tensor = self._pad1d(sound, (total - right, right + lacking), mode=self.pad_mode)
+    left, right = total - right, right + lacking
+    if self.pad_mode == "reflect" and not isinstance(length, int):
+        return _reflected(sound, left, right)
+    padded: Tensor = self._pad1d(sound, (left, right), mode=self.pad_mode)
     return padded
+
+
+def _reflected(sound: Tensor, left: Any, right: Any) -> Tensor:
+    """Sound with what lies next to its ends reflected beyond them; one that is too short is filled up with zeros before that.
+
+    Args:
+        sound: [batch, channels, length], of 1 sample at least.
+        left: How many samples are added in front.
+        right: And how many after it.
+
+    Returns:
+        [batch, channels, left + length + right].
+    """
+    length = sound.shape[-1]
+    last = torch.sym_max(length - 1, torch.sym_max(left, right))
+
+    def at(places: Tensor) -> Tensor:
+        samples = sound.index_select(-1, places.clamp(max=length - 1))
+        return samples.where(places < length, 0)
+
+    before = left - torch.arange(left, device=sound.device)
+    after = length + torch.arange(right, device=sound.device)
+    return torch.cat((at(before), sound, at(torch.minimum(after, 2 * last - after))), -1)
 
 
 def encodec_convolution(self: Any, hidden_states: Tensor) -> Any:
@@ -77,6 +104,87 @@ def encodec_convolution(self: Any, hidden_states: Tensor) -> Any:
 def mimi_convolution(self: Any, hidden_states: Tensor, padding_cache: Any = None) -> Any:
     """Mimi's, of sound of any length."""
     return self.conv(_padded(self, hidden_states))
+
+
+def encode(
+    self: Any,
+    input_values: Tensor,
+    padding_mask: Tensor | None = None,
+    bandwidth: float | None = None,
+    return_dict: bool | None = None,
+) -> Any:
+    """EnCodec's codes of whole sounds; transformers takes them as one chunk in a loop over chunks.
+
+    Args:
+        input_values: [batch, channels, samples].
+        padding_mask: 0 for samples that become 0, [batch, samples] or [batch, channels, samples].
+        bandwidth: One of the configuration's.
+        return_dict: As transformers' own.
+
+    Returns:
+        Codes [1, batch, codebooks, frames], a list of one scale [batch, 1] or None, and 0.
+
+    Raises:
+        ValueError: The model has no such bandwidth, or takes other channels.
+    """
+    bandwidths, channels = self.config.target_bandwidths, input_values.shape[1]
+    bandwidth = bandwidths[0] if bandwidth is None else bandwidth
+    if bandwidth not in bandwidths:
+        raise ValueError(f"The model has no bandwidth {bandwidth}, but {bandwidths}.")
+    if channels < 1 or channels > 2:
+        raise ValueError(f"EnCodec takes 1 or 2 channels, and got {channels}.")
+    if padding_mask is not None:
+        padding_mask = padding_mask.view(padding_mask.shape[0], -1, padding_mask.shape[-1])
+        input_values = padding_mask.bool() * input_values
+    codes, scale = self._encode_frame(input_values, bandwidth)
+    results = codes[None], [scale], 0
+    if not (self.config.return_dict if return_dict is None else return_dict):
+        return results
+    return import_module(type(self).__module__).EncodecEncoderOutput(*results)
+
+
+def decode(
+    self: Any,
+    audio_codes: Tensor,
+    audio_scales: Any,
+    padding_mask: Tensor | None = None,
+    return_dict: bool | None = None,
+    last_frame_pad_length: Any = 0,
+) -> Any:
+    """EnCodec's sounds of such codes, cut to the padding's length, where transformers asks first whether they are longer.
+
+    Args:
+        audio_codes: [1, batch, codebooks, frames].
+        audio_scales: One scale [batch, 1] or None.
+        padding_mask: Its last axis is as long as sounds are at most.
+        return_dict: As transformers' own.
+        last_frame_pad_length: How many of the last frames are left out.
+
+    Returns:
+        [batch, channels, samples].
+
+    Raises:
+        ValueError: There are several chunks.
+    """
+    if audio_codes.shape[0] != 1:
+        raise ValueError(f"The model takes sounds as one chunk, and got {audio_codes.shape[0]}.")
+    codes = audio_codes[0]
+    if last_frame_pad_length > 0:
+        codes = codes[..., :-last_frame_pad_length]
+    sound = self._decode_frame(codes, audio_scales[0])
+    if padding_mask is not None:
+        sound = sound.narrow(-1, 0, torch.sym_min(padding_mask.shape[-1], sound.shape[-1]))
+    if not (self.config.return_dict if return_dict is None else return_dict):
+        return (sound,)
+    return import_module(type(self).__module__).EncodecDecoderOutput(sound)
+
+
+def _has_chunks(self: Any, *_: Any, **__: Any) -> bool:
+    return self.config.chunk_length is not None
+
+
+def _is_of_chunks(self: Any, audio_codes: Any, *_: Any, **__: Any) -> bool:
+    return _has_chunks(self) or not isinstance(audio_codes, Tensor)
 
 
 def _has_cache(self: Any, hidden_states: Tensor, padding_cache: Any = None) -> bool:
@@ -92,6 +200,8 @@ def dynamic_sizes() -> Iterator[None]:
             "torch_float": (torch_float, _is_plain),
             "MobileViTLayer.unfolding": (unfolding, _is_of_known_size),
             "EncodecConv1d.forward": (encodec_convolution, _has_cache),
+            "EncodecModel.encode": (encode, _has_chunks),
+            "EncodecModel.decode": (decode, _is_of_chunks),
             "MimiConv1d.forward": (mimi_convolution, _has_cache),
             "PocketTTSAudioTokenizerConv1d.forward": (mimi_convolution, _has_cache),
         }

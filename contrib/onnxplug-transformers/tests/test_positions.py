@@ -142,3 +142,65 @@ def test_rotary_positions_of_an_earlier_call(make: Any, settings: tuple[Any, ...
             for name, one in inputs.items()
         }
         program.verify(kwargs=changed, seeds=())
+
+
+def _reformer(**changes: Any) -> nn.Module:
+    import transformers
+
+    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "attention_head_size": 16}
+    sizes |= {"feed_forward_size": 32, "axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 5], "is_decoder": False}
+    sizes |= {
+        "max_position_embeddings": 40,
+        "lsh_attn_chunk_length": 64,
+        "local_attn_chunk_length": 64,
+        "use_cache": False,
+    }
+    config = transformers.ReformerConfig(**{**sizes, **changes}, attn_layers=["local", "lsh"])
+    model = transformers.ReformerModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.eval()
+    return model  # type: ignore[no-any-return]
+
+
+def test_positions_in_a_grid_of_any_batch() -> None:
+    torch.manual_seed(0)
+    names = ("input_ids", "attention_mask", "position_ids")
+
+    def case(batch: int, length: int) -> dict[str, torch.Tensor]:
+        places = torch.stack([torch.randperm(40)[:length] for _ in range(batch)])
+        mask = torch.arange(length) < torch.randint(1, length + 1, (batch, 1))
+        return dict(zip(names, (torch.randint(1, 50, (batch, length)), mask.long(), places), strict=True))
+
+    dynamic = {name: {0: "batch", 1: "sequence"} for name in names}
+    program = onnxplug.to_onnx(_reformer(), kwargs=case(2, 9), dynamic_shapes=dynamic)
+    for batch, length in ((1, 9), (3, 1), (5, 40), (2, 17)):
+        program.verify(kwargs=case(batch, length), seeds=(), rtol=1e-3, atol=1e-4)
+
+
+def test_seeded_hashes_of_any_batch() -> None:
+    """Texts of several chunks are hashed by rotations, which a seed in the configuration makes the same ones in each call."""
+    torch.manual_seed(0)
+    chunks = {"lsh_attn_chunk_length": 8, "local_attn_chunk_length": 8, "num_buckets": 4, "hash_seed": 3}
+    dynamic = {"input_ids": {0: "batch", 1: "sequence"}}
+    example = {"input_ids": torch.randint(1, 50, (2, 24))}
+    program = onnxplug.to_onnx(_reformer(**chunks), kwargs=example, dynamic_shapes=dynamic)
+    for batch, length in ((2, 24), (1, 16), (3, 40)):
+        program.verify(kwargs={"input_ids": torch.randint(1, 50, (batch, length))}, seeds=(), rtol=1e-3, atol=1e-4)
+
+
+def test_embeddings_in_a_grid_are_those_of_transformers() -> None:
+    from onnxplug_transformers.positions import positions_of_any_length
+
+    torch.manual_seed(0)
+    embeddings = _reformer().embeddings.position_embeddings  # type: ignore[union-attr]
+    for case in (torch.randint(0, 40, (3, 7)), torch.arange(40)[None], torch.zeros(2, 1, dtype=torch.int64)):
+        with torch.no_grad(), positions_of_any_length():
+            result = embeddings(case)  # type: ignore[operator]
+        torch.testing.assert_close(result, embeddings(case), rtol=0, atol=0)  # type: ignore[operator]
+    for case in (torch.zeros(1, 41, dtype=torch.int64), torch.full((1, 2), 40), torch.full((1, 2), -1)):
+        with pytest.raises((ValueError, IndexError, RuntimeError)):
+            embeddings(case)  # type: ignore[operator]
+        with positions_of_any_length(), pytest.raises((ValueError, IndexError, RuntimeError)):
+            embeddings(case)  # type: ignore[operator]
