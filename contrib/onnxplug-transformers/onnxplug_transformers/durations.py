@@ -53,7 +53,7 @@ def length_regulator(encoded_embeddings: Tensor, duration_labels: Tensor, speaki
     duration_labels.masked_fill_((counts == 0)[:, None] & (counts.sum() == 0), 1)
     ends = duration_labels.cumsum(1)
     counts = duration_labels.sum(1)
-    frames = counts.max().item()
+    frames: Any = counts.max().item()
     torch._check(frames >= 1)
     # How many tokens end at each frame; the last place is of those that end with the longest text.
     ending = torch.zeros((ends.shape[0], frames + 1), dtype=torch.int64, device=ends.device)
