@@ -26,7 +26,7 @@ def _model(bias: float = 1.0, **changes: Any) -> nn.Module:
         model.duration_predictor.linear.weight.mul_(3)
         model.duration_predictor.linear.bias.fill_(bias)
     model.eval()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _case(batch: int, tokens: int) -> dict[str, Tensor]:

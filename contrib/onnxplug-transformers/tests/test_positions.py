@@ -161,7 +161,7 @@ def _reformer(**changes: Any) -> nn.Module:
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     model.eval()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def test_positions_in_a_grid_of_any_batch() -> None:
