@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 import onnxplug
 
+#: Tolerances that are looser than torch.testing's for float32, each with its reason.
+LOOSER = {"frames": ({"rtol": 1e-3, "atol": 1e-4}, "two stacks of layers, and sines of positions computed anew")}
+
 
 def _model(bias: float = 1.0, **changes: Any) -> nn.Module:
     """A model whose durations differ; with a smaller bias, more of them are 0."""
@@ -47,7 +50,7 @@ def test_frames_of_any_duration(bias: float, speed: float) -> None:
     numbers = set()
     for batch, tokens in ((2, 7), (1, 1), (3, 12), (5, 4)):
         case = _case(batch, tokens)
-        program.verify(kwargs=case, seeds=(), rtol=1e-3, atol=1e-4)
+        program.verify(kwargs=case, seeds=(), **LOOSER["frames"][0])
         with torch.no_grad():
             durations = model(**case).duration_outputs
         numbers |= set(durations.flatten().tolist())

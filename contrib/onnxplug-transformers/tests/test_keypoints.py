@@ -12,6 +12,10 @@ from torch import nn
 
 import onnxplug
 
+#: Tolerances that are looser than torch.testing's for float32, each with its reason.
+LOOSER = {
+    "matching": ({"rtol": 1e-4, "atol": 1e-4}, "four layers of attention, over other numbers of hidden keypoints")
+}
 _SUPERPOINT = {"encoder_hidden_sizes": [8, 8, 16, 16], "decoder_hidden_size": 16, "descriptor_decoder_dim": 32}
 _MORE: dict[str, dict[str, Any]] = {
     "SuperPointForKeypointDetection": {},
@@ -119,7 +123,7 @@ def test_pairs_that_are_done_early() -> None:
             except (IndexError, RuntimeError):  # transformers' own: some pairs are done and others reach the last layer
                 continue
         for result, value in zip(results[:3], expected[:3], strict=True):
-            torch.testing.assert_close(result, value, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(result, value, **LOOSER["matching"][0])
         layers.update(expected[2].flatten().tolist())
         matched += int((expected[0] >= 0).sum())
     assert min(layers[1], layers[2], layers[3], matched) > 20

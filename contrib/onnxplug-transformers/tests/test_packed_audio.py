@@ -10,6 +10,14 @@ from torch import nn
 
 import onnxplug
 
+#: Tolerances that are looser than torch.testing's for float32, each with its reason.
+LOOSER = {
+    "sounds": (
+        {"rtol": 1e-4, "atol": 1e-5},
+        "layers of attention in one row, with a mask, for one product for each window",
+    )
+}
+
 
 class Encoder(nn.Module):
     """The states of Qwen3-ASR's encoder; windows of two chunks of 100 frames, of which convolutions make 13 states."""
@@ -56,7 +64,7 @@ def test_sounds_of_any_length(attention: str) -> None:
     for case in CASES:
         with torch.no_grad():
             expected = model(*case)
-        torch.testing.assert_close(program(*case)[0], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(program(*case)[0], expected, **LOOSER["sounds"][0])
 
 
 @pytest.mark.parametrize("window", [100, 200, 800])

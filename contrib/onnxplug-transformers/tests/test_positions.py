@@ -10,6 +10,9 @@ from torch import nn
 
 import onnxplug
 
+#: Tolerances that are looser than torch.testing's for float32, each with its reason.
+LOOSER = {"reformer": ({"rtol": 1e-3, "atol": 1e-4}, "two layers of hashed attention, whose sums are in another order")}
+
 
 @pytest.mark.parametrize("of_class", [True, False])
 @pytest.mark.parametrize("cut", [True, False])
@@ -176,7 +179,7 @@ def test_positions_in_a_grid_of_any_batch() -> None:
     dynamic = {name: {0: "batch", 1: "sequence"} for name in names}
     program = onnxplug.to_onnx(_reformer(), kwargs=case(2, 9), dynamic_shapes=dynamic)
     for batch, length in ((1, 9), (3, 1), (5, 40), (2, 17)):
-        program.verify(kwargs=case(batch, length), seeds=(), rtol=1e-3, atol=1e-4)
+        program.verify(kwargs=case(batch, length), seeds=(), **LOOSER["reformer"][0])
 
 
 def test_seeded_hashes_of_any_batch() -> None:
@@ -187,7 +190,7 @@ def test_seeded_hashes_of_any_batch() -> None:
     example = {"input_ids": torch.randint(1, 50, (2, 24))}
     program = onnxplug.to_onnx(_reformer(**chunks), kwargs=example, dynamic_shapes=dynamic)
     for batch, length in ((2, 24), (1, 16), (3, 40)):
-        program.verify(kwargs={"input_ids": torch.randint(1, 50, (batch, length))}, seeds=(), rtol=1e-3, atol=1e-4)
+        program.verify(kwargs={"input_ids": torch.randint(1, 50, (batch, length))}, seeds=(), **LOOSER["reformer"][0])
 
 
 def test_embeddings_in_a_grid_are_those_of_transformers() -> None:
