@@ -59,7 +59,14 @@ VMAPS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VMAPS)
+_IS_29 = torch.__version__.startswith("2.9.")
+_INDEX = "an index that depends on data"
+_BY_NUMBERS = pytest.param(
+    _INDEX, marks=pytest.mark.xfail(_IS_29, strict=True, reason="torch 2.9 indexes by numbers, of which vmap has none")
+)
+
+
+@pytest.mark.parametrize("name", [_BY_NUMBERS if name == _INDEX else name for name in VMAPS])
 def test_transforms(name: str) -> None:
     program = check(VMAPS[name], X, others=OTHERS, dynamic=BATCH, **looser("core"))
     by_torch = any(operator.startswith("torch._functorch") for operator in program.statistics.decomposed)
@@ -184,6 +191,7 @@ def test_a_decomposition_keeps_composite_operators_of_dynamic_sizes(layer: torch
     assert len(lengths) > 2
 
 
+@pytest.mark.xfail(_IS_29, strict=True, reason="torch 2.9's decomposition of an LSTM gives states of four axes")
 def test_a_recurrent_layer_of_a_table_is_decomposed() -> None:
     """Also step by step, where the caller asks for it."""
     steps = torch.export.default_decompositions()[torch.ops.aten.lstm.input]

@@ -40,6 +40,11 @@ def _case(batch: int, tokens: int) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(1, 40, (batch, tokens)) * mask, "attention_mask": mask}
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9 asks for the memory format of a convolution of data-dependent length",
+)
 @pytest.mark.parametrize(("bias", "speed"), [(1.0, 1.0), (0.3, 1.6), (-9.0, 1.0)])
 def test_frames_of_any_duration(bias: float, speed: float) -> None:
     """Durations that differ, some of them 0, and all 0, which become 1."""
