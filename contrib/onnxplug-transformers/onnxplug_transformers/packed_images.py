@@ -77,10 +77,7 @@ def images_of_any_size() -> Iterator[None]:
                     "get_vision_position_ids": (get_vision_position_ids, _are_given("position_ids")),
                     "get_vision_window_index": (get_vision_window_index, _are_given("window_index")),
                     "get_vision_frame_index": (get_vision_frame_index, _are_given("frame_index")),
-                    "get_vision_temporal_merge_index": (
-                        get_vision_temporal_merge_index,
-                        _are_given("temporal_merge_index"),
-                    ),
+                    "get_vision_temporal_merge_index": (_merge_of_frames(), _are_given("temporal_merge_index")),
                     "get_vision_pixel_shuffle_index": (
                         get_vision_pixel_shuffle_index,
                         _are_given("pixel_shuffle_index"),
@@ -389,6 +386,30 @@ def get_vision_frame_index(grid_thw: Tensor, kwargs: Any = None) -> Tensor:
     _, sizes, place = images_of(grid_thw, number_of_patches(), 1)
     frames, height, width = sizes.unbind(-1)
     return place // (height * width) + (frames > 1)
+
+
+def _merge_of_frames() -> Callable[..., Any]:
+    """The function for the transformers that is installed: before 5.24 patches were gathered, since then they are added up."""
+    models = (m for name, m in list(sys.modules.items()) if name.startswith("transformers.models.kimi_k25"))
+    adds = any(hasattr(getattr(module, "Kimi_K25VisionModel", None), "temporal_merge") for module in models)
+    return token_of_each_patch if adds else get_vision_temporal_merge_index
+
+
+def token_of_each_patch(
+    grid_thw: Tensor, kernel_height: int, kernel_width: int, kwargs: Any = None
+) -> tuple[Tensor, Tensor, Any]:
+    """The place of each patch in its token, [patches], its share in the mean over frames, [patches], and the number of tokens."""
+    image, sizes, place = images_of(grid_thw, number_of_patches(), 1)
+    frames, height, width = sizes.unbind(-1)
+    tokens = grid_thw[:, 1] // kernel_height * (grid_thw[:, 2] // kernel_width)
+    first = tokens.cumsum(0) - tokens
+    within = place % (height * width)
+    row, column = within // width, within % width
+    token = first[image] + row // kernel_height * (width // kernel_width) + column // kernel_width
+    index = token * (kernel_height * kernel_width) + row % kernel_height * kernel_width + column % kernel_width
+    count = tokens.sum().item()
+    torch._check(count >= 0)
+    return index, 1.0 / frames.float(), count
 
 
 def get_vision_temporal_merge_index(
