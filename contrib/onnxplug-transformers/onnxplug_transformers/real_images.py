@@ -41,7 +41,12 @@ def _are_real(pixel_values: Tensor) -> Tensor:
 
 
 def _features(
-    model: Any, pixel_values: Tensor, pixel_attention_mask: Tensor | None, kwargs: dict[str, Any], *, takes_padding: bool
+    model: Any,
+    pixel_values: Tensor,
+    pixel_attention_mask: Tensor | None,
+    kwargs: dict[str, Any],
+    *,
+    takes_padding: bool,
 ) -> Any:
     """The encoder's outputs for the real images, and the tokens of each row of the batch, [tokens, width].
 
@@ -88,6 +93,8 @@ def features(self: Any, pixel_values: Tensor, pixel_attention_mask: Tensor | Non
 
 
 @can_return_tuple
-def features_with_one(self: Any, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+def features_with_one(
+    self: Any, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, **kwargs: Any
+) -> Any:
     """As transformers' own of a model that takes the first image where all are padding."""
     return _features(self, pixel_values, pixel_attention_mask, kwargs, takes_padding=True)

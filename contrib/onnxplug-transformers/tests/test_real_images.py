@@ -162,3 +162,14 @@ def test_the_same_features(kind: str) -> None:
             assert [x.shape for x in after.pooler_output] == [x.shape for x in before.pooler_output]
             assert torch.equal(torch.cat(after.pooler_output), torch.cat(before.pooler_output))
             assert torch.equal(after.last_hidden_state, before.last_hidden_state)
+
+
+@pytest.mark.parametrize("kind", ["SmolVLM", "Idefics2"])
+def test_static_batch(kind: str) -> None:
+    """SmolVLM's features of each row are outputs of their own then."""
+    torch.manual_seed(0)
+    model = _model(kind)
+    dynamic = {"pixel_values": {1: "images"}, "pixel_attention_mask": {1: "images"}, "input_ids": {1: "sequence"}}
+    program = onnxplug.to_onnx(model, kwargs=_inputs(*_EXAMPLE), dynamic_shapes=dynamic)
+    program.verify(kwargs=_inputs([(16, 16), (9, 9), None, (9, 9)], [None, (16, 16)], text=9), seeds=())
+    program.verify(kwargs=_inputs([(16, 16)], [None]), seeds=())
