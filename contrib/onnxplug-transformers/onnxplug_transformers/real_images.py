@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from onnxplug_transformers.exchanged import exchanged, never
 from onnxplug_transformers.packed_images import States
