@@ -29,6 +29,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(f"{models}radio.modeling_radio", f"{place}.radio_images:radio_images_of_any_size"),
         _where_used(models, f"{place}.packed_audio:audio_of_any_length"),
         _where_used(models, f"{place}.padded_images:padded_images_of_any_size"),
+        _where_used(models, f"{place}.tiled_images:tiled_images_of_any_size"),
+        _where_used(models, f"{place}.real_images:any_number_of_real_images"),
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
         _where_used(models, f"{place}.keypoints:any_number_of_keypoints"),
