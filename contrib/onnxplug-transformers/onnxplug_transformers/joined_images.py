@@ -8,14 +8,12 @@ index out of range in the exported model.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
@@ -29,8 +27,8 @@ def joined_images_of_any_number() -> Iterator[None]:
     """Holds while a model is captured."""
     name = "get_image_features"
     with contextlib.ExitStack() as stack:
-        for owner, _, before in list(in_use(f"LlavaModel.{name}")):
-            stack.enter_context(patched(owner, name, _in_one_row(before)))
+        for owner, _, _ in in_use(f"LlavaModel.{name}"):
+            stack.enter_context(patched(sys.modules[owner.__module__], "list", _listed))
         stack.enter_context(
             exchanged(
                 {
@@ -65,41 +63,11 @@ def _are_counted_otherwise(
     return _is_static(pixel_values) or not is_known
 
 
-class _InOneRow(TorchFunctionMode):
-    """A list of images is that of one, with the rows of all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[Tensor] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is Tensor.unbind and args[1:] in ((), (0,)) and not kwargs and not _is_static(args[0]):
-            self.rows.append(args[0].flatten(0, 1))
-            return self.rows[-1:]
-        return function(*args, **(kwargs or {}))
-
-
-def _in_one_row(before: Callable[..., Any]) -> Callable[..., Any]:
-    """The rows of all images stay together where a model makes a list of the images, and returns it."""
-
-    @functools.wraps(before)
-    def called(self: Any, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_static(pixel_values) or not kwargs.get("return_dict"):
-            return before(self, pixel_values, *args, **kwargs)
-        with_rows = contextlib.ExitStack()
-        try:  # a `with` would be taken for code that handles the model's errors
-            mode = with_rows.enter_context(_InOneRow())
-            outputs = before(self, pixel_values, *args, **kwargs)
-        finally:
-            with_rows.close()
-        found = outputs.pooler_output
-        if mode.rows:
-            if len(mode.rows) > 1 or not isinstance(found, list) or len(found) != 1 or found[0] is not mode.rows[0]:
-                raise TypeError("the model asks for the states of each image, of which there may be any number")
-            outputs.pooler_output = States(mode.rows)
-        return outputs
-
-    return called
+def _listed(images: Any = ()) -> Any:
+    """What ``list`` gives in a module: the rows of any number of images stay together."""
+    if not isinstance(images, Tensor) or images.dim() < 2 or _is_static(images):
+        return list(images)
+    return States((images.flatten(0, 1),))
 
 
 def _with_parts(parts: Tensor, numbers: Tensor, whole: Tensor) -> Tensor:
