@@ -44,8 +44,8 @@ def _is_other_encoder(self: Any, pixel_values: Tensor, image_sizes: Any = None, 
     return not is_known or self.config._attn_implementation not in ("eager", "sdpa")
 
 
-def _are_other_sizes(self: Any, images: Any, image_sizes: Any, **_: Any) -> bool:
-    return not _are_numbers(image_sizes)
+def _are_other_sizes(self: Any, *args: Any, **kwargs: Any) -> bool:
+    return not _are_numbers(args[1] if len(args) > 1 else kwargs.get("image_sizes"))
 
 
 @merge_with_config_defaults
@@ -66,7 +66,8 @@ def states(self: Any, pixel_values: Tensor, image_sizes: Tensor | None = None, *
         counts = torch.full((count,), rows * columns, device=embeds.device)
         patches = embeds.permute(0, 2, 3, 1).flatten(0, 2)
     else:
-        sizes = image_sizes.to(embeds.device)[grid[0]] // self.patch_size
+        given = torch.ones_like(image_sizes[:, 0]).sum().to(embeds.device)
+        sizes = image_sizes.to(embeds.device)[grid[0].where(given >= count, image_sizes.shape[0])] // self.patch_size
         height, width = (_cut(sizes[:, axis], length) for axis, length in enumerate((rows, columns)))
         is_there = (grid[1][:, None] < height[:, None, None]) & (grid[2] < width[:, None, None])
         image, row, column = is_there.nonzero(as_tuple=True)
