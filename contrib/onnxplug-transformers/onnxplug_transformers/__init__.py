@@ -31,6 +31,8 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.padded_images:padded_images_of_any_size"),
         _where_used(models, f"{place}.tiled_images:tiled_images_of_any_size"),
         _where_used(models, f"{place}.real_images:any_number_of_real_images"),
+        _where_used(models, f"{place}.sized_images:sized_images_of_any_number"),
+        _where_used(models, f"{place}.joined_images:joined_images_of_any_number"),
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),
         _where_used(models, f"{place}.keypoints:any_number_of_keypoints"),
@@ -40,6 +42,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
         _where_used(f"{models}pe_audio_video", f"{place}.aligned:frames_aligned_at_once"),
+        _where_used(f"{models}evolla", f"{place}.proteins:proteins_read_by_masks"),
         _where_used(f"{models}fastspeech2_conformer", f"{place}.durations:frames_of_any_duration"),
     ]
 

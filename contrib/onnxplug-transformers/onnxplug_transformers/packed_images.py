@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from transformers import AttentionInterface, PreTrainedModel
 
 from onnxplug.capture.patching import patched
@@ -150,6 +151,16 @@ class States(tuple[Tensor]):
         raise TypeError("the model asks for the states of each image, of which there may be any number")
 
     __getitem__ = __len__ = __iter__  # type: ignore[assignment]
+
+
+def _refused(_: States) -> Any:
+    raise TypeError(
+        "the model's results have the states of each image, of which there may be any number; export a module that returns "
+        "the model's other results"
+    )
+
+
+pytree.register_pytree_node(States, _refused, lambda states, _: States(states))
 
 
 class _Together(TorchFunctionMode):
