@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from transformers import AttentionInterface, PreTrainedModel
 
 from onnxplug.capture.patching import patched
+from onnxplug.torch_private import pytree
 from onnxplug_transformers.exchanged import exchanged, never, parameters
 
 #: Inkling 2 has the pixels of each image token together, and counts such tokens.
