@@ -11,6 +11,12 @@ from torch import nn
 
 import onnxplug
 
+#: Of torch, not of the package.
+_NOT_WITH_29 = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9 asks for the number of data-dependent rows in attention",
+)
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TEXT = {**_VISION, "vocab_size": 99, "num_key_value_heads": 2, "max_position_embeddings": 256}
 _VISION |= {"patch_size": 4, "image_size": 16}
@@ -19,6 +25,7 @@ _RESAMPLER |= {"num_key_value_heads": 2, "resampler_head_dim": 8}
 _IMAGE = 98
 _TOKENS = 4  # of an image of 16 x 16
 KINDS = ["Idefics2", "Idefics3", "SmolVLM", "ModernVBert"]
+_CAPTURED = [kind if kind == "ModernVBert" else pytest.param(kind, marks=_NOT_WITH_29) for kind in KINDS]
 #: Rows and columns of pixels that the mask of an image shows; ``None`` of one that is padding.
 _Row = Sequence[tuple[int, int] | None]
 
@@ -80,7 +87,7 @@ _DYNAMIC: dict[str, Any] = {
 _EXAMPLE: tuple[_Row, ...] = ([(16, 16), (12, 8)], [(16, 16), None])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _CAPTURED)
 def test_any_number_of_images(kind: str) -> None:
     torch.manual_seed(0)
     model = Joined(kind) if kind == "SmolVLM" else _model(kind)
@@ -101,7 +108,7 @@ def test_any_number_of_images(kind: str) -> None:
     program.verify(kwargs=hidden, seeds=())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _CAPTURED)
 def test_padding_alone(kind: str) -> None:
     """Some models take the first image then, and others refuse it."""
     torch.manual_seed(0)
@@ -119,6 +126,7 @@ def test_padding_alone(kind: str) -> None:
         program(**inputs)
 
 
+@_NOT_WITH_29
 def test_images_of_any_size() -> None:
     """Idefics2 makes as many tokens of an image, whatever its size; the table has 4 x 4 positions. Without a mask all is shown."""
     torch.manual_seed(0)
@@ -164,6 +172,7 @@ def test_the_same_features(kind: str) -> None:
             assert torch.equal(after.last_hidden_state, before.last_hidden_state)
 
 
+@_NOT_WITH_29
 @pytest.mark.parametrize("kind", ["SmolVLM", "Idefics2"])
 def test_static_batch(kind: str) -> None:
     """SmolVLM's features of each row are outputs of their own then."""
