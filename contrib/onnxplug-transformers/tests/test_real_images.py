@@ -49,19 +49,19 @@ def _model(kind: str) -> nn.Module:
     return model.eval()
 
 
-class Joined(nn.Module):
-    """A model without what it tells of the images' features: SmolVLM has a tensor for each row of the batch."""
+class States(nn.Module):
+    """A model's states of tokens: SmolVLM, and with transformers 5.24 all, tell a tensor of features for each row of the batch too."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.model = _model(kind)
 
-    def forward(self, pixel_values: Any, pixel_attention_mask: Any, input_ids: Any) -> Any:
-        outputs = self.model(pixel_values=pixel_values, pixel_attention_mask=pixel_attention_mask, input_ids=input_ids)
-        images = outputs.image_hidden_states
-        if not isinstance(images, torch.Tensor):
-            images = torch.cat(images.pooler_output)
-        return outputs.last_hidden_state, images
+    def forward(
+        self, pixel_values: torch.Tensor, input_ids: torch.Tensor, pixel_attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        given = {"pixel_values": pixel_values, "pixel_attention_mask": pixel_attention_mask, "input_ids": input_ids}
+        states: torch.Tensor = self.model(**given).last_hidden_state
+        return states
 
 
 def _inputs(*rows: _Row, height: int = 16, width: int = 16, text: int = 5, tokens: int = _TOKENS) -> dict[str, Any]:
@@ -90,7 +90,7 @@ _EXAMPLE: tuple[_Row, ...] = ([(16, 16), (12, 8)], [(16, 16), None])
 @pytest.mark.parametrize("kind", _CAPTURED)
 def test_any_number_of_images(kind: str) -> None:
     torch.manual_seed(0)
-    model = Joined(kind) if kind == "SmolVLM" else _model(kind)
+    model = States(kind)
     program = onnxplug.to_onnx(model, kwargs=_inputs(*_EXAMPLE), dynamic_shapes=_DYNAMIC)
     cases: list[tuple[_Row, ...]] = [
         ([(16, 16)],),
@@ -112,7 +112,7 @@ def test_any_number_of_images(kind: str) -> None:
 def test_padding_alone(kind: str) -> None:
     """Some models take the first image then, and others refuse it."""
     torch.manual_seed(0)
-    model = Joined(kind) if kind == "SmolVLM" else _model(kind)
+    model = States(kind)
     program = onnxplug.to_onnx(model, kwargs=_inputs(*_EXAMPLE), dynamic_shapes=_DYNAMIC)
     inputs = _inputs([None, None], [None, None])
     if kind in ("SmolVLM", "ModernVBert"):
@@ -130,7 +130,7 @@ def test_padding_alone(kind: str) -> None:
 def test_images_of_any_size() -> None:
     """Idefics2 makes as many tokens of an image, whatever its size; the table has 4 x 4 positions. Without a mask all is shown."""
     torch.manual_seed(0)
-    model = _model("Idefics2")
+    model = States("Idefics2")
     sizes = {3: "height", 4: "width"}
     dynamic = {**_DYNAMIC, "pixel_values": {**_DYNAMIC["pixel_values"], **sizes}}
     dynamic["pixel_attention_mask"] = {**_DYNAMIC["pixel_attention_mask"], 2: "height", 3: "width"}
