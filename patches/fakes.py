@@ -26,6 +26,7 @@ from torch.fx.passes import shape_prop
 from onnxplug.capture.kernels import patched_kernel
 from onnxplug.capture.patching import patched
 from onnxplug.patches.operands import expressions
+from onnxplug.patches.shapes import INTERPOLATIONS
 from onnxplug.torch_private import (
     DispatchKey,
     FakeTensor,
@@ -204,6 +205,7 @@ def _dense_sizes(tensor: Any, mode: Any = None) -> tuple[Any, ...] | None:
 def _kernel(original: Function, sizes_of: Callable[..., Sequence[Any] | None]) -> Function:
     def kernel(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         others = [value for value in args if isinstance(value, torch.Tensor)]
+        # C++ computes results of static sizes, but those of interpolate.
         if type(x) is FakeTensor and not kwargs and (sizes_of is _resized or _is_dynamic(x)):
             with torch_c.DisableTorchFunction():
                 shape = sizes_of(x, *args) if _fit(x, others) else None
@@ -273,19 +275,5 @@ _COMPOSITES: dict[Any, Callable[..., Sequence[Any] | None]] = {
     torch.ops.aten.linear.default: _linear,
     torch.ops.aten.layer_norm.default: _layer_norm,
     torch.ops.aten.batch_norm.default: _batch_norm,
-    **dict.fromkeys(
-        (
-            torch.ops.aten.upsample_nearest1d.vec,
-            torch.ops.aten.upsample_nearest2d.vec,
-            torch.ops.aten.upsample_nearest3d.vec,
-            torch.ops.aten._upsample_nearest_exact1d.vec,
-            torch.ops.aten._upsample_nearest_exact2d.vec,
-            torch.ops.aten._upsample_nearest_exact3d.vec,
-            torch.ops.aten.upsample_linear1d.vec,
-            torch.ops.aten.upsample_bilinear2d.vec,
-            torch.ops.aten.upsample_trilinear3d.vec,
-            torch.ops.aten.upsample_bicubic2d.vec,
-        ),
-        _resized,
-    ),
+    **{getattr(torch.ops.aten, name).vec: _resized for name in INTERPOLATIONS if not name.endswith("_aa")},
 }

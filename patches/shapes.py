@@ -19,7 +19,8 @@ _FAKE_QUANTIZE = (
     "fake_quantize_per_channel_affine_cachemask.default",
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",
 )
-_INTERPOLATIONS = (
+#: Names of the operators of ``interpolate``.
+INTERPOLATIONS = (
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
     "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa",
@@ -67,7 +68,7 @@ _KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...]
     (lambda name: "fake_quant" in name or "FakeQuant" in name, _FAKE_QUANTIZE, _result_and_mask),
     (lambda name: name == "dequantize", ("dequantize.self",), _as_float),
     (lambda name: name == "dequantize", ("dequantize.tensors",), _all_as_float),
-    (None, [f"{name}_backward.default" for name in _INTERPOLATIONS], _interpolation_backward),
+    (None, [f"{name}_backward.default" for name in INTERPOLATIONS], _interpolation_backward),
     (
         lambda name: "fractional_max_pool3d" in name or name == "FractionalMaxPool3d",
         ("fractional_max_pool3d.default",),

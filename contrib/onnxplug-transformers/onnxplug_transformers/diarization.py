@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers.utils.generic import can_return_tuple
 
 from onnxplug.patches.scans import laid_out
-from onnxplug_transformers.exchanged import exchanged
+from onnxplug_transformers.exchanged import exchanged, modeling_of
 
 _MODULE = "transformers.models.nemotron3_diarization.modeling_nemotron3_diarization"
 
@@ -259,7 +259,7 @@ def _scanned(step: nn.Module, state: list[Tensor], sequences: list[Tensor]) -> T
 @can_return_tuple
 def transcribed(self: Any, input_features: Tensor, input_features_mask: Tensor | None = None, **_: Any) -> Any:
     """Transcribe's states of speech, to which those of the speakers are added, [batch, frames, width]."""
-    module, factor = sys.modules[type(self).__module__], self.config.subsampling_factor
+    module, factor = modeling_of(self), self.config.subsampling_factor
     length = input_features.shape[1]
     if length % factor != 0:
         raise ValueError(f"The number of spectrogram frames ({length}) must be a multiple of {factor}.")

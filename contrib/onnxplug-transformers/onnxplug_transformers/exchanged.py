@@ -44,6 +44,12 @@ def in_use(place: str, modules: Sequence[ModuleType] | None = None) -> Iterator[
             yield owner, name, before
 
 
+def modeling_of(module: Any) -> Any:
+    """The Python module of transformers that has the class of a model or layer, or the class that a user's class derives from."""
+    names = [one.__module__ for one in type(module).__mro__]
+    return sys.modules[next((name for name in names if name.startswith("transformers.models.")), names[0])]
+
+
 def _models() -> list[ModuleType]:
     return [module for path, module in list(sys.modules.items()) if path.startswith("transformers.models.")]
 

@@ -9,7 +9,6 @@ that move are in a branch, since each one would be in every step of a text.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 
 from onnxplug import UsageError
+from onnxplug_transformers.exchanged import modeling_of
 from onnxplug_transformers.own_attention import (
     asks_for_a_mask,
     has_own_attention,
@@ -380,7 +380,7 @@ def use_fused_attention(model: Any) -> None:
     """Lets a model of transformers compute its attention by the operator."""
     if has_own_attention(model):
         use_attention(model, _attention)
-    elif not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
+    elif not hasattr(modeling_of(model), "ALL_ATTENTION_FUNCTIONS"):
         raise UsageError(f"{type(model).__name__} has attention of its own, which can't be replaced")
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, _some_mask if asks_for_a_mask(model) else _no_mask)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from onnxplug.patches.scans import scanned
+from onnxplug_transformers.exchanged import modeling_of
 
 
 def selected_tokens(
@@ -35,7 +35,7 @@ def selected_tokens(
     Returns:
         What it does see, [batch, 1, queries, keys].
     """
-    rotated = vars(sys.modules[type(self).__module__])["apply_rotary_pos_emb"]
+    rotated = vars(modeling_of(self))["apply_rotary_pos_emb"]
     batch, queries, _ = hidden_states.shape
     size, ratio, most = self.index_head_dim, self.compress_ratio, self.block_topk
     cos, sin = position_embeddings

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from onnxplug.capture.patching import patched
-from onnxplug_transformers.exchanged import exchanged, in_use
+from onnxplug_transformers.exchanged import exchanged, in_use, modeling_of
 from onnxplug_transformers.packed_images import States
 
 
@@ -115,7 +115,7 @@ def separated(
     **kwargs: Any,
 ) -> Any:
     """DeepSeek-OCR 2's tokens of all images: of an image's parts, of the whole, and one that separates."""
-    kind = sys.modules[type(self).__module__].DeepseekOcr2ModelOutputWithPooling
+    kind = modeling_of(self).DeepseekOcr2ModelOutputWithPooling
     outputs = self.vision_tower(pixel_values, **kwargs)
     tokens = _behind(self.multi_modal_projector(outputs.last_hidden_state), self.view_separator)
     if pixel_values_local is None or num_local_patches is None:
@@ -141,7 +141,7 @@ def with_ends_of_rows(
     **kwargs: Any,
 ) -> Any:
     """Unlimited-OCR's tokens of all images without parts: one ends each row of an image, and one the image."""
-    kind = sys.modules[type(self).__module__].UnlimitedOcrModelOutputWithPooling
+    kind = modeling_of(self).UnlimitedOcrModelOutputWithPooling
     outputs = self.vision_tower(pixel_values, **kwargs)
     projected = self.multi_modal_projector(outputs.last_hidden_state)
     side = int(projected.shape[1] ** 0.5)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.chosen_patches import in_front
-from onnxplug_transformers.exchanged import exchanged
+from onnxplug_transformers.exchanged import exchanged, modeling_of
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def detected(
     **_: Any,
 ) -> Any:
     """SuperPoint's results of images [batch, 3, height, width]; behind the keypoints of an image are zeros."""
-    module = sys.modules[type(self).__module__]
+    module = modeling_of(self)
     with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
     height, width = pixel_values.shape[2:]
     encoded = self.encoder(
@@ -161,7 +161,7 @@ def lightly_matched(
     Returns:
         Matches, -1 for none, their scores, and after how many layers each keypoint was dropped, all [pairs, 2, keypoints].
     """
-    module = sys.modules[type(self).__module__]
+    module = modeling_of(self)
     pairs, count = keypoints.shape[0], keypoints.shape[2]
     images, device = 2 * pairs, keypoints.device
     points_of_pair = mask.reshape(pairs, -1).sum(1)
@@ -223,7 +223,7 @@ def _through_layer(model: Any, index: int, states: Tensor, angles: Any, mask: Te
         model.config._attn_implementation == "sdpa"
     ):  # takes another way for a single query, which a hidden key does not change
         states, mask, *angles = (torch.cat([x, torch.zeros_like(x[:, :1])], 1) for x in (states, mask, *angles))
-    attention_mask = sys.modules[type(model).__module__].create_bidirectional_mask(
+    attention_mask = modeling_of(model).create_bidirectional_mask(
         config=model.config, inputs_embeds=states[:, 0:1, :], attention_mask=mask, allow_is_bidirectional_skip=False
     )
     layer = model.transformer_layers[index]

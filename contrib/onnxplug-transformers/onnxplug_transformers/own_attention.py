@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 import torch
 
+from onnxplug_transformers.exchanged import modeling_of
 from onnxplug_transformers.genai import context_length
 
 #: What other models call: ``(module, query, key, value, mask, scaling=, bias=)``, queries as [batch, heads, sequence, width].
@@ -27,7 +27,7 @@ def _falcon(attention: Attention) -> Callable[..., Any]:
     ) -> Any:
         query, key, value = (x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states)))
         if alibi is None:
-            query, key = sys.modules[type(self).__module__].apply_rotary_pos_emb(query, key, *position_embeddings)
+            query, key = modeling_of(self).apply_rotary_pos_emb(query, key, *position_embeddings)
         bias = None if alibi is None else self.bias_of_keys
         result, _ = attention(self, query, key, value, None, scaling=self.inv_norm_factor, bias=bias)
         return self.dense(result.flatten(2)), None
@@ -89,7 +89,7 @@ def has_own_attention(model: Any) -> bool:
 def bias_of(model: Any) -> torch.Tensor | None:
     """[heads, length of texts]: what is added to the scores of the key at each place, of the models here with ALiBi."""
     kinds, config = {type(module).__name__ for module, *_ in _modules(model)}, model.config
-    functions, length = sys.modules[type(model).__module__], context_length(config)
+    functions, length = modeling_of(model), context_length(config)
     if "MptAttention" in kinds:
         bias = functions.build_mpt_alibi_tensor(config.n_heads, length)
     elif "BloomAttention" in kinds or ("FalconAttention" in kinds and config.alibi):

@@ -276,9 +276,8 @@ def _within_images(
             )
             known = called[1][id(cu_seq_lens_q)] = (cu_seq_lens_q, mask[None, None])
         attention_mask = known[1]
-        if (
-            called[0] is None and module.config._attn_implementation == "sdpa"
-        ):  # transformers' asks whether there is one state
+        # transformers' function of sdpa asks whether there is one state.
+        if called[0] is None and module.config._attn_implementation == "sdpa":
             scale, dropout = settings.get("scaling"), settings.get("dropout", 0.0)
             states = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scale)
             return states.transpose(1, 2).contiguous(), None

@@ -50,9 +50,8 @@ def _has_other_attention(self: Any, *_: Any, **__: Any) -> bool:
 
 
 def _has_other_tokens(self: Any, *_: Any, **__: Any) -> bool:
-    return bool(
-        self.config.downsample_ratio != 0.5
-    )  # transformers splits the tokens of all images by squares of two patches
+    """Whether tokens are no squares of two patches, by which transformers splits the tokens of all images."""
+    return bool(self.config.downsample_ratio != 0.5)
 
 
 def _table(self: Any) -> Tensor:

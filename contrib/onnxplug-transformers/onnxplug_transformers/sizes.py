@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from onnxplug_transformers.exchanged import exchanged
+from onnxplug_transformers.exchanged import exchanged, modeling_of
 
 
 def torch_int(x: Any) -> Any:
@@ -140,7 +139,7 @@ def encode(
     results = codes[None], [scale], 0
     if not (self.config.return_dict if return_dict is None else return_dict):
         return results
-    return import_module(type(self).__module__).EncodecEncoderOutput(*results)
+    return modeling_of(self).EncodecEncoderOutput(*results)
 
 
 def decode(
@@ -176,7 +175,7 @@ def decode(
         sound = sound.narrow(-1, 0, torch.sym_min(padding_mask.shape[-1], sound.shape[-1]))
     if not (self.config.return_dict if return_dict is None else return_dict):
         return (sound,)
-    return import_module(type(self).__module__).EncodecDecoderOutput(sound)
+    return modeling_of(self).EncodecDecoderOutput(sound)
 
 
 def _has_chunks(self: Any, *_: Any, **__: Any) -> bool:

@@ -70,6 +70,15 @@ def test_labels_are_left_to_the_model() -> None:
         _model("SuperPointForKeypointDetection")(torch.rand(1, 3, 32, 32), labels=torch.zeros(1))
 
 
+@pytest.mark.parametrize("name", ["SuperPointForKeypointDetection", "LightGlueForKeypointMatching"])
+def test_a_class_of_the_user(name: str) -> None:
+    model = _model(name)
+    model.__class__ = type("Own", (type(model),), {"__module__": __name__})
+    images = _images(name, 2, 32, 40)
+    program = onnxplug.to_onnx(model, kwargs={"pixel_values": images}, dynamic_shapes={"pixel_values": {0: "batch"}})
+    program.verify(args=(), kwargs={"pixel_values": _images(name, 1, 32, 40)}, seeds=())
+
+
 @pytest.mark.parametrize("name", list(_MORE))
 def test_any_number_of_images_and_keypoints(name: str) -> None:
     model = _model(name)
