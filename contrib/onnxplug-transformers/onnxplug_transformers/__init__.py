@@ -38,6 +38,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.keypoints:any_number_of_keypoints"),
         _where_used(models, f"{place}.chunked_attention:chunks_of_any_text"),
         _where_used(models, f"{place}.sliding_windows:windows_of_any_text"),
+        _where_used(f"{models}gemma", f"{place}.bidirectional:masks_of_both_directions"),
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),

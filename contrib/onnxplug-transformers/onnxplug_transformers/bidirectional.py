@@ -1,0 +1,75 @@
+"""Gemma and Gemma 2 with attention in both directions (PaliGemma, ColPali), with the masks that they have outside of an export.
+
+transformers gives PyTorch's attention no mask where no token is padding, and the layers' ``is_causal`` decides: with
+``use_bidirectional_attention`` each token sees all others. In an export it makes a causal mask, and the numbers are others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxplug.capture.patching import patched
+from onnxplug_transformers.exchanged import in_use
+
+#: Types of models whose layers read ``use_bidirectional_attention`` as ``is_causal``, and nothing else does.
+_TYPES = frozenset({"gemma", "gemma2"})
+#: The functions that make masks.
+_MAKERS = ("create_causal_mask", "create_sliding_window_causal_mask")
+
+
+@contextlib.contextmanager
+def masks_of_both_directions() -> Iterator[None]:
+    """Holds while a model is captured."""
+    with ExitStack() as stack:
+        for maker in _MAKERS:
+            for owner, name, before in in_use(maker):
+                stack.enter_context(patched(owner, name, _of_both_directions(before, "sliding" in maker)))
+        yield
+
+
+def _of_both_directions(make: Callable[..., Any], is_sliding: bool) -> Callable[..., Any]:
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        mask = make(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        if mask is None or not _may_be_left_out(given):
+            return mask
+        inputs, padding = given["inputs_embeds"], given.get("attention_mask")
+        length = inputs.shape[1]
+        if padding is not None:
+            kept = padding.bool()
+            is_left_out = kept[:, :length].all() & ~kept[:, length:].any()
+        elif (positions := given.get("position_ids")) is not None:
+            is_left_out = (positions.diff(dim=-1) == 1).all()  # one sequence a row; otherwise the rows are packed
+        else:
+            is_left_out = torch.ones((), dtype=torch.bool, device=inputs.device)
+        if is_sliding:
+            is_left_out = is_left_out & (torch.full((), mask.shape[-1]) < given["config"].sliding_window)
+        return mask | is_left_out.to(mask.device)
+
+    return made
+
+
+def _may_be_left_out(given: dict[str, Any]) -> bool:
+    """Whether transformers makes no mask for a call outside of an export, where the values of its masks allow that."""
+    config, padding = given["config"], given.get("attention_mask")
+    overlays = ("past_key_values", "or_mask_function", "and_mask_function", "block_sequence_ids")
+    return (
+        getattr(config, "model_type", None) in _TYPES
+        and bool(getattr(config, "use_bidirectional_attention", False))
+        and getattr(config, "_attn_implementation", None) == "sdpa"
+        and getattr(config, "is_causal", True)
+        and all(given.get(name) is None for name in overlays)
+        and given.get("allow_is_causal_skip", True)
+        and (padding is None or (isinstance(padding, Tensor) and padding.ndim == 2))
+    )
