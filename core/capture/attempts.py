@@ -36,13 +36,14 @@ from onnxplug.capture.dynamic import (
     size_names,
 )
 from onnxplug.capture.eager import copied
+from onnxplug.capture.early_returns import LIMIT as EARLY_RETURNS, EarlyReturn
 from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
 from onnxplug.capture.patching import made_by
 from onnxplug.capture.questions import Fixing, Recorded
 from onnxplug.capture.quiet import quiet
-from onnxplug.capture.refusals import LIMIT as REFUSALS, Answers, Doubt, Refusal, refusal_texts
+from onnxplug.capture.refusals import LIMIT as REFUSALS, Answers, Doubt, Refusal, Zero, refusal_texts
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
 from onnxplug.capture.size_guards import (
     Condition,
@@ -254,6 +255,7 @@ class _Capture:
         self._warnings: list[str] = []
         self._mentions = mentions
         self._refusals: list[Refusal] = []
+        self._zeros = 0
         self.doubt: Doubt | None = None
         self._of_patches: list[str] = []
 
@@ -423,39 +425,71 @@ class _Capture:
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         self.left -= 1
         forget_compiled_wrappers()
-        self._refusals = []
+        self._refusals, self._zeros = [], 0
+        return self._answered(way, spec, [])
+
+    def _answered(
+        self, way: _Way, spec: Any, known: list[Refusal | Zero | EarlyReturn]
+    ) -> torch.export.ExportedProgram:
+        """The program, where questions about values whose answers are known, or can be tried, get these."""
         while True:
-            program, refusal = self._tried(way, spec, first := self._refused_last())
-            if program is None and refusal is None:
-                refusal = self._tried(way, spec, not first)[1]
-            if refusal is None:  # once more, for torch's error with its place in the model
-                return program or self._export(way, spec, Answers(self._refusals))
-            self._refusals.append(refusal)
+            program, found = self._tried(way, spec, known, first := self._refused_last())
+            if program is None and (found is None or (isinstance(found, Zero) and found.may_refuse)):
+                found = self._tried(way, spec, known, not first)[1]
+            answered = self._returned_early(way, spec, known, found) if isinstance(found, Zero) else found
+            if answered is None:
+                break
+            known.append(answered)
+            if isinstance(answered, Refusal):
+                self._refusals.append(answered)
+        for place, known_answer in enumerate(known):
+            if (
+                program is not None
+                and isinstance(known_answer, EarlyReturn)
+                and not known_answer.is_included_in(program)
+            ):
+                program, known = None, known[:place]
+        return program or self._export(way, spec, Answers(known))  # once more, for torch's error with its place
+
+    def _returned_early(
+        self, way: _Way, spec: Any, known: Sequence[Refusal | Zero | EarlyReturn], zero: Zero
+    ) -> EarlyReturn | None:
+        """The model for a size of 0 that the data decide, if it can be captured."""
+        self._zeros += 1
+        if self._zeros > EARLY_RETURNS:
+            return None
+        try:
+            program = self._answered(way, spec, [*known, zero])
+        except (Exception, SystemExit):
+            return None
+        return EarlyReturn(not zero.answer, zero.question, zero.size, program)
 
     def _refused_last(self) -> bool:
         """The first answer to try: the answer that the model refused last, as in a check within a loop."""
         return not self._refusals[-1].answer if self._refusals else True
 
-    def _tried(self, way: _Way, spec: Any, answer: bool) -> tuple[torch.export.ExportedProgram | None, Refusal | None]:
+    def _tried(
+        self, way: _Way, spec: Any, known: Sequence[Refusal | Zero | EarlyReturn], answer: bool
+    ) -> tuple[torch.export.ExportedProgram | None, Refusal | Zero | None]:
         """Exports, with an answer to the first question about values that has no known answer.
 
         Returns:
-            The program, where there is no such question; else the model's refusal, if it is one.
+            The program, where there is no such question; else the model's refusal, if it is one, or the size that is asked about.
         """
         answers = None
-        if not way.strict and len(self._refusals) < REFUSALS:
-            answers = Answers(tuple(self._refusals), answer)
+        if not way.strict and len(known) < REFUSALS:
+            answers = Answers(tuple(known), answer)
         try:
             program = self._export(way, spec, answers)
         except (Exception, SystemExit) as error:
             if answers is None or answers.error is None:
                 raise
-            return None, answers.refused(error)
+            return None, answers.refused(error) or answers.zero
         finally:
             if answers is not None:
                 self.doubt = self.doubt or answers.doubt
                 answers.close()
-        return (program if answers is None or answers.error is None else None), None
+        return (program, None) if answers is None or answers.error is None else (None, answers.zero)
 
     def _export(self, way: _Way, spec: Any, answers: Answers | None) -> torch.export.ExportedProgram:
         has_empty = way.oblivious and self.shapes.has_empty()

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import sympy
 
 from onnxplug.capture.data_dependent import is_of_models
+from onnxplug.capture.early_returns import EarlyReturn, empty_size
 from onnxplug.capture.handlers import handler_over, passes_errors, ways_from
 from onnxplug.capture.locations import TRACING, is_core_file, is_torch_file
 
@@ -62,6 +63,22 @@ class Refusal(NamedTuple):
     question: Any = None
 
 
+class Zero(NamedTuple):
+    """A size that the data decide, where it is 0.
+
+    Attributes:
+        answer: The answer to the question whether it is.
+        question: The question and its place.
+        size: torch's symbol of the size.
+        may_refuse: Whether the asking code has a ``raise``, so that the other sizes may be refused, too.
+    """
+
+    answer: bool
+    question: Any
+    size: Any
+    may_refuse: bool
+
+
 class Doubt(NamedTuple):
     """An error of the model, in a side of a check that has ways which don't raise.
 
@@ -78,15 +95,17 @@ class Answers:
     """The answers to Python code that reads values of tensors.
 
     Attributes:
-        known: The refusals whose answers are given to the first questions.
+        known: The refusals, sizes of 0 and early returns whose answers are given to the first questions.
         trial: The answer to the question after them; ``None``: torch's error.
         error: torch's error for that question; ``None`` before the question.
+        zero: The size of 0 for which the answer to that question differs from all other sizes; ``None`` for other questions.
         doubt: The model's error for the answer under trial, in a side that may continue in eager PyTorch.
     """
 
-    known: Sequence[Refusal] = ()
+    known: Sequence[Refusal | Zero | EarlyReturn] = ()
     trial: bool | None = None
     error: Exception | None = None
+    zero: Zero | None = None
     doubt: Doubt | None = None
     _question: Any = None
     _answered: int = 0
@@ -109,21 +128,30 @@ class Answers:
             frame: The innermost frame of the code that asks.
             recorded: Counts the questions so far.
         """
-        if self.error is not None or frame is None or not _may_refuse(frame):
+        if self.error is not None or frame is None or not _is_of_model(frame):
+            return None
+        size, other = empty_size(env, expr) or (None, None)
+        if any(isinstance(known, EarlyReturn) and known.size == size for known in self.known[: self._answered]):
+            return other
+        if size is None and not _may_refuse(frame):
             return None
         question = frame.f_code, frame.f_lasti, str(expr)
         if self._answered < len(self.known):
-            refusal = self.known[self._answered]
-            if refusal.question != question:  # the model's code went another way than before
+            known = self.known[self._answered]
+            if known.question != question:  # the model's code went another way than before
                 return None
-            answer = refusal.answer
             self._answered += 1
-            # torch knows from now on, as after torch._check
-            env.guard_or_defer_runtime_assert(expr if answer else sympy.Not(expr), "the model raises otherwise")
-            return sympy.true if answer else sympy.false
+            answer = sympy.true if known.answer else sympy.false
+            if not isinstance(known, EarlyReturn):  # torch knows from now on, as after torch._check
+                fact = expr if known.answer else sympy.Not(expr)
+                env.guard_or_defer_runtime_assert(fact, "the model raises otherwise")
+            return answer
         if self.trial is None:
             return None
         self.error, self._recorded, self._before, self._question = error, recorded, recorded(), question
+        self.zero = Zero(other is sympy.false, question, size, _may_refuse(frame)) if size is not None else None
+        if self.zero is not None and not self.zero.may_refuse:
+            return None
         self._observe(frame)
         return sympy.true if self.trial else sympy.false
 

@@ -471,7 +471,7 @@ KORNIA: Mapping[str, Small] = dict(
         _kornia("feature.CornerHarris", "input: batch 1 height width image", k=0.04),
         _kornia("feature.CornerGFTT", "input: batch 1 height width image"),
         _kornia("feature.BlobDoGSingle", "input: batch 1 height width image"),
-        _kornia("feature.DescriptorMatcher", "desc1: length 16; desc2: text 16", match_mode="snn", th=0.9),
+        _kornia("feature.DescriptorMatcher", "desc1: length 16; desc2: 2*text 16", match_mode="snn", th=0.9),
         _kornia("feature.DeFMO", "input_data: batch 6 32 32 image", **_NET),
         _kornia("feature.XFeatModel", "x: batch 1 height width image", {"height": 64, "width": 96}),
         _kornia("feature.sold2.SOLD2_detector", "img: batch 1 64 64 image", **_NET),

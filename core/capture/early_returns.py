@@ -1,0 +1,246 @@
+"""Early returns of empty results: ``if len(boxes) == 0: return boxes.new_zeros(0, 6)``.
+
+torch.export can't go on where Python branches on a size that the data decide. Where the size is 0, such code returns results
+without elements, and the rest of the model, computed for that size, often has the same results. Then the rest is the whole model:
+
+    asked: len(boxes) == 0      captured with a size of 0: the result is [0, 6]
+                                captured without the return: the result is [u0, 6], which is [0, 6] for u0 = 0
+
+Both are compared by their graphs. Each result has no elements and one shape and dtype in both, or is computed by equal nodes from
+equal inputs; nothing is written to an input or a buffer. A tensor that a mask selects has no more elements than the mask, so its
+size is 0 where the mask's is. The rest is computed once more, for the size 0 and without data, as an operator may refuse that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch.export.graph_signature import InputKind
+
+from onnxplug.torch_private import FakeTensorMode, HigherOrderOperator, OpOverload, backed_values, pytree
+
+#: The largest number of early returns to try in a model: each is a capture of its own.
+LIMIT = 8
+#: Operators with results that have as many rows at most as their operands have elements.
+_SELECTING = frozenset({
+    *("aten::nonzero", "aten::masked_select", "aten::index", "aten::unique_consecutive", "aten::unique_dim"),
+    *("aten::_unique", "aten::_unique2", "torchvision::nms"),
+})  # fmt: skip
+
+
+class EarlyReturn(NamedTuple):
+    """A condition that is true for a size of 0 alone, or for all other sizes.
+
+    Attributes:
+        answer: The answer for other sizes.
+        question: The question and its place.
+        size: torch's symbol of the size.
+        program: The model captured for the size 0.
+    """
+
+    answer: bool
+    question: Any
+    size: Any
+    program: torch.export.ExportedProgram
+
+    def is_included_in(self, program: torch.export.ExportedProgram) -> bool:
+        """Whether a program, captured for other sizes, has the results of the model for the size 0 too."""
+        returned, whole = self.program, program
+        written = [*_written(returned), *_written(whole)]
+        if (
+            any(node.op != "call_function" for node in written)
+            or returned.call_spec.out_spec != whole.call_spec.out_spec
+        ):
+            return False
+        known: dict[Any, int] = {}
+        numbers = _numbers(returned, known, bool(written)), _numbers(whole, known, bool(written))
+        renamed = dict(_paired_symbols(returned, whole)) | _zeros(returned, self.size, numbers[0])
+        zeros = _zeros(whole, self.size, numbers[1])
+        for one, other in zip(_results(returned), _results(whole), strict=True):
+            if isinstance(one, torch.fx.Node) and isinstance(other, torch.fx.Node):
+                if numbers[0][one] == numbers[1][other]:
+                    continue
+                shapes = _empty_shape(one, renamed), _empty_shape(other, zeros)
+                if shapes[0] is None or shapes[0] != shapes[1]:
+                    return False
+            elif type(one) is not type(other) or one != other:
+                return False
+        return _takes_zeros(whole, zeros)
+
+
+def empty_size(env: Any, expr: Any) -> tuple[Any, Any] | None:
+    """The data-dependent size of which a condition asks whether it is 0, and sympy's answer for other sizes; else ``None``."""
+    symbols = expr.free_symbols
+    if len(symbols) != 1 or not symbols <= env.size_like or not isinstance(expr, sympy.core.relational.Relational):
+        return None
+    (size,) = symbols
+    if not env.bound_sympy(size).lower >= 0:
+        return None
+    other = expr.xreplace({size: sympy.Dummy(integer=True, nonnegative=True) + 1})
+    if other not in (sympy.true, sympy.false) or expr.xreplace({size: sympy.Integer(0)}) != sympy.Not(other):
+        return None
+    return size, other
+
+
+def _results(program: torch.export.ExportedProgram) -> list[Any]:
+    return list(program.graph.find_nodes(op="output")[0].args[0])
+
+
+def _written(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
+    """The nodes whose results, or views of them, are written, in subgraphs too."""
+    graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
+    for node in (node for graph in graphs for node in graph.nodes):
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+            for argument in node.target._schema.arguments:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    operands = given | node.kwargs
+                    yield from map(_base, pytree.tree_leaves(operands.get(argument.name)))
+
+
+def _base(node: Any) -> Any:
+    """The node of which a node's result may be a view."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        is_view = schema is None or any(result.alias_info is not None for result in schema.returns)
+        if not is_view or not node.args or not isinstance(node.args[0], torch.fx.Node):
+            break
+        node = node.args[0]
+    return node
+
+
+def _zeros(
+    program: torch.export.ExportedProgram, size: Any, numbers: Mapping[torch.fx.Node, int]
+) -> dict[Any, sympy.Integer]:
+    """The symbols that are 0 where a size is: of operators that count in equal tensors, or in tensors without elements."""
+    found = list(_counted(program))
+    zeros, before = {size: sympy.Integer(0)}, 0
+    while len(zeros) != before:
+        before = len(zeros)
+        empty = {numbers[tensor] for symbol, tensor, is_mask in found if is_mask and symbol in zeros}
+        for symbol, tensor, is_mask in found:
+            if (is_mask and numbers[tensor] in empty) or 0 in _sizes(tensor.meta.get("val"), zeros):
+                zeros[symbol] = sympy.Integer(0)
+    return zeros
+
+
+def _counted(program: torch.export.ExportedProgram) -> Iterator[tuple[Any, torch.fx.Node, bool]]:
+    """The symbols of sizes that operators count, the tensor with at least as many elements, and whether all that aren't 0 count."""
+    for node in program.graph.nodes:
+        fresh = node.meta.get("unbacked_bindings")
+        if not fresh or not _selects(node):
+            continue
+        name, tensors = node.target._schema.name, node.all_input_nodes
+        if name == "aten::index":
+            tensors = [other for other in tensors[1:] if getattr(other.meta.get("val"), "dtype", None) is torch.bool]
+        for symbol in fresh if tensors else ():
+            yield symbol, tensors[0], name in ("aten::index", "aten::nonzero")
+
+
+def _selects(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.name in _SELECTING
+
+
+def _paired_symbols(
+    returned: torch.export.ExportedProgram, whole: torch.export.ExportedProgram
+) -> Iterator[tuple[Any, Any]]:
+    """The symbols of the inputs' sizes in two captures of a model."""
+    for one, other in zip(*(p.graph.find_nodes(op="placeholder") for p in (returned, whole)), strict=False):
+        yield from zip(_sizes(one.meta.get("val"), {}), _sizes(other.meta.get("val"), {}), strict=False)
+
+
+def _sizes(tensor: Any, known: Mapping[Any, Any]) -> list[Any]:
+    """The sizes of a tensor as expressions, none of another value."""
+    sizes = tensor.shape if isinstance(tensor, torch.Tensor) else ()
+    return [_expression(size).xreplace(known) for size in sizes]
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _empty_shape(result: torch.fx.Node, known: Mapping[Any, Any]) -> Any:
+    """Shape, dtype and device of a result without elements; ``None`` for a result that may have some."""
+    tensor = result.meta.get("val")
+    sizes = _sizes(tensor, known)
+    return (sizes, tensor.dtype, tensor.device) if tensor is not None and 0 in sizes else None
+
+
+def _numbers(
+    program: torch.export.ExportedProgram, known: dict[Any, int], is_written: bool
+) -> dict[torch.fx.Node, int]:
+    """A number for each node's result: equal operators with equal operands have equal numbers, unless tensors are written."""
+    inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    numbers: dict[torch.fx.Node, int] = {}
+    for node in program.graph.nodes:
+        key: Any = object()  # equal to nothing else
+        if is_written:
+            pass
+        elif node.op == "placeholder":
+            spec = inputs[node.name]
+            key = spec.kind, spec.target or node.name
+            if spec.kind is InputKind.CONSTANT_TENSOR:
+                key = _content(program.constants.get(spec.target))
+        elif node.op == "call_function" and not _is_random(node.target):
+            arguments, tree = pytree.tree_flatten((node.args, node.kwargs))
+            if not any(isinstance(argument, torch.fx.Node) and argument.op == "get_attr" for argument in arguments):
+                written = [numbers[a] if isinstance(a, torch.fx.Node) else (type(a), repr(a)) for a in arguments]
+                key = str(node.target), tuple(written), str(tree)
+        numbers[node] = known.setdefault(key, len(known))
+    return numbers
+
+
+def _content(constant: Any) -> Any:
+    if type(constant) is not torch.Tensor or constant.is_meta or constant.layout is not torch.strided:
+        return object()
+    content = constant.detach().cpu().contiguous().view(-1)
+    return constant.dtype, constant.shape, bytes(content.view(torch.uint8).numpy()) if content.numel() else b""
+
+
+def _is_random(target: Any) -> bool:
+    """Whether two calls with equal operands may differ; other functions than operators compute with sizes."""
+    if isinstance(target, OpOverload):
+        return torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, HigherOrderOperator)
+
+
+def _takes_zeros(program: torch.export.ExportedProgram, zeros: Mapping[Any, Any]) -> bool:
+    """Whether the operators of a program take the size 0, at the example's other sizes; sizes of other data are 2."""
+    try:
+        with FakeTensorMode():
+            _OfZeros(program.graph_module, zeros).run(*program.graph.find_nodes(op="placeholder"))
+    except Exception:  # an operator's refusal
+        return False
+    return True
+
+
+class _OfZeros(torch.fx.Interpreter):
+    """Computes shapes, where some sizes that the data decide are 0."""
+
+    def __init__(self, module: torch.fx.GraphModule, zeros: Mapping[Any, Any]) -> None:
+        super().__init__(module)
+        self._known = dict(zeros)
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if node.op == "placeholder" or node.meta.get("unbacked_bindings") or _selects(node):
+            return pytree.tree_map(self._example, node.meta.get("val"))
+        if getattr(node.target, "__name__", "").startswith(("_assert", "sym_constrain")):
+            return None
+        return super().run_node(node)
+
+    def _example(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty([*map(self._number, value.shape)], dtype=value.dtype, device=value.device)
+        return self._number(value) if isinstance(value, torch.SymInt) else value
+
+    def _number(self, size: Any) -> int:
+        expr = _expression(size)
+        if isinstance(size, torch.SymInt):
+            known = backed_values(size.node.shape_env)
+            self._known |= {
+                symbol: sympy.Integer(known.get(symbol, 2)) for symbol in expr.free_symbols - {*self._known}
+            }
+        return int(expr.xreplace(self._known))
