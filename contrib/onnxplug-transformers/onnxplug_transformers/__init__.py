@@ -26,6 +26,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.sizes:dynamic_sizes"),
         _where_used(models, f"{place}.positions:positions_of_any_length"),
         _where_used(models, f"{place}.packed_images:images_of_any_size"),
+        _where_used(models, f"{place}.packed_squares:squares_of_any_number"),
         _where_used(f"{models}radio.modeling_radio", f"{place}.radio_images:radio_images_of_any_size"),
         _where_used(models, f"{place}.packed_audio:audio_of_any_length"),
         _where_used(models, f"{place}.padded_images:padded_images_of_any_size"),
