@@ -33,6 +33,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.tiled_images:tiled_images_of_any_size"),
         _where_used(models, f"{place}.real_images:any_number_of_real_images"),
         _where_used(models, f"{place}.sized_images:sized_images_of_any_number"),
+        _where_used(f"{models}emu3", f"{place}.coded_images:codes_of_any_number_of_images"),
         _where_used(models, f"{place}.joined_images:joined_images_of_any_number"),
         _where_used(models, f"{place}.chosen_patches:patches_chosen_by_values"),
         _where_used(models, f"{place}.cached_texts:texts_without_a_cache"),

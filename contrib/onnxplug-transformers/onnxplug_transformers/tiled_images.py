@@ -110,8 +110,8 @@ def _padding(image_sizes: Tensor, filled: Tensor) -> Tensor:
 def _fewer(shown: Tensor, most: int) -> Tensor:
     """The rows and columns that images are resized to which have more than 1.21 times as many features as ``most``, [images, 2].
 
-    The steps are those of Python's ``//`` of floats: a quotient that is rounded up to an integer would be another size. ONNX Runtime
-    rounds each of them as Python does; torch's own square root of float64 may differ in the last bit.
+    The steps are those of Python's ``//`` of floats: a quotient that is rounded up to an integer would be another size. ONNX
+    Runtime rounds each of them as Python does; torch's own square root of float64 may differ in the last bit.
 
     Args:
         shown: Rows and columns before, [images, 2].
@@ -207,7 +207,7 @@ class _Tiles:
 def _between(
     place: Tensor, length: Tensor, made: Tensor, is_resized: Tensor, kind: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The two places, of ``length``, that bilinear interpolation to ``made`` places reads, and the second one's weight, [tokens, 1].
+    """The two of ``length`` places that bilinear interpolation to ``made`` places reads, and the second one's weight, [tokens, 1].
 
     Args:
         place: Of ``made`` places, [tokens].
