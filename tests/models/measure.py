@@ -28,6 +28,7 @@ from tests.models.configurations import small_settings
 from tests.models.examples import Example, fixed, numbered, sizes, widened
 from tests.models.inputs import draw_inputs
 from tests.models.libraries import OTHERS, PLUGINS_OF_OTHERS, other_model
+from tests.models.lists import LISTS, WithoutList
 from tests.models.multimodal import SIZES, depend_on_each_other, draw_images_and_text
 from tests.models.shuffled import SORTED
 from tests.models.vision import TIMM, TORCHVISION, timm_model, torchvision_model
@@ -183,6 +184,8 @@ def _transformer(architecture: Architecture) -> Example:
         part.use_cache = False
     if (in_order := SORTED.get(architecture.model)) is not None:
         model = in_order(model)
+    if (place := LISTS.get(architecture.model)) is not None:
+        model = WithoutList(model, place)
     return Example(model, (), inputs, dynamic, more=more)
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.models.faults import fault
 from tests.models.libraries import OTHERS, PROJECTS, install
+from tests.models.lists import LISTS
 from tests.models.measure import EXPORTERS, KINDS, TABLES, Architecture, Outcome, architectures
 
 #: Of processor time that an architecture may take, all ways round together; and of waiting for an answer on a loaded machine.
@@ -282,7 +283,8 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
         ", ".join(project.replace("==", " ") for projects in PROJECTS.values() for project in projects[:1]) + ",",
         "with random weights: captured once, exported, run by ONNX Runtime and compared with PyTorch on the export's sizes and on others.",
         "Batch and lengths are dynamic where the table does not say *static*; so are heights and widths of images where PyTorch itself takes",
-        f"the model's images in other sizes ({wide} of those measured).",
+        f"the model's images in other sizes ({wide} of those measured). A list of results with one tensor for each image is left out where",
+        f"the batch can be dynamic without it ({', '.join(LISTS)}).",
         f"Commits of onnxplug's outcomes: {', '.join(f'{commit} ({count})' for commit, count in commits.most_common())}.",
         "",
         "| kind | architectures | pass | by a way round | don't pass | torch.onnx: measured | pass | with static sizes | don't pass"

@@ -14,6 +14,7 @@ from torch import nn
 from tests.models import measure as measuring, report
 from tests.models.examples import Example, widened
 from tests.models.faults import fault
+from tests.models.lists import LISTS
 from tests.models.measure import Architecture, Outcome, architectures, measure, small_model
 from tests.models.report import read, render, run, write
 from tests.models.vision import TIMM, TORCHVISION
@@ -88,6 +89,26 @@ def test_shuffled_results_are_sorted() -> None:
     assert not torch.allclose(*shuffled)
     assert all(not torch.allclose(x, y) for x, y in zip(first, other, strict=True))
     assert first[0].numel() + first[1].numel() == shuffled[0].numel()
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_nothing_but_lists_of_images_is_left_out(name: str) -> None:
+    """The result that is left out has a tensor for each image, so as many as the batch; the others are those of the model."""
+    example = small_model(next(a for a in architectures() if a.model == name))
+    for _, kwargs in (((), example.kwargs), *example.more[:2]):
+        with torch.no_grad():
+            kept, whole = example.module(**kwargs), example.module.module(**kwargs)
+        *outer, last = LISTS[name].split(".")
+        for result in outer:
+            assert kept.keys() == whole.keys()
+            kept, whole = kept[result], whole[result]
+        assert set(whole) - set(kept) == {last}
+        assert all(isinstance(result, torch.Tensor) for result in kept.values())
+        torch.testing.assert_close(kept, {result: whole[result] for result in kept})
+        lists = [whole[last]] if isinstance(whole[last][0], torch.Tensor) else [of_layer for _, of_layer in whole[last]]
+        for found in lists:
+            assert isinstance(found, list | tuple)
+            assert len(found) == kwargs["input_ids"].shape[0]
 
 
 @pytest.mark.parametrize(

@@ -95,20 +95,33 @@ def _cut(end: Tensor, length: Any) -> Tensor:
     return end.where(end >= 0, end + length).clamp(min=0).minimum(end.new_full((), length))
 
 
-def merged(self: Any, image_features: Tensor, image_sizes: Tensor) -> Tensor:
-    """A token of each whole square of an image's patches, [tokens, width], from all images' patches, [patches, width]."""
-    side = self.spatial_merge_size
-    sizes = image_sizes.to(image_features.device)[:, :2] // self.patch_size
+def whole_squares(sizes: Tensor, side: int, patches: Any) -> Tensor:
+    """The patches of each whole square of images in one row, [squares, side * side], row by row; others are left out.
+
+    Where an image has no square, or the images don't have as many patches in all, the places are those of no patch.
+
+    Args:
+        sizes: Rows and columns of each image, [images, 2].
+        side: Rows and columns of a square.
+        patches: How many there are in all.
+    """
     counts, squares = sizes.prod(-1), sizes // side
     ends = squares.prod(-1).cumsum(0)
-    token = torch.arange(squares.clamp(min=0).prod(-1).sum().item(), device=ends.device)
-    image = (token[:, None] >= ends).sum(-1)
-    place, width, columns = token - (ends - squares.prod(-1))[image], sizes[image, 1], squares[image, 1]
+    number = torch.arange(squares.clamp(min=0).prod(-1).sum().item(), device=ends.device)
+    image = (number[:, None] >= ends).sum(-1)
+    place, width, columns = number - (ends - squares.prod(-1))[image], sizes[image, 1], squares[image, 1]
     first = (counts.cumsum(0) - counts)[image] + (place // columns * width + place % columns) * side
     within = torch.arange(side, device=ends.device)
     places = first[:, None] + (within[:, None] * width[:, None, None] + within).flatten(1)
-    fits = (sizes >= side).all() & (counts.sum() == image_features.shape[0])
-    gathered = image_features[places.where(fits, image_features.shape[0])]
+    fits = (sizes >= side).all() & (counts.sum() == patches)
+    return places.where(fits, patches)
+
+
+def merged(self: Any, image_features: Tensor, image_sizes: Tensor) -> Tensor:
+    """A token of each whole square of an image's patches, [tokens, width], from all images' patches, [patches, width]."""
+    sizes = image_sizes.to(image_features.device)[:, :2] // self.patch_size
+    places = whole_squares(sizes, self.spatial_merge_size, image_features.shape[0])
+    gathered = image_features[places]
     result: Tensor = self.merging_layer(gathered.transpose(1, 2).flatten(1))
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -19,7 +20,7 @@ _DYNAMIC: dict[str, Any] = {
     "image_sizes": {0: "images"},
     "input_ids": {1: "sequence"},
 }
-KINDS = ["LlavaNext", pytest.param("LlavaNextVideo", marks=pytest.mark.long), "Granite4Vision"]
+KINDS = ["LlavaNext", "LlavaOnevision", pytest.param("LlavaNextVideo", marks=pytest.mark.long), "Granite4Vision"]
 
 
 def _model(kind: str) -> Any:
@@ -42,6 +43,10 @@ def _model(kind: str) -> Any:
             "spatial_target_layers": [0, 1, 0, 1],
         }
         settings["vision_feature_select_strategy"] = "full"
+    elif kind == "LlavaOnevision":
+        vision["model_type"] = "siglip_vision_model"
+        settings |= {"text_config": {"model_type": "llama", **text}, "vision_aspect_ratio": "anyres_max_2"}
+        settings |= {"image_grid_pinpoints": _GRIDS, "image_token_index": _IMAGE}
     else:
         settings |= {"text_config": {"model_type": "llama", **text}, "image_token_index": _IMAGE}
     model: Any = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**settings))
@@ -87,6 +92,68 @@ def test_images_of_any_size(kind: str) -> None:
     program = onnxplug.to_onnx(model, kwargs=example, dynamic_shapes=_DYNAMIC)
     for sizes in [((16, 16),), ((100, 1), (1, 100), (3, 3)), ((640, 480), (23, 71), (480, 641), (32, 32), (5, 16))]:
         program.verify(kwargs=_inputs(model.model, *sizes, text=8, more=len(sizes) - 1), seeds=())
+
+
+class Features(nn.Module):
+    """LLaVA-OneVision's tokens of all images, of which each text has one or several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = _model("LlavaOnevision")
+
+    def forward(self, pixel_values: Any, image_sizes: Any, batch_num_images: Any = None) -> Any:
+        kwargs = {"batch_num_images": batch_num_images, "return_dict": True}
+        return torch.cat(self.model.get_image_features(pixel_values, image_sizes, **kwargs).pooler_output)
+
+
+def test_texts_of_several_images() -> None:
+    """An image is cut into tiles where it is the only one of its text; smaller images of many tiles are interpolated."""
+    torch.manual_seed(0)
+    model = Features()
+
+    def case(sizes: list[tuple[int, int]], *numbers: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(len(sizes), 5, 3, _SIDE, _SIDE), torch.tensor(sizes), torch.tensor(numbers)
+
+    dynamic = ({0: "images", 1: "tiles"}, {0: "images"}, {0: "texts"})
+    program = onnxplug.to_onnx(model, case([(20, 30), (31, 17), (32, 32)], 2, 1), dynamic_shapes=dynamic)
+    for given in (
+        case([(32, 32)], 1),
+        case([(32, 32), (8, 30), (5, 16), (31, 30)], 1, 1, 1, 1),
+        case([(640, 480), (23, 71), (480, 641), (32, 32), (5, 16)], 1, 3, 0, 1),
+        case([(32, 32), (16, 16)], 2),
+        case([(100, 1), (1, 100)], 1, 1),
+    ):
+        program.verify(args=given, seeds=())
+    pixels, sizes, _ = case([(32, 32), (8, 30)], 2)
+    with pytest.raises(onnxplug.OnnxplugError, match="out of data bounds"):
+        program(pixels, sizes, torch.tensor([1]))  # PyTorch leaves out the second image
+
+
+class _Fewer(nn.Module):
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, shown: torch.Tensor) -> torch.Tensor:
+        from onnxplug_transformers.tiled_images import _fewer
+
+        return _fewer(shown, self.most)
+
+
+@pytest.mark.parametrize(("count", "side"), [(9, 27), (1, 14), (4, 7)])
+def test_sizes_of_smaller_images(count: int, side: int) -> None:
+    """As Python computes them, also where the quotient is an integer but for its last bit."""
+    most = count * side**2
+    sizes = [(high, wide) for high in range(1, 300, 3) for wide in range(1, 300, 7)]
+    sizes += [(times * side, side) for times in range(1, 7) for side in range(1, 700)]
+    expected = []
+    for high, wide in sizes:
+        ratio = math.sqrt(high * wide / most)
+        expected.append([int(high // ratio), int(wide // ratio)] if ratio > 1.1 else [high, wide])
+    shown = torch.tensor(sizes)
+    (got,) = onnxplug.to_onnx(_Fewer(most), (shown[:9],), dynamic_shapes=({0: "images"},))(shown)
+    assert got.tolist() == expected
+    assert sum(ratio > 1.1 for ratio in (shown.prod(-1) / most).sqrt().tolist()) > 100
 
 
 def test_tiles_in_one_row() -> None:
