@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import re
+from collections.abc import Iterator
+from types import FrameType
 
 from onnxplug.capture.locations import frames_of_model, is_torch_file
 
@@ -74,3 +77,52 @@ def _deciding(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         ((first.lineno, first.col_offset), (last.end_lineno or last.lineno, last.end_col_offset or last.col_offset))
         for first, last in deciding
     ]
+
+
+def is_only_tested(frame: FrameType | None) -> bool:
+    """Whether code only branches on the value that its current instruction computes, or asserts it by ``torch._check``.
+
+    A function of torch's own that asserts a condition reads it by itself.
+    """
+    while frame is not None and is_torch_file(frame.f_code.co_filename):
+        if frame.f_code.co_name.startswith("_check"):
+            return True
+        frame = frame.f_back
+    if frame is None:
+        return False
+    positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    return positions in _tested(frame.f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=64)
+def _tested(file: str) -> frozenset[tuple[int | None, ...]]:
+    """Lines and columns, in bytes, of a file's expressions whose truth is all that is asked for."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(
+        (part.lineno, part.end_lineno, part.col_offset, part.end_col_offset)
+        for node in ast.walk(tree)
+        for test in _tests(node)
+        for part in _parts(test)
+    )
+
+
+def _tests(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.If | ast.While | ast.Assert | ast.IfExp):
+        return [node.test]
+    if isinstance(node, ast.comprehension):
+        return node.ifs
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return [node.operand]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("_check"):
+        return node.args[:1] if isinstance(node.func.value, ast.Name) and node.func.value.id == "torch" else []
+    return []
+
+
+def _parts(test: ast.expr) -> Iterator[ast.expr]:
+    """A condition, and the conditions that it joins by ``and`` and ``or``."""
+    yield test
+    for part in test.values if isinstance(test, ast.BoolOp) else ():
+        yield from _parts(part)

@@ -30,6 +30,7 @@ from torch.fx.experimental import sym_node, symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, uninteresting_files
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
+from onnxplug.capture.data_dependent import is_only_tested
 from onnxplug.capture.general import general_answer
 from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
@@ -137,7 +138,7 @@ class Recorded:
     def note_read(self, frame: FrameType) -> None:
         """Records that code got a condition of tensors' values."""
         place = place_of(frame)
-        if place is not None:
+        if place is not None and not is_only_tested(frame):
             self.truths.append(place)
 
     def count(self, env: ShapeEnv) -> tuple[int, ...]:
@@ -374,7 +375,7 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     if record is not None and record.decides and _is_of_model((frame := sys._getframe(2)).f_code.co_filename):
         if is_of_sizes(answer):
             return bool(answer)
-        if isinstance(answer, torch.SymBool):
+        if isinstance(answer, torch.SymBool) and not is_only_tested(frame):
             record.truths.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
     truth = getattr(getattr(answer, "node", None), "expr", answer)
     if record is None or not (isinstance(truth, bool) or truth is sympy.true or truth is sympy.false):

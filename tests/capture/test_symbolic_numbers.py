@@ -134,6 +134,24 @@ def test_conditions_and_texts_of_numbers_read_from_tensors_are_a_warning(name: s
         onnxplug.to_onnx(Applied(function), (torch.randn(5, 4),))
 
 
+def refuses_negative_sums(x: torch.Tensor) -> torch.Tensor:
+    total = x.abs().sum().item()
+    torch._check(total >= 0)
+    torch._check_tensor_all(x.abs().sum(0) >= 0)
+    if (x.abs().sum() < 0).item():
+        raise ValueError("negative")
+    return x * 2 if x.shape[0] is not True else x
+
+
+def test_conditions_that_code_only_branches_on_are_no_warning() -> None:
+    """Though other code compares by ``is``; the warnings are of the checks themselves."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program = onnxplug.to_onnx(Applied(refuses_negative_sums), (torch.randn(5, 4),))
+    program.verify()
+    assert not [w for w in caught if "compares by `is`" in str(w.message)]
+
+
 def test_operators_keep_their_lines_where_code_compares_by_is() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([row * 2 for row in x]) if model is not True else x
