@@ -1,4 +1,8 @@
-"""``squeeze`` of a dynamic dimension: PyTorch removes the axis where its size is 1, a model for any size keeps it."""
+"""``squeeze`` of a dynamic dimension: PyTorch removes the axis where its size is 1, a model for any size keeps it.
+
+An axis whose size is 1 for several sizes of an input, as that of an image's rows after pooling, is removed if it is 1 in the
+example: the model is one for these sizes of the input (:func:`onnxplug.capture.general.is_removed`).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,12 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from onnxplug.capture.general import SQUEEZES
 from onnxplug.capture.implication import Ranges, implied
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.size_guards import Condition, line_of
-
-_SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
 
 
 class KeptAxis(NamedTuple):
@@ -42,7 +46,7 @@ def kept_axes(program: torch.export.ExportedProgram, dynamic: set[Any]) -> Itera
 
 
 def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges, *, of_ones: bool = False) -> list[Condition]:
-    """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program.
+    """The conditions under which PyTorch, too, keeps the axes that squeezes keep in the program, and removes the others.
 
     Args:
         ranges: Symbol to its smallest and largest size.
@@ -53,27 +57,41 @@ def squeezed_sizes(program: torch.export.ExportedProgram, ranges: Ranges, *, of_
         for node, _, size in _dynamic_axes(program)
         if of_ones or size.node.hint != 1
     }
+    for node, _, size in _dynamic_axes(program, removed=True):
+        conditions[Condition(sympy.Eq(size.node.expr, 1), source_location(node), fixed=False)] = None
     return [condition for condition in conditions if not implied(condition.expr, ranges)]
 
 
 def squeezed_text(condition: Condition, names: Mapping[str, str]) -> str:
     """The warning of such a condition."""
     where = f" at {condition.place}{line_of(condition.place)}" if condition.place else ""
+    if isinstance(condition.expr, sympy.Eq):
+        removes = "removes an axis of size 1, as in the example inputs, and keeps it otherwise"
+        hint = "Declare the range (torch.export.Dim(name, min=..., max=...))."
+    else:
+        removes = "removes an axis of size 1"
+        hint = "Name the axes to squeeze, or declare the range (torch.export.Dim(name, min=2))."
     return (
-        f"the exported model is right only where {condition.text(names)}: PyTorch's squeeze{where} removes an axis of size 1, and "
-        "a model's number of axes can't depend on a size. Name the axes to squeeze, or declare the range "
-        "(torch.export.Dim(name, min=2))."
+        f"the exported model is right only where {condition.text(names)}: PyTorch's squeeze{where} {removes}, and "
+        f"a model's number of axes can't depend on a size. {hint}"
     )
 
 
-def _dynamic_axes(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Node, int, torch.SymInt]]:
-    """The squeezes of a program, each with an axis of dynamic size that it removes if the size is 1, and the size."""
+def _dynamic_axes(
+    program: torch.export.ExportedProgram, *, removed: bool = False
+) -> Iterator[tuple[torch.fx.Node, int, torch.SymInt]]:
+    """The squeezes of a program, each with an axis of dynamic size that PyTorch removes if the size is 1, and the size.
+
+    Args:
+        removed: The axes that the program removes, too; by default those that it keeps.
+    """
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
-        if getattr(getattr(node.target, "_schema", None), "name", None) in _SQUEEZES:
+        if getattr(getattr(node.target, "_schema", None), "name", None) in SQUEEZES:
             source = node.args[0].meta.get("val")
             for axis in _squeezed_axes(node, source):
-                if isinstance(source.shape[axis], torch.SymInt):
+                size = source.shape[axis]
+                if isinstance(size, torch.SymInt) and statically_known_true(size == 1) is removed:
                     yield node, axis, source.shape[axis]
 
 

@@ -205,6 +205,40 @@ def test_squeeze_of_a_captured_program_is_right_but_for_size_1(size: int) -> Non
     assert "right only where x.shape[0] != 1, as the export warned" in str(error.value.hint)
 
 
+POOLED: dict[str, Model] = {
+    "all": lambda x: nn.functional.avg_pool2d(x, (3, 2)).squeeze() + 1,
+    "dim": lambda x: nn.functional.avg_pool2d(x, (3, 2)).squeeze(2).transpose(1, 2) + 1,
+    "dims": lambda x: nn.functional.avg_pool2d(x, (3, 2)).squeeze((1, -2)) + 1,
+    "in place": lambda x: nn.functional.avg_pool2d(x, (3, 2)).squeeze_(2) + 1,
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("height", ["height", Dim.AUTO], ids=str)
+def test_squeeze_of_a_size_that_is_1_for_several_heights(name: str, height: Any) -> None:
+    """As in models that read lines of text: the model is one for the heights of one row after pooling."""
+    model, axes = POOLED[name], {2: height, 3: "width"}
+    with pytest.warns(
+        UserWarning, match=r"right only where .* // 3\) == 1: PyTorch's squeeze .*test_small_sizes\.py:\d+"
+    ):
+        program = onnxplug.to_onnx(model, (torch.randn(2, 1, 4, 8),), dynamic_shapes=(axes,))
+    for rows in (3, 4, 5):
+        same(model, program, torch.randn(2, 1, rows, 10))
+    program.verify()
+    with pytest.raises(Exception, match=r"Squeeze|squeeze"):
+        program(torch.randn(2, 1, 6, 10))
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_squeeze_of_a_size_that_is_1_for_all_declared_heights_says_nothing(name: str) -> None:
+    axes = {2: Dim("height", min=3, max=5), 3: Dim("width", min=4)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = onnxplug.to_onnx(POOLED[name], (torch.randn(2, 1, 4, 8),), dynamic_shapes=(axes,))
+    for rows in (3, 4, 5):
+        same(POOLED[name], program, torch.randn(2, 1, rows, 10))
+
+
 def test_squeeze_of_a_dimension_declared_to_be_larger_says_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
