@@ -36,7 +36,7 @@ _SMALL_VIT = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 _AS_MADE = """
 beit=beit_base_patch16_224 byoanet=halonet_h1 cait=cait_xxs24_224 coat=coat_tiny convit=convit_tiny crossvit=crossvit_tiny_240
 deit=deit_tiny_distilled_patch16_224 efficientformer=efficientformer_l1 efficientformer_v2=efficientformerv2_s0
-efficientvit_msra=efficientvit_m0 eva=eva02_tiny_patch14_224 gcvit=gcvit_xxtiny hiera=hiera_tiny_224 levit=levit_128s
+eva=eva02_tiny_patch14_224 gcvit=gcvit_xxtiny hiera=hiera_tiny_224 levit=levit_128s
 maxxvit=test_maxvit mlp_mixer=gmlp_ti16_224 mvitv2=mvitv2_tiny nest=nest_tiny pit=pit_ti_distilled_224 sequencer=sequencer2d_s
 swiftformer=swiftformer_xs swin_transformer=swin_tiny_patch4_window7_224 swin_transformer_v2=swinv2_tiny_window8_256
 swin_transformer_v2_cr=swinv2_cr_tiny_224 tiny_vit=tiny_vit_5m_224 tnt=tnt_s_patch16_224 twins=twins_svt_small visformer=visformer_tiny
@@ -68,6 +68,9 @@ TIMM: Mapping[str, Small] = {
     **{family: Small(model) for family, model in _pairs(_AS_MADE).items()},
     **{family: Small(model, 128) for family, model in _pairs(_OF_ANY_SIZE).items()},
     "deepseek_vit": Small("deepseek_vit_412m", 56, _SMALL_VIT),
+    "efficientvit_msra": Small(
+        "efficientvit_m0", 256
+    ),  # the model's own size is one of whole windows, a branch of its own
     "gemma4_vit": Small("gemma4_vit_167m", 96, _SMALL_VIT),
     "hieradet_sam2": Small("sam2_hiera_tiny", 224),
     "naflexvit": Small("naflexvit_base_patch16_gap", 96, _SMALL_VIT),
