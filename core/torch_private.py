@@ -19,6 +19,7 @@ from onnxplug.warn import warn
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey as DispatchKey, DispatchKeySet as DispatchKeySet
+    from torch._library.fake_impl import FakeImplCtx as FakeImplCtx
     from torch._ops import (
         HigherOrderOperator as HigherOrderOperator,
         OpOverload as OpOverload,
@@ -84,6 +85,7 @@ def _dim_hint() -> type:
 _NAMES = {
     # Without these no export works.
     "FakeTensor": _Private("torch._subclasses.fake_tensor:FakeTensor", "types and shapes of a captured program"),
+    "FakeImplCtx": _Private("torch._library.fake_impl:FakeImplCtx", "sizes that data decide, of custom operators"),
     "FakeTensorMode": _Private("torch._subclasses.fake_tensor:FakeTensorMode", "tracing an operator without computing"),
     "HigherOrderOperator": _Private("torch._ops:HigherOrderOperator", "telling torch.cond and its like from operators"),
     "OpOverload": _Private("torch._ops:OpOverload", "telling operators from functions"),

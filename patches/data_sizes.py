@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_symbols
 
 from onnxplug.capture.patching import patched
 from onnxplug.plugin_api import Mentions
-from onnxplug.torch_private import NonStrictFunctions, pytree
+from onnxplug.torch_private import FakeImplCtx, NonStrictFunctions, pytree
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Any:
@@ -144,6 +144,11 @@ def _without_the_largest(original: Callable[..., None]) -> Callable[..., None]:
     return constrain
 
 
+def _any_size(context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> torch.SymInt:
+    """As torch's own, which takes 2 for the least size of a custom operator's result: it decides ``len(nms(...)) < 2``."""
+    return context.new_dynamic_size(min=min, max=max)
+
+
 @contextlib.contextmanager
 def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
     """While it holds, these functions take dynamic sizes or ask for no number, the layer has no branch, numbers have no bound."""
@@ -162,6 +167,7 @@ def sizes_that_follow_from_data(mentions: Mentions) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if original is not None:
             stack.enter_context(patched(NonStrictFunctions, "_override", override))
+        stack.enter_context(patched(FakeImplCtx, "create_unbacked_symint", _any_size))
         if constrain := getattr(ShapeEnv, _CONSTRAIN, None):
             stack.enter_context(patched(ShapeEnv, _CONSTRAIN, _without_the_largest(constrain)))
         layer = nn.AdaptiveLogSoftmaxWithLoss

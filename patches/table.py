@@ -98,9 +98,10 @@ PATCHES: tuple[TorchPatch, ...] = (
         name="sizes that follow from data",
         target="NonStrictFunctions._override (take_along_dim, kron, multi_dot, chain_matmul, gradient, cov, corrcoef), "
         "torch.nn.AdaptiveLogSoftmaxWithLoss, "
-        "ShapeEnv._constrain_range_for_size",
+        "ShapeEnv._constrain_range_for_size, FakeImplCtx.create_unbacked_symint",
         why="These functions need sizes as plain numbers, the layer branches on how many targets a cluster has, and torch divides "
-        "the bound of a number of elements in floats: an error where the number is said to be a multiple of a size.",
+        "the bound of a number of elements in floats: an error where the number is said to be a multiple of a size. It takes "
+        "2 for the least number of results of a custom operator.",
         test="tests/capture/test_sizes.py::test_functions_that_need_plain_sizes[cov]",
         enter=lambda request: sizes_that_follow_from_data(request.mentions),
     ),

@@ -442,13 +442,13 @@ class _Capture:
             known.append(answered)
             if isinstance(answered, Refusal):
                 self._refusals.append(answered)
-        for place, known_answer in enumerate(known):
-            if (
-                program is not None
-                and isinstance(known_answer, EarlyReturn)
-                and not known_answer.is_included_in(program)
-            ):
-                program, known = None, known[:place]
+        for place, early in enumerate(known):
+            if program is not None and isinstance(early, EarlyReturn):
+                before, after = (
+                    [k.size for k in part if isinstance(k, Zero)] for part in (known[:place], known[place:])
+                )
+                if not early.is_included_in(program, before, after):
+                    program, known = None, known[:place]
         return program or self._export(way, spec, Answers(known))  # once more, for torch's error with its place
 
     def _returned_early(

@@ -13,7 +13,7 @@ size is 0 where the mask's is. The rest is computed once more, for the size 0 an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import sympy
@@ -46,22 +46,25 @@ class EarlyReturn(NamedTuple):
     size: Any
     program: torch.export.ExportedProgram
 
-    def is_included_in(self, program: torch.export.ExportedProgram) -> bool:
-        """Whether a program, captured for other sizes, has the results of the model for the size 0 too."""
+    def is_included_in(
+        self, program: torch.export.ExportedProgram, before: Sequence[Any] = (), after: Sequence[Any] = ()
+    ) -> bool:
+        """Whether a program, captured for other sizes, has the results of the model for the size 0 too.
+
+        Args:
+            before: Symbols of other sizes that are 0 in the program, of which the model's code asked before.
+            after: The same, asked about afterwards: they may have other names in the model for the size 0.
+        """
         returned, whole = self.program, program
-        written = [*_written(returned), *_written(whole)]
-        if (
-            any(node.op != "call_function" for node in written)
-            or returned.call_spec.out_spec != whole.call_spec.out_spec
-        ):
+        if not _writes_only_results(returned, whole) or returned.call_spec.out_spec != whole.call_spec.out_spec:
             return False
         known: dict[Any, int] = {}
-        numbers = _numbers(returned, known, bool(written)), _numbers(whole, known, bool(written))
-        renamed = dict(_paired_symbols(returned, whole)) | _zeros(returned, self.size, numbers[0])
-        zeros = _zeros(whole, self.size, numbers[1])
+        numbered, numbered_whole = _Numbered(returned, known), _Numbered(whole, known)
+        zeros, empty = _zeros(whole, [self.size, *before, *after], numbered_whole)
+        renamed = dict(_paired_symbols(returned, whole)) | _zeros(returned, [self.size, *before], numbered, empty)[0]
         for one, other in zip(_results(returned), _results(whole), strict=True):
             if isinstance(one, torch.fx.Node) and isinstance(other, torch.fx.Node):
-                if numbers[0][one] == numbers[1][other]:
+                if numbered.now(one) == numbered_whole.now(other):
                     continue
                 shapes = _empty_shape(one, renamed), _empty_shape(other, zeros)
                 if shapes[0] is None or shapes[0] != shapes[1]:
@@ -89,46 +92,79 @@ def _results(program: torch.export.ExportedProgram) -> list[Any]:
     return list(program.graph.find_nodes(op="output")[0].args[0])
 
 
-def _written(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
-    """The nodes whose results, or views of them, are written, in subgraphs too."""
-    graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
-    for node in (node for graph in graphs for node in graph.nodes):
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
-            given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
-            for argument in node.target._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    operands = given | node.kwargs
-                    yield from map(_base, pytree.tree_leaves(operands.get(argument.name)))
+def _writes_only_results(*programs: torch.export.ExportedProgram) -> bool:
+    """Whether only results of operators are written, and not inputs, weights, or what a subgraph or its operator may share."""
+    modules = [part for program in programs for part in program.graph_module.modules()]
+    nodes = [node for part in modules if isinstance(part, torch.fx.GraphModule) for node in part.graph.nodes]
+    bases = [base for node in nodes for base in _written_by(node)]
+    has_subgraphs = any(isinstance(node.target, HigherOrderOperator) for node in nodes)
+    return not bases or not (has_subgraphs or any(base.op != "call_function" for base in bases))
 
 
-def _base(node: Any) -> Any:
+def _written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The nodes with the tensors that an operator writes."""
+    for argument, operand in _operands(node):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from map(_base, filter(_is_node, pytree.tree_leaves(operand)))
+
+
+def _operands(node: torch.fx.Node) -> list[tuple[Any, Any]]:
+    """The parameters of an operator with what is given for them."""
+    parameters = node.target._schema.arguments if isinstance(node.target, OpOverload) else ()
+    given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False)) | node.kwargs
+    return [(parameter, given.get(parameter.name)) for parameter in parameters]
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
     """The node of which a node's result may be a view."""
     while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        is_view = schema is None or any(result.alias_info is not None for result in schema.returns)
-        if not is_view or not node.args or not isinstance(node.args[0], torch.fx.Node):
+        if isinstance(node.target, OpOverload):
+            sets = [result.alias_info.before_set for result in node.target._schema.returns if result.alias_info]
+            shared = (operand for a, operand in _operands(node) if a.alias_info and a.alias_info.before_set in sets)
+        else:  # getitem
+            shared = (operand for operand in node.args[:1])
+        base = next(filter(_is_node, pytree.tree_leaves([*shared])), None)
+        if base is None:
             break
-        node = node.args[0]
+        node = base
     return node
 
 
+def _is_node(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node)
+
+
 def _zeros(
-    program: torch.export.ExportedProgram, size: Any, numbers: Mapping[torch.fx.Node, int]
-) -> dict[Any, sympy.Integer]:
-    """The symbols that are 0 where a size is: of operators that count in equal tensors, or in tensors without elements."""
-    found = list(_counted(program))
-    zeros, before = {size: sympy.Integer(0)}, 0
+    program: torch.export.ExportedProgram, sizes: Sequence[Any], numbered: _Numbered, empty: Set[Any] = frozenset()
+) -> tuple[dict[Any, sympy.Integer], Set[Any]]:
+    """The symbols that are 0 where others are: of operators that count in equal tensors, or in tensors without elements.
+
+    Args:
+        sizes: The symbols that are 0.
+        empty: Numbers of tensors whose elements are all 0.
+
+    Returns:
+        The symbols, and the numbers of such tensors.
+    """
+    found = [
+        (symbol, numbered.read.get((node, tensor), object()), tensor, is_mask)
+        for symbol, node, tensor, is_mask in _counted(program)
+    ]
+    zeros, before = dict.fromkeys(sizes, sympy.Integer(0)), -1
     while len(zeros) != before:
         before = len(zeros)
-        empty = {numbers[tensor] for symbol, tensor, is_mask in found if is_mask and symbol in zeros}
-        for symbol, tensor, is_mask in found:
-            if (is_mask and numbers[tensor] in empty) or 0 in _sizes(tensor.meta.get("val"), zeros):
+        empty = empty | {number for symbol, number, _, is_mask in found if is_mask and symbol in zeros}
+        for symbol, number, tensor, is_mask in found:
+            if (is_mask and number in empty) or 0 in _sizes(tensor.meta.get("val"), zeros):
                 zeros[symbol] = sympy.Integer(0)
-    return zeros
+    return zeros, empty
 
 
-def _counted(program: torch.export.ExportedProgram) -> Iterator[tuple[Any, torch.fx.Node, bool]]:
-    """The symbols of sizes that operators count, the tensor with at least as many elements, and whether all that aren't 0 count."""
+def _counted(program: torch.export.ExportedProgram) -> Iterator[tuple[Any, torch.fx.Node, torch.fx.Node, bool]]:
+    """The symbols of sizes that operators count.
+
+    Each with the operator, the tensor with at least as many elements, and whether all of these that aren't 0 count.
+    """
     for node in program.graph.nodes:
         fresh = node.meta.get("unbacked_bindings")
         if not fresh or not _selects(node):
@@ -137,7 +173,7 @@ def _counted(program: torch.export.ExportedProgram) -> Iterator[tuple[Any, torch
         if name == "aten::index":
             tensors = [other for other in tensors[1:] if getattr(other.meta.get("val"), "dtype", None) is torch.bool]
         for symbol in fresh if tensors else ():
-            yield symbol, tensors[0], name in ("aten::index", "aten::nonzero")
+            yield symbol, node, tensors[0], name in ("aten::index", "aten::nonzero")
 
 
 def _selects(node: torch.fx.Node) -> bool:
@@ -169,28 +205,44 @@ def _empty_shape(result: torch.fx.Node, known: Mapping[Any, Any]) -> Any:
     return (sizes, tensor.dtype, tensor.device) if tensor is not None and 0 in sizes else None
 
 
-def _numbers(
-    program: torch.export.ExportedProgram, known: dict[Any, int], is_written: bool
-) -> dict[torch.fx.Node, int]:
-    """A number for each node's result: equal operators with equal operands have equal numbers, unless tensors are written."""
-    inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    numbers: dict[torch.fx.Node, int] = {}
-    for node in program.graph.nodes:
-        key: Any = object()  # equal to nothing else
-        if is_written:
-            pass
-        elif node.op == "placeholder":
-            spec = inputs[node.name]
-            key = spec.kind, spec.target or node.name
-            if spec.kind is InputKind.CONSTANT_TENSOR:
-                key = _content(program.constants.get(spec.target))
-        elif node.op == "call_function" and not _is_random(node.target):
-            arguments, tree = pytree.tree_flatten((node.args, node.kwargs))
-            if not any(isinstance(argument, torch.fx.Node) and argument.op == "get_attr" for argument in arguments):
-                written = [numbers[a] if isinstance(a, torch.fx.Node) else (type(a), repr(a)) for a in arguments]
-                key = str(node.target), tuple(written), str(tree)
-        numbers[node] = known.setdefault(key, len(known))
-    return numbers
+class _Numbered:
+    """Numbers of the results of a program's nodes: equal operators with equal operands have equal numbers.
+
+    Args:
+        known: The numbers of keys, which two programs share.
+
+    Attributes:
+        read: By node and operand, the operand's number when the node reads it.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, known: dict[Any, int]) -> None:
+        inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        self.read: dict[tuple[torch.fx.Node, torch.fx.Node], Any] = {}
+        self._numbers: dict[torch.fx.Node, int] = {}
+        self._written: dict[torch.fx.Node, int] = {}
+        for node in program.graph.nodes:
+            key: Any = object()  # equal to nothing else
+            if node.op == "placeholder":
+                spec = inputs[node.name]
+                key = spec.kind, spec.target or node.name
+                if spec.kind is InputKind.CONSTANT_TENSOR:
+                    key = _content(program.constants.get(spec.target))
+            elif node.op == "call_function" and not _is_random(node.target):
+                operands, tree = pytree.tree_flatten((node.args, node.kwargs))
+                if not any(_is_node(operand) and operand.op == "get_attr" for operand in operands):
+                    self.read |= {(node, operand): self.now(operand) for operand in node.all_input_nodes}
+                    kept = [
+                        self.now(operand) if _is_node(operand) else (type(operand), repr(operand))
+                        for operand in operands
+                    ]
+                    key = str(node.target), tuple(kept), str(tree)
+            number = self._numbers[node] = known.setdefault(key, len(known))
+            for base in _written_by(node):
+                self._written[base] = number
+
+    def now(self, node: torch.fx.Node) -> tuple[int, int | None]:
+        """The number of a node's result, with that of the last operator that wrote it, which has the earlier ones in its key."""
+        return self._numbers[node], self._written.get(_base(node))
 
 
 def _content(constant: Any) -> Any:

@@ -36,6 +36,19 @@ _IS_EMPTY: tuple[Callable[[Tensor], Any], ...] = (
     lambda y: len(y) < 2,
     lambda y: len(y) == 1,
 )
+
+
+def _shifted(x: Tensor) -> Tensor:
+    copy = x.clone()
+    copy[:, :2] = x[:, 2:] * 2
+    return copy
+
+
+def _written(y: Tensor, x: Tensor) -> Tensor:
+    y[:, :1].mul_(3)
+    return x * 2
+
+
 #: Results of the rest, of x, of the rows that were found, and of which rows.
 _RESULTS: tuple[Callable[[Tensor, Tensor, float], Tensor], ...] = (
     lambda x, y, at: y * 2,
@@ -56,6 +69,12 @@ _RESULTS: tuple[Callable[[Tensor, Tensor, float], Tensor], ...] = (
     lambda x, y, at: torch.full((len(y), 3), at),
     lambda x, y, at: (y @ y.T).softmax(-1) @ y,
     lambda x, y, at: y[:, 0] > at,
+    lambda x, y, at: _shifted(y),
+    lambda x, y, at: _shifted(x),
+    lambda x, y, at: _written(y, y),
+    lambda x, y, at: _written(y, x),
+    lambda x, y, at: x[(x[:, 2] > at).nonzero()[:, 0]].mul_(2),
+    lambda x, y, at: _written(x, x),
 )
 #: Results of an early return, of x and of the rest's result at that place for no rows.
 _RETURNED: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
@@ -82,6 +101,7 @@ class Returns(nn.Module):
         kept = random_.random() < 0.6  # what the rest has
         self.returned = [None if kept else random_.choice(_RETURNED) for _ in self.results]
         self.constructor = random_.choice(_RETURNED[:3])
+        self.early_writes = random_.random() < 0.15
         self.is_nested, self.goes_on = random_.random() < 0.3, random_.random() < 0.2
         self.writes = random_.choice((0, 0, 0, 0, 1, 2))
         self.counts: Tensor
@@ -93,6 +113,8 @@ class Returns(nn.Module):
     def _early(self, x: Tensor, y: Tensor) -> list[Tensor]:
         if self.writes == 1:
             self.counts.add_(1)
+        if self.early_writes:
+            y.add_(1)
         early = []
         for result, returned in zip(self.results, self.returned, strict=True):
             shaped = result(x, y, self.at)
@@ -135,22 +157,22 @@ def outcome(seed: int) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            module(examples[0])
+            module(examples[0].clone())
         except Exception:
             return "no model"
         module.counts.zero_()
         try:
-            program = onnxplug.to_onnx(module, (examples[0],), dynamic_shapes=({0: "rows"},))
+            program = onnxplug.to_onnx(module, (examples[0].clone(),), dynamic_shapes=({0: "rows"},))
         except onnxplug.OnnxplugError:
             return "refused"
         loud = False
         for x in examples:
             try:
-                module(x)
+                module(x.clone())
             except Exception:
                 continue
             try:
-                program.verify(args=(x,), seeds=())
+                program.verify(args=(x.clone(),), seeds=())
             except onnxplug.VerificationError as error:
                 if "does not run" not in str(error):
                     return f"wrong for {len(x)} rows: {error}"

@@ -73,13 +73,28 @@ def goes_on(x: Tensor) -> Tensor:
     return torch.stack([scores, scores], 1)
 
 
+def of_each_image(x: Tensor) -> list[Tensor]:
+    """As the last step of detectors, with writes of their own results."""
+    results = []
+    for image in (x, x.flip(1)):
+        y = image[image[:, 0] > 0.8]
+        if len(y) == 0:
+            results.append(image.new_zeros(0, 4))
+            continue
+        boxes = y.clone()
+        boxes[:, :2] = y[:, :2] - y[:, 2:] / 2
+        boxes[:, 2:] += 1
+        results.append(boxes[boxes[:, 3] > 1.2])
+    return results
+
+
 def of_nonzero(x: Tensor) -> Tensor:
     rows = torch.nonzero(x[:, 0] > 0.8)[:, 0]
     return x[rows].sort(0)[0] if rows.numel() > 0 else x[:0]
 
 
 @pytest.mark.parametrize(
-    "function", [scores_and_places, by_number_of_elements, twice, of_two_sizes, goes_on, of_nonzero]
+    "function", [scores_and_places, by_number_of_elements, twice, of_two_sizes, goes_on, of_each_image, of_nonzero]
 )
 def test_the_rest_has_the_results(function: Function) -> None:
     program = _export(function)
@@ -146,6 +161,23 @@ def writes_within_no_grad(x: Tensor) -> Tensor:
     return y
 
 
+def writes_a_result(x: Tensor) -> tuple[Tensor, Tensor]:
+    copy, y = x * 2, _found(x)
+    if len(y) == 0:
+        return y, copy
+    copy[:1].add_(1)
+    return y, copy
+
+
+def writes_a_mask(x: Tensor) -> tuple[Tensor, Tensor]:
+    mask = x[:, 0] > 0.8
+    y = x[mask]
+    if len(y) == 0:
+        return y, y
+    mask.logical_not_()
+    return y, x[mask]
+
+
 def counts_other_elements(x: Tensor) -> Tensor:
     """That there is no row of one kind says nothing about the other kind."""
     y = _found(x)
@@ -170,6 +202,8 @@ def takes_no_empty_tensor(x: Tensor) -> Tensor:
         random_results,
         writes_its_input,
         writes_within_no_grad,
+        writes_a_result,
+        writes_a_mask,
         counts_other_elements,
         takes_no_empty_tensor,
     ],

@@ -303,3 +303,25 @@ def test_the_mean_of_a_selection_without_elements() -> None:
     x = torch.rand(4)
     program = onnxplug.to_onnx(Selected(lambda y: y.mean()), (x, FIRST))
     torch.testing.assert_close(program(x, NONE)[0], x[:0].mean(), equal_nan=True)
+
+
+@torch.library.custom_op("onnxplug_test_sizes::kept", mutates_args=())
+def _kept(x: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(x > 0.5)[:, 0]
+
+
+@_kept.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(torch.library.get_ctx().create_unbacked_symint(), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_custom_operator_may_have_no_result_or_a_single_result(limit: int) -> None:
+    """torch takes 2 for the least number, as torchvision's nms asks it to, and answers the model's question by that."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        kept = _kept(x)
+        return x[kept] * 2 if len(kept) >= limit else x
+
+    with pytest.raises(onnxplug.CaptureError, match=r"can't capture the model at .*test_sizes\.py:\d+"):
+        onnxplug.to_onnx(model, (torch.rand(8),))
