@@ -81,10 +81,10 @@ def _attention_of(original: Callable[..., Any]) -> Callable[..., Any]:
         order = _in_front(valid)
         valid = valid.gather(1, order)
         texts = [x.gather(1, order[:, :, None, None].expand_as(x)) for x in texts]
-        together = [torch.cat(pair, 1).transpose(1, 2) for pair in zip(patches, texts, strict=True)]
+        query, key, value = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(patches, texts, strict=True))
         count = hidden_states.shape[1]
         valid = torch.cat([valid.new_ones((valid.shape[0], count)), valid], 1)
-        states = nn.functional.scaled_dot_product_attention(*together, attn_mask=valid[:, None, None])
+        states = nn.functional.scaled_dot_product_attention(query, key, value, valid[:, None, None])
         states = torch.where(valid[:, None, :, None], states, 0.0).transpose(1, 2).flatten(2, 3)
         of_patches, of_texts = states[:, :count], states[:, count:]
         of_patches = attn.to_out[1](attn.to_out[0](of_patches))
