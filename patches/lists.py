@@ -22,22 +22,29 @@ from onnxplug.capture.patching import patched
 from onnxplug.torch_private import FakeTensor, NonStrictFunctions, function_mode_enabled, function_modes, pytree
 
 _Call = Callable[..., Tensor]
+_BACKWARDS = slice(None, None, -1)
 
 
 class DynamicRange(Sequence[int]):
-    """``range(start, stop)``, of which a bound is a dynamic size."""
+    """``range(start, stop)``, of which a bound is a dynamic size, or the same numbers from the last to the first."""
 
-    def __init__(self, start: Any, stop: Any) -> None:
-        self._bounds = start, stop
+    def __init__(self, start: Any, stop: Any, falls: bool = False) -> None:
+        self._bounds, self._falls = (start, stop), falls
 
     def _made(self) -> range:
         """Python's own. The bounds are constants from then on."""
-        return range(*map(int, self._bounds))
+        numbers = range(*map(int, self._bounds))
+        return numbers[::-1] if self._falls else numbers
+
+    def backwards(self) -> DynamicRange:
+        """``numbers[::-1]``"""
+        return DynamicRange(*self._bounds, not self._falls)
 
     def index_tensor(self, device: torch.device) -> Tensor:
         """Its numbers as an index, int64."""
         start, stop = self._bounds
-        return torch.arange(start, torch.sym_max(start, stop), device=device)
+        numbers = torch.arange(start, torch.sym_max(start, stop), device=device)
+        return numbers.flip(0) if self._falls else numbers
 
     def data_tensor(self, call: _Call, dtype: torch.dtype | None, device: Any) -> Tensor:
         """``torch.tensor`` of it."""
@@ -47,19 +54,22 @@ class DynamicRange(Sequence[int]):
         return numbers if dtype is None else numbers.to(dtype)
 
     @property
-    def start(self) -> Any:
+    def start(self) -> int:
         """The first number."""
-        return self._bounds[0]
+        return self._made().start
 
     @property
-    def stop(self) -> Any:
+    def stop(self) -> int:
         """The end, which is no number of it."""
-        return self._bounds[1]
+        return self._made().stop
 
-    step = 1
+    @property
+    def step(self) -> int:
+        """The difference of two numbers in sequence."""
+        return self._made().step
 
     def __getitem__(self, place: Any) -> Any:
-        return self._made()[place]
+        return self.backwards() if place == _BACKWARDS else self._made()[place]
 
     def __len__(self) -> int:
         return len(self._made())
@@ -157,6 +167,12 @@ def _reading(name: str) -> Callable[..., Any]:
     return of_elements
 
 
+def _item(items: DynamicList, place: Any) -> Any:
+    if place == _BACKWARDS and isinstance(items.items, DynamicRange) and not items.is_read:
+        return DynamicList(items.items.backwards())
+    return _read_item(items, place)
+
+
 for _name in vars(list).keys() - {
     "__new__",
     "__init__",
@@ -166,6 +182,8 @@ for _name in vars(list).keys() - {
     "__hash__",
 }:
     setattr(DynamicList, _name, _reading(_name))
+_read_item = DynamicList.__getitem__
+setattr(DynamicList, "__getitem__", _item)  # noqa: B010 - mypy refuses the assignment
 pytree.register_pytree_node(DynamicList, lambda elements: (list(elements), None), lambda elements, _: list(elements))
 
 

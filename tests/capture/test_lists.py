@@ -29,9 +29,10 @@ TAKEN: dict[str, Callable[[torch.Tensor], Any]] = {
     "range": lambda x: x[range(x.shape[0])],
     "range and places": lambda x: x[range(x.shape[0]), x.argmax(1)],
     "list of a range and a column": lambda x: x[list(range(x.shape[0])), 2],
+    "backwards": lambda x: x[list(range(x.shape[0]))[::-1]] + torch.tensor(range(x.shape[0])[::-1])[:, None],
+    "twice backwards": lambda x: torch.tensor(list(range(2, x.shape[0])[::-1])[::-1]) * x[2:, 0],
     "list in an index": lambda x: x[:, None][:, [0] * x.shape[0]],
     "nothing": lambda x: x[range(x.shape[0], 1)].sum(0) + x,
-    "bounds": lambda x: x * range(1, x.shape[0]).stop + range(1, x.shape[0]).start + range(x.shape[0]).step,
     "kept": lambda x: (places := list(range(x.shape[0])), x[places, 0] + x[places, 1])[1],
 }
 #: Results that need the elements, or their number.
@@ -56,7 +57,8 @@ READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "members": lambda x: x * (1 if 2 in range(x.shape[0]) and 1 in [1] * x.shape[0] else 2),
     "number of an element": lambda x: x * ([1, 2, 1] * x.shape[0]).count(1) + range(x.shape[0]).count(1),
     "elements": lambda x: x * range(x.shape[0])[-1] + ([5, 6] * x.shape[0])[1],
-    "backwards": lambda x: x * next(reversed(range(x.shape[0]))) + next(reversed([1] * x.shape[0])),
+    "bounds": lambda x: x * range(1, x.shape[0])[::-1].stop + range(1, x.shape[0]).start + range(x.shape[0]).step,
+    "from the end": lambda x: x * next(reversed(range(x.shape[0]))) + next(reversed([1] * x.shape[0])),
     "copied": lambda x: torch.stack(copy.copy([x] * x.shape[0])) * copy.copy(range(x.shape[0]))[1],
     "returned": lambda x: [x] * x.shape[0],
 }
