@@ -31,6 +31,7 @@ TAKEN: dict[str, Callable[[torch.Tensor], Any]] = {
     "list of a range and a column": lambda x: x[list(range(x.shape[0])), 2],
     "backwards": lambda x: x[list(range(x.shape[0]))[::-1]] + torch.tensor(range(x.shape[0])[::-1])[:, None],
     "twice backwards": lambda x: torch.tensor(list(range(2, x.shape[0])[::-1])[::-1]) * x[2:, 0],
+    "list of a quotient": lambda x: x[list(range((x.shape[0] + 1) // 2))],
     "list in an index": lambda x: x[:, None][:, [0] * x.shape[0]],
     "nothing": lambda x: x[range(x.shape[0], 1)].sum(0) + x,
     "kept": lambda x: (places := list(range(x.shape[0])), x[places, 0] + x[places, 1])[1],
