@@ -172,6 +172,12 @@ _NAMES = {
         "functions that make tensors of dynamic sizes",
         SimpleNamespace,
     ),
+    "function_modes": _Private(  # a list as long as a dynamic size makes it a constant
+        "torch.overrides:_get_current_function_mode_stack", "lists as long as dynamic sizes", lambda: list
+    ),
+    "function_mode_enabled": _Private(
+        "torch._C:_is_torch_function_mode_enabled", "lists as long as dynamic sizes", lambda: bool
+    ),
     "unset_fake_temporarily": _Private(  # an export under a FakeTensorMode sees tensors without numbers
         "torch._subclasses.fake_tensor:unset_fake_temporarily",
         "exports under a FakeTensorMode",

@@ -22,11 +22,18 @@ import torch
 from onnxplug.capture.mentions import SKIPPED, Mentions
 from onnxplug.capture.patching import patched
 from onnxplug.patches.lengths import Globals
+from onnxplug.patches.lists import DynamicList, DynamicRange
 from onnxplug.torch_private import FakeTensor, FakeTensorMode, ModuleStackTracer
 
 # By other names: in an export within an export, these are replaced here.
 _python_isinstance, _python_type, _python_id = isinstance, type, id
-_NUMBERS = ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float))
+_KINDS = (
+    (torch.SymBool, bool),
+    (torch.SymInt, int),
+    (torch.SymFloat, float),
+    (DynamicRange, range),
+    (DynamicList, list),
+)
 #: The attribute of a traced weight or input that has its class, where that is not one of torch's.
 _CLASS = "_onnxplug_class"
 #: The attribute of a traced weight or input that has the ``id`` of the tensor itself.
@@ -38,7 +45,7 @@ def _kind(item: Any) -> Any:
     if _python_isinstance(item, FakeTensor):
         own = vars(item).get(_CLASS)
         return own or (torch.nn.Parameter if getattr(item, "_is_param", False) else torch.Tensor)
-    return next((kind for symbolic, kind in _NUMBERS if _python_isinstance(item, symbolic)), None)
+    return next((kind for own, kind in _KINDS if _python_isinstance(item, own)), None)
 
 
 def _isinstance(item: Any, classes: Any) -> bool:
@@ -139,7 +146,7 @@ def _class_attributes(namespaces: list[dict[str, Any]]) -> Iterator[None]:
 
     attribute = property(read, lambda item, kind: object.__setattr__(item, "__class__", kind))
     with contextlib.ExitStack() as stack:
-        for kind in (FakeTensor, *(symbolic for symbolic, _ in _NUMBERS)):
+        for kind in (FakeTensor, *(own for own, _ in _KINDS)):
             stack.enter_context(class_attribute(kind, "__class__", attribute))
         yield
 

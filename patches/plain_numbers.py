@@ -24,6 +24,7 @@ from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched
 from onnxplug.patches.kinds import class_attribute
 from onnxplug.patches.lengths import Globals
+from onnxplug.patches.lists import dynamic_list, dynamic_range
 from onnxplug.torch_private import FakeTensor
 
 _python_sqrt = math.sqrt
@@ -80,6 +81,8 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "divmod": _divmod,
     "max": _extreme("max", torch.sym_max),
     "min": _extreme("min", torch.sym_min),
+    "range": dynamic_range,
+    "list": dynamic_list,
 }
 #: What the replaced names begin with; not an identifier, so that no code has them.
 _PREFIX = "onnxplug's "

@@ -21,6 +21,7 @@ from onnxplug.patches.kept_weights import weights_replaced_everywhere
 from onnxplug.patches.kinds import kinds_as_in_pytorch
 from onnxplug.patches.known_numbers import numbers_of_buffers
 from onnxplug.patches.lengths import lengths_stay_dynamic
+from onnxplug.patches.lists import lists_of_any_length
 from onnxplug.patches.members import members_are_compared
 from onnxplug.patches.norms import norms_of_any_size
 from onnxplug.patches.onnx_flag import onnx_export_flag, onnx_export_flag_in_dynamo
@@ -189,6 +190,15 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="int(size) makes a dynamic size a constant, and int(tensor) asks for a number.",
         test="tests/capture/test_plain_numbers.py::test_sizes[int(n)]",
         enter=lambda request: numbers_stay_dynamic(request.mentions),
+        needed=lambda request: not request.strict,
+    ),
+    TorchPatch(
+        name="lists",
+        scope="attempt",
+        target="torch.SymInt.__mul__ and __rmul__, torch._export.non_strict_utils._NonStrictTorchFunctionHandler._override",
+        why="[x] * n and list(range(n)) make a dynamic size a constant.",
+        test="tests/capture/test_lists.py::test_a_list_that_a_function_takes[stack]",
+        enter=lambda request: lists_of_any_length(request.mentions),
         needed=lambda request: not request.strict,
     ),
     TorchPatch(

@@ -62,18 +62,25 @@ def _deciding(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     except (SyntaxError, ValueError):
         return []
     deciding: list[tuple[ast.stmt | ast.expr, ast.expr]] = []
+    starts: list[tuple[tuple[int, int], tuple[int, int]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.While | ast.Assert):
             deciding.append((node, node.test))  # the jump itself has the position of the statement
         elif isinstance(node, ast.IfExp):
             deciding.append((node.test, node.test))
-        elif isinstance(node, ast.For | ast.comprehension):
-            deciding += [(e, e) for e in (node.iter, *getattr(node, "ifs", ()))]
+        elif isinstance(node, ast.For):
+            deciding.append((node, node.iter))  # so has the call of __iter__
+        elif isinstance(node, ast.comprehension):
+            deciding += [(e, e) for e in (node.iter, *node.ifs)]
+        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            # In Python 3.11 the call of __iter__ for the first of its loops has the position of the whole; its element has its own.
+            first = node.key if isinstance(node, ast.DictComp) else node.elt
+            starts.append(((node.lineno, node.col_offset), (first.lineno, first.col_offset)))
         elif isinstance(node, ast.BoolOp):
             deciding += [(e, e) for e in node.values[:-1]]
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             deciding.append((node, node))
-    return [
+    return starts + [
         ((first.lineno, first.col_offset), (last.end_lineno or last.lineno, last.end_col_offset or last.col_offset))
         for first, last in deciding
     ]

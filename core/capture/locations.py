@@ -27,6 +27,7 @@ TRACING = frozenset(
         *("patches/operator_calls.py", "patches/operands.py", "patches/tracing.py", "patches/handled.py"),
         *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py"),
         *("patches/indices.py", "patches/known_numbers.py", "patches/plain_numbers.py"),
+        *("patches/lists.py", "patches/lengths.py"),
         *("capture/kernels.py", "capture/symbolic_numbers.py"),
     )
 )

@@ -85,7 +85,7 @@ class Question(NamedTuple):
 
 
 class Fixing(NamedTuple):
-    """An operator that accepts a single size.
+    """An operator that accepts a single size, or code that goes on with a single size.
 
     Attributes:
         source: torch's name for the size: ``L['x'].size()[0]``.
@@ -274,6 +274,8 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
         record.fixings += _fixings(env, expr, frame)
     if expr.is_Atom:
         return
+    if isinstance(expr, sympy.Eq) and bool(answer) and len(expr.free_symbols) == 1:
+        record.fixings += _fixings(env, next(iter(expr.free_symbols)), frame)
     asking = _asking(frame)
     if asking is not None:
         condition = {sympy.true: expr, sympy.false: sympy.Not(expr)}.get(answer)
@@ -284,8 +286,6 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
     if guard is not None and handler_over(frame, ANY, ends_model) is not None:
         place = record.places.get(guard.expr) or user_line(guard.sloc)
         record.questions.setdefault(Question(guard.expr, place, "operator"))
-    if isinstance(expr, sympy.Eq) and bool(answer) and len(expr.free_symbols) == 1:
-        record.fixings += _fixings(env, next(iter(expr.free_symbols)), frame)
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
@@ -308,7 +308,7 @@ def _is_broadcast(record: Recorded, expr: Any, frame: FrameType) -> bool:
 
 
 def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]:
-    """Records the size that an operator fixes, if it does."""
+    """Records the size that an operator or a comparison fixes, if it does."""
     number = env.replace(symbol)
     if not number.is_Integer or not env.var_to_sources.get(symbol):
         return

@@ -41,6 +41,10 @@ def loop_over_a_value(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def elements_of_a_value(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x + i for i in range(int(x.sum()))])
+
+
 def limited_branch(x: torch.Tensor) -> torch.Tensor:
     if max(float(x.sum()), 1.0) > 2:
         x = x + 1
@@ -51,7 +55,9 @@ def raises(x: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("no such thing")
 
 
-@pytest.mark.parametrize("model", [branch_on_a_value, loop_over_a_value, limited_branch], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "model", [branch_on_a_value, loop_over_a_value, elements_of_a_value, limited_branch], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("shapes", [None, ({0: "batch"},), ({0: Dim.AUTO, 1: "n"},)])
 def test_a_branch_on_data_is_tried_once(model: Any, shapes: Any, exports: list[bool]) -> None:
     with pytest.raises(

@@ -70,7 +70,7 @@ RIGHT: dict[str, Model] = {
 REFUSED: dict[str, Model] = {
     "range": lambda x: sum((x[:, i] for i in range(x.shape[1])), x[:, 0]),
     "range of a quotient": lambda x: sum((x[:, i] for i in range(x.shape[1] // 2)), x[:, 0]),
-    "a list of a quotient": lambda x: x[:, list(range(x.shape[1] // 2))],
+    "a list of a quotient": lambda x: sum([x[:, i] for i in list(range(x.shape[1] // 2))]),
     "a quotient is a number": lambda x: x * 2 if x.shape[1] // 4 == 1 else x,
     "a size is a number": lambda x: x * 2 if x.shape[1] == 6 else x,
     "bits": lambda x: x * x.shape[1].bit_length(),

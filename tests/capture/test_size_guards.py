@@ -282,6 +282,19 @@ def test_the_tensor_that_fixes_a_size_is_named(wanted: Any) -> None:
     assert "fixes it at 4, the size of its other argument of shape [2, 4] (linear.weight)" in text
 
 
+@pytest.mark.parametrize("strict", [None, False])
+def test_a_branch_that_fixes_a_size_is_named(strict: bool | None) -> None:
+    """Code that keeps a tensor of an earlier call compares its size with the next call's."""
+    kept = torch.zeros(2, 3)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x + (kept if kept.shape[0] == x.shape[0] else 1)
+
+    match = r"axis 0 .*test_size_guards\.py:\d+ fixes it at 2 \(`return x \+ \(kept if kept"
+    with pytest.raises(onnxplug.CaptureError, match=match):
+        onnxplug.to_onnx(model, (torch.randn(2, 3),), dynamic_shapes=({0: "batch"},), strict=strict)
+
+
 @pytest.mark.parametrize("strict", [None, True])
 def test_torchs_names_of_sizes_are_put_in_words(strict: bool | None) -> None:
     with pytest.raises(onnxplug.CaptureError) as caught:

@@ -17,11 +17,15 @@ def onnxplug_sources() -> list[ModelSource]:
 def onnxplug_patches() -> list[LibraryPatch]:
     """Images of any size, any number of them, and mixtures of experts."""
     patches = {
+        "attention_processor": "batches:mochi",
+        "autoencoders.autoencoder_kl_mochi": "batches:mochi_autoencoder",
+        "embeddings": "sizes:places_of_any_size",
         "upsampling": "sizes:of_any_size",
         "autoencoders.autoencoder_kl_hunyuanvideo15": "sizes:hunyuan_video",
         "transformers.transformer_chroma": "sizes:chroma",
         "transformers.transformer_cosmos": "sizes:cosmos",
         "transformers.transformer_hidream_image": "sizes:hidream",
+        "transformers.transformer_hunyuan_video15": "batches:hunyuan_video",
         "transformers.transformer_lumina2": "lumina2:of_any_batch",
         "transformers.transformer_omnigen": "sizes:omnigen",
     }

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxplug.capture.patching import patched
+from onnxplug.torch_private import FakeTensor
+from onnxplug_diffusers.batches import hidream as images_of_any_number
 
 
 class _Factor:
@@ -125,7 +127,7 @@ def hidream() -> Iterator[None]:
     """Holds while HiDream's transformer is captured."""
     from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
 
-    with patched(MOEFeedForwardSwiGLU, "moe_infer", _experts):
+    with patched(MOEFeedForwardSwiGLU, "moe_infer", _experts), images_of_any_number():
         yield
 
 
@@ -150,6 +152,51 @@ def omnigen() -> Iterator[None]:
     from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRotaryEmbedding
 
     with patched(OmniGenSuScaledRotaryEmbedding, "forward", _turns):
+        yield
+
+
+class _Number(int):
+    """A number of patches. Dynamic ones are other ones: positions are computed for them."""
+
+    def __ne__(self, other: object) -> bool:
+        return isinstance(other, torch.SymInt) or int(self) != other
+
+    __hash__ = int.__hash__
+
+
+def _is_computed(embedding: Any) -> bool:
+    """Whether a ``PatchEmbed`` keeps the positions that it would compute for its own height and width."""
+    from diffusers.models.embeddings import get_2d_sincos_pos_embed
+
+    kept = embedding.pos_embed
+    if (
+        embedding.pos_embed_max_size
+        or kept is None
+        or kept.dtype != torch.float32
+        or kept.is_meta
+        or isinstance(kept, FakeTensor)
+    ):
+        return False
+    computed = get_2d_sincos_pos_embed(
+        embed_dim=kept.shape[-1],
+        grid_size=(embedding.height, embedding.width),
+        base_size=embedding.base_size,
+        interpolation_scale=embedding.interpolation_scale,
+        device=kept.device,
+        output_type="pt",
+    )
+    return torch.equal(computed.float()[None], kept)
+
+
+@contextmanager
+def places_of_any_size(model: nn.Module) -> Iterator[None]:
+    """Holds while a model is captured whose patches have sinusoidal positions (PixArt): it keeps those of one height and width."""
+    from diffusers.models.embeddings import PatchEmbed
+
+    with ExitStack() as stack:
+        for part in model.modules():
+            if isinstance(part, PatchEmbed) and _is_computed(part):
+                stack.enter_context(patched(part, "height", _Number(part.height)))
         yield
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -143,3 +145,31 @@ def test_captions_of_other_lengths() -> None:
     assert [str(d) for d in program.model.graph.inputs[0].shape] == ["batch", "4", "height", "width"]
     for case in (inputs(4, 8, [7, 7], 7), inputs(6, 6, [0, 1, 4], 9), inputs(2, 2, [1], 1)):
         program.verify(kwargs=case)
+
+
+def _embedding(**settings: Any) -> torch.nn.Module:
+    from diffusers.models.embeddings import PatchEmbed
+
+    torch.manual_seed(0)
+    embedding: torch.nn.Module = PatchEmbed(16, 16, 2, 3, 16, interpolation_scale=2, **settings).eval()
+    return embedding
+
+
+def test_positions_of_patches() -> None:
+    """PixArt's, which are kept for one height and width and computed for others."""
+    model, shapes = _embedding(), ({0: "batch", 2: "height", 3: "width"},)
+    program = onnxplug.to_onnx(model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=shapes)
+    assert list(map(str, program.model.graph.inputs[0].shape)) == ["batch", "3", "height", "width"]
+    for sizes in ((1, 16, 16), (3, 16, 8), (2, 2, 34)):
+        program.verify(args=(torch.randn(sizes[0], 3, *sizes[1:]),), seeds=())
+    static = onnxplug.to_onnx(model, (torch.randn(2, 3, 16, 16),))
+    assert not any(node.op_type == "Sin" for node in static.model.graph)
+
+
+def test_other_positions_of_patches() -> None:
+    """Positions that were changed are those of one height and width alone."""
+    model = _embedding()
+    model.pos_embed = model.pos_embed * 2
+    shapes = ({2: "height", 3: "width"},)
+    with pytest.raises(onnxplug.CaptureError, match="height"):
+        onnxplug.to_onnx(model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=shapes)
