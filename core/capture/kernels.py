@@ -43,4 +43,6 @@ def patched_kernel(op: OpOverload, key: DispatchKey, kernel_of: Callable[..., An
 def _sees_no_trace() -> bool:
     """Whether operators that are called now are seen by no mode but that of fake tensors, and by no transform."""
     fake = torch_c._get_dispatch_mode(torch_c._TorchDispatchModeKey.FAKE) is not None
+    if not callable(pre_dispatch_modes):  # a torch without it
+        return False
     return torch_c._len_torch_dispatch_stack() == fake and pre_dispatch_modes() == 0 and transforms_depth() == 0
