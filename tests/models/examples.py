@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -155,8 +156,13 @@ def _like(x: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 def _runs(example: Example, call: Call) -> bool:
     try:
-        with torch.no_grad():
-            example.module(*call[0], **call[1])
+        run(example.module, call)
     except Exception:
         return False
     return True
+
+
+def run(module: torch.nn.Module, call: Call) -> None:
+    """Runs a copy of a model in PyTorch: a model may keep results of a call, which then fix sizes in an export (VoxelMorph)."""
+    with torch.no_grad():
+        copy.deepcopy(module)(*call[0], **call[1])

@@ -25,7 +25,7 @@ import onnxplug
 from onnxplug import CaptureError, VerificationError
 from onnxplug.verification.verify import Uncertain
 from tests.models.configurations import small_settings
-from tests.models.examples import Example, fixed, numbered, sizes, widened
+from tests.models.examples import Example, fixed, numbered, run, sizes, widened
 from tests.models.inputs import draw_inputs
 from tests.models.libraries import OTHERS, PLUGINS_OF_OTHERS, other_model
 from tests.models.lists import LISTS, WithoutList
@@ -201,8 +201,7 @@ def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
     warnings.simplefilter("ignore")
     try:
         example = small_model(architecture)
-        with torch.no_grad():
-            example.module(*example.args, **example.kwargs)
+        run(example.module, (example.args, example.kwargs))
     except Exception as error:
         return Outcome("unfit", _said(error))
     peer = exporter != "onnxplug"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,15 +30,27 @@ def length(x: Any) -> Any:
     return x.shape[0] if isinstance(x, torch.Tensor) else len(x)
 
 
+def _decode_of(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def decode(coder: Any, rel_codes: torch.Tensor, boxes: list[torch.Tensor]) -> torch.Tensor:
+        """torchvision's ``BoxCoder.decode``: [boxes, classes, 4], of no boxes too, where it has [0, classes * 4]."""
+        if rel_codes.dim() != 2:
+            return original(coder, rel_codes, boxes)
+        decoded: torch.Tensor = coder.decode_single(rel_codes, torch.cat(boxes))
+        return decoded.unflatten(1, (decoded.shape[1] // 4, 4))
+
+    return decode
+
+
 @contextlib.contextmanager
 def detection() -> Iterator[None]:
     """Holds during capture: the number of boxes is only known at run time, and torchvision asks for it."""
-    from torchvision.models.detection import roi_heads, transform
+    from torchvision.models.detection import _utils, roi_heads, transform
     from torchvision.ops import boxes, poolers
 
     changes: list[tuple[Any, str, Any]] = [
         (boxes, "batched_nms", batched_nms),
         (torchvision.ops, "batched_nms", batched_nms),
+        (_utils.BoxCoder, "decode", _decode_of(_utils.BoxCoder.decode)),
         (transform, "paste_masks_in_image", paste_masks_in_image),
         (roi_heads, "heatmaps_to_keypoints", heatmaps_to_keypoints),
         (poolers, "len", length),  # a global of that module goes before the builtin

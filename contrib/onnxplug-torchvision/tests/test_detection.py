@@ -101,6 +101,17 @@ def test_small_detector(build: Any) -> None:
     assert len(set(counts)) > 1, "the number of detections is not found at run time"
 
 
+@pytest.mark.parametrize("threshold", [0.6, 2.0])
+def test_images_without_proposals(threshold: float) -> None:
+    """The heads of regions get no box for some of the images, or for none of them."""
+    model = lively(fasterrcnn())
+    model.rpn.score_thresh = threshold
+    images = [torch.rand(3, 40, 52), torch.rand(3, 48, 44)]
+    program = onnxplug.to_onnx(model, (images,))
+    for scale in (1.0, 0.0, -3.0):
+        agrees(program, model, [image * scale for image in images])
+
+
 @pytest.mark.long
 def test_capture_leaves_torchvision_as_it_was() -> None:
     import torchvision
