@@ -90,7 +90,15 @@ def agrees(program: Any, model: nn.Module, images: list[torch.Tensor]) -> int:
     return sum(v.shape[0] for v in expected if v.dim() == 2)
 
 
-@pytest.mark.parametrize("build", [pytest.param(retinanet, marks=pytest.mark.long), fasterrcnn])
+#: Regions are the first of the proposals that are kept.
+SLICED = pytest.mark.xfail(
+    torch.__version__.startswith("2.9."), strict=True, reason="torch 2.9 asks how long a slice up to a number is"
+)
+
+
+@pytest.mark.parametrize(
+    "build", [pytest.param(retinanet, marks=pytest.mark.long), pytest.param(fasterrcnn, marks=SLICED)]
+)
 def test_small_detector(build: Any) -> None:
     model = lively(build())
     images = [torch.rand(3, 40, 52), torch.rand(3, 48, 44)]
@@ -101,6 +109,7 @@ def test_small_detector(build: Any) -> None:
     assert len(set(counts)) > 1, "the number of detections is not found at run time"
 
 
+@SLICED
 @pytest.mark.parametrize("threshold", [0.6, 2.0])
 def test_images_without_proposals(threshold: float) -> None:
     """The heads of regions get no box for some of the images, or for none of them."""
