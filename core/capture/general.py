@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Any
 
 import sympy
+import torch
 from sympy.logic.boolalg import Boolean
 from torch.fx.experimental import sym_node, symbolic_shapes
 
@@ -61,17 +62,20 @@ def _copies(frame: FrameType | None) -> bool:
     return getattr(called, "__name__", called) == "contiguous"
 
 
-def is_removed(env: Any, expr: Any, frame: FrameType | None) -> bool:
+def is_removed(condition: torch.SymBool, frame: FrameType | None) -> bool:
     """Whether a squeeze asks for a size that is 1 in the example and where a size of an input is larger or smaller by 1.
 
     Args:
         frame: The innermost frame of the code that asks.
     """
-    if not isinstance(expr, sympy.Eq) or expr.rhs != 1 or len(expr.free_symbols) != 1 or expr.lhs.is_Symbol:
+    expr = condition.node.expr
+    if condition.node.hint is not True or not isinstance(expr, sympy.Eq) or expr.rhs != 1 or expr.lhs.is_Symbol:
+        return False
+    if len(expr.free_symbols) != 1 or not _squeezes(frame):
         return False
     (symbol,) = expr.free_symbols
-    example = backed_values(env).get(symbol)
-    if example is None or expr.xreplace({symbol: sympy.Integer(example)}) is not sympy.true or not _squeezes(frame):
+    example = backed_values(condition.node.shape_env).get(symbol)
+    if example is None:
         return False
     near = (expr.xreplace({symbol: sympy.Integer(example + step)}) for step in (-1, 1))
     return any(holds is sympy.true for holds in near)

@@ -295,7 +295,7 @@ def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> b
         expr, frame = condition.node.expr, sys._getframe(2)
         if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame):
             return True
-        if is_removed(condition.node.shape_env, expr, frame):
+        if is_removed(condition, frame):
             return bool(condition)
     return original(condition, default)
 
