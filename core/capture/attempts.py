@@ -36,7 +36,7 @@ from onnxplug.capture.dynamic import (
     size_names,
 )
 from onnxplug.capture.eager import copied
-from onnxplug.capture.early_returns import LIMIT as EARLY_RETURNS, EarlyReturn
+from onnxplug.capture.early_returns import LIMIT as EARLY_RETURNS, EarlyReturn, may_be_included
 from onnxplug.capture.failure import Try, explained
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patches import Trace, torch_patched
@@ -454,11 +454,14 @@ class _Capture:
     def _returned_early(
         self, way: _Way, spec: Any, known: Sequence[Refusal | Zero | EarlyReturn], zero: Zero
     ) -> EarlyReturn | None:
-        """The model for a size of 0 that the data decide, if it can be captured."""
+        """The model for a size of 0 that the data decide, if it can be captured, and may be included in the rest of the model."""
         self._zeros += 1
+        is_first = not any(isinstance(k, Zero) for k in known)
         if self._zeros > EARLY_RETURNS:
             return None
         try:
+            if is_first and not may_be_included(self._export(way, spec, Answers(known, finds=True)), zero.size):
+                return None
             program = self._answered(way, spec, [*known, zero])
         except (Exception, SystemExit):
             return None

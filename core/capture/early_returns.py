@@ -74,6 +74,25 @@ class EarlyReturn(NamedTuple):
         return _takes_zeros(whole, zeros)
 
 
+def may_be_included(program: torch.export.ExportedProgram, size: Any) -> bool:
+    """Whether each result of a program, captured for other sizes, has no elements for a size of 0, or doesn't depend on it.
+
+    Otherwise the model for the size 0 hardly has the same results, and needn't be captured.
+    """
+    zeros, _ = _zeros(program, [size], _Numbered(program, {}))
+    depends: set[torch.fx.Node] = set()
+    for node in program.graph.nodes:
+        operands = {*node.all_input_nodes, *map(_base, node.all_input_nodes)}
+        if size in (node.meta.get("unbacked_bindings") or ()) or operands & depends:
+            depends |= {node, *_written_by(node)}
+    return all(
+        not isinstance(result, torch.fx.Node)
+        or not {result, _base(result)} & depends
+        or _empty_shape(result, zeros) is not None
+        for result in _results(program)
+    )
+
+
 def empty_size(env: Any, expr: Any) -> tuple[Any, Any] | None:
     """The data-dependent size of which a condition asks whether it is 0, and sympy's answer for other sizes; else ``None``."""
     symbols = expr.free_symbols

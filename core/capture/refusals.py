@@ -98,6 +98,7 @@ class Answers:
         known: The refusals, sizes of 0 and early returns whose answers are given to the first questions.
         trial: The answer to the question after them; ``None``: torch's error.
         error: torch's error for that question; ``None`` before the question.
+        finds: Whether each question whether a size is 0 gets the answer for other sizes.
         zero: The size of 0 for which the answer to that question differs from all other sizes; ``None`` for other questions.
         doubt: The model's error for the answer under trial, in a side that may continue in eager PyTorch.
     """
@@ -105,6 +106,7 @@ class Answers:
     known: Sequence[Refusal | Zero | EarlyReturn] = ()
     trial: bool | None = None
     error: Exception | None = None
+    finds: bool = False
     zero: Zero | None = None
     doubt: Doubt | None = None
     _question: Any = None
@@ -139,7 +141,7 @@ class Answers:
         if self._answered < len(self.known):
             known = self.known[self._answered]
             if known.question != question:  # the model's code went another way than before
-                return None
+                return other if self.finds else None
             self._answered += 1
             answer = sympy.true if known.answer else sympy.false
             if not isinstance(known, EarlyReturn):  # torch knows from now on, as after torch._check
@@ -147,7 +149,7 @@ class Answers:
                 env.guard_or_defer_runtime_assert(fact, "the model raises otherwise")
             return answer
         if self.trial is None:
-            return None
+            return other if self.finds else None
         self.error, self._recorded, self._before, self._question = error, recorded, recorded(), question
         self.zero = Zero(other is sympy.false, question, size, _may_refuse(frame)) if size is not None else None
         if self.zero is not None and not self.zero.may_refuse:

@@ -213,6 +213,16 @@ def test_other_results_are_an_error_that_names_the_line(function: Function) -> N
         _export(function)
 
 
+def refuses_first(x: Tensor) -> Tensor:
+    """A check that only refuses, and an early return of what else was looked for."""
+    y, z = _found(x), x[x[:, 1] > 0.5]
+    if len(y) == 0:
+        raise ValueError("nothing was found")
+    if len(z) == 0:
+        return z
+    return z * 2
+
+
 def refuses_none(x: Tensor) -> Tensor:
     y = _found(x)
     if len(y) > 0:
@@ -227,7 +237,7 @@ def refuses_some(x: Tensor) -> Tensor:
     return x * 2
 
 
-@pytest.mark.parametrize("function", [refuses_none, refuses_some])
+@pytest.mark.parametrize("function", [refuses_first, refuses_none, refuses_some])
 def test_a_refusal_of_either_side_stays_one(function: Function) -> None:
     with pytest.warns(match="was found"):
         program = _export(function)
