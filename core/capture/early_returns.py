@@ -20,7 +20,14 @@ import sympy
 import torch
 from torch.export.graph_signature import InputKind
 
-from onnxplug.torch_private import FakeTensorMode, HigherOrderOperator, OpOverload, backed_values, pytree
+from onnxplug.torch_private import (
+    DispatchKey,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    backed_values,
+    pytree,
+)
 
 #: The largest number of early returns to try in a model: each is a capture of its own.
 LIMIT = 8
@@ -112,12 +119,20 @@ def _results(program: torch.export.ExportedProgram) -> list[Any]:
 
 
 def _writes_only_results(*programs: torch.export.ExportedProgram) -> bool:
-    """Whether only results of operators are written, and not inputs, weights, or what a subgraph or its operator may share."""
+    """Whether only results of operators are written, and not inputs or weights, and each operator tells what its results share."""
     modules = [part for program in programs for part in program.graph_module.modules()]
     nodes = [node for part in modules if isinstance(part, torch.fx.GraphModule) for node in part.graph.nodes]
     bases = [base for node in nodes for base in _written_by(node)]
-    has_subgraphs = any(isinstance(node.target, HigherOrderOperator) for node in nodes)
-    return not bases or not (has_subgraphs or any(base.op != "call_function" for base in bases))
+    return not bases or not (any(map(_shares_unknown, nodes)) or any(base.op != "call_function" for base in bases))
+
+
+def _shares_unknown(node: torch.fx.Node) -> bool:
+    """Whether results may share the memory of operands without a word in the schema: ``dropout`` returns its operand."""
+    if not isinstance(node.target, OpOverload):
+        return isinstance(node.target, HigherOrderOperator)
+    tensors = [result for result in node.target._schema.returns if "Tensor" in str(result.type)]
+    says = any(result.alias_info is not None for result in tensors)
+    return bool(tensors) and not says and node.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
 
 
 def _written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
@@ -139,7 +154,12 @@ def _base(node: torch.fx.Node) -> torch.fx.Node:
     while node.op == "call_function":
         if isinstance(node.target, OpOverload):
             sets = [result.alias_info.before_set for result in node.target._schema.returns if result.alias_info]
-            shared = (operand for a, operand in _operands(node) if a.alias_info and a.alias_info.before_set in sets)
+            of_lists = set() in sets  # each of the tensors shares the operand's memory
+            shared = (
+                operand
+                for a, operand in _operands(node)
+                if a.alias_info is not None and (of_lists or a.alias_info.before_set in sets)
+            )
         else:  # getitem
             shared = (operand for operand in node.args[:1])
         base = next(filter(_is_node, pytree.tree_leaves([*shared])), None)

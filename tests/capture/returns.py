@@ -49,6 +49,19 @@ def _written(y: Tensor, x: Tensor) -> Tensor:
     return x * 2
 
 
+def _part_written(x: Tensor) -> Tensor:
+    parts = x.unbind(1)
+    parts[1].mul_(2)
+    return parts[0] + 1
+
+
+def _written_through(x: Tensor) -> Tensor:
+    copy = x * 2
+    kept = torch.dropout(copy, 0.5, False)
+    copy[:1].add_(1)
+    return kept
+
+
 #: Results of the rest, of x, of the rows that were found, and of which rows.
 _RESULTS: tuple[Callable[[Tensor, Tensor, float], Tensor], ...] = (
     lambda x, y, at: y * 2,
@@ -75,6 +88,9 @@ _RESULTS: tuple[Callable[[Tensor, Tensor, float], Tensor], ...] = (
     lambda x, y, at: _written(y, x),
     lambda x, y, at: x[(x[:, 2] > at).nonzero()[:, 0]].mul_(2),
     lambda x, y, at: _written(x, x),
+    lambda x, y, at: _part_written(x),
+    lambda x, y, at: _part_written(y),
+    lambda x, y, at: _written_through(x),
 )
 #: Results of an early return, of x and of the rest's result at that place for no rows.
 _RETURNED: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (

@@ -152,6 +152,32 @@ def writes_its_input(x: Tensor) -> Tensor:
     return y
 
 
+def writes_a_row_of_its_input(x: Tensor) -> Tensor:
+    y = _found(x)
+    if len(y) == 0:
+        return y
+    x.unbind(1)[2].add_(1)
+    return y
+
+
+def writes_through_dropout(x: Tensor) -> tuple[Tensor, Tensor]:
+    """In evaluation it returns its operand."""
+    copy, y = x * 2, _found(x)
+    kept = torch.nn.functional.dropout(copy, training=False)
+    if len(y) == 0:
+        return y, kept
+    copy[:1].add_(1)
+    return y, kept
+
+
+def writes_a_part(x: Tensor) -> tuple[Tensor, Tensor]:
+    parts, y = (x * 2).chunk(2, 1), _found(x)
+    if len(y) == 0:
+        return y, parts[0]
+    parts[0].add_(1)
+    return y, parts[0]
+
+
 def writes_within_no_grad(x: Tensor) -> Tensor:
     y = _found(x)
     if len(y) == 0:
@@ -201,6 +227,9 @@ def takes_no_empty_tensor(x: Tensor) -> Tensor:
         another_structure,
         random_results,
         writes_its_input,
+        writes_a_row_of_its_input,
+        writes_through_dropout,
+        writes_a_part,
         writes_within_no_grad,
         writes_a_result,
         writes_a_mask,
