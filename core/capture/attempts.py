@@ -447,7 +447,7 @@ class _Capture:
                 before, after = (
                     [k.size for k in part if isinstance(k, Zero)] for part in (known[:place], known[place:])
                 )
-                if not early.is_included_in(program, before, after):
+                if not early.is_included_in(program, self._asked(program), before, after):
                     program, known = None, known[:place]
         return program or self._export(way, spec, Answers(known))  # once more, for torch's error with its place
 
@@ -465,7 +465,14 @@ class _Capture:
             program = self._answered(way, spec, [*known, zero])
         except (Exception, SystemExit):
             return None
-        return EarlyReturn(not zero.answer, zero.question, zero.size, program)
+        return EarlyReturn(not zero.answer, zero.question, zero.size, program, self._asked(program))
+
+    def _asked(self, program: torch.export.ExportedProgram) -> frozenset[str]:
+        """The conditions on sizes of inputs that the capture of a program, the last one, has asked for."""
+        recorded, sizes = self._recorded, requested_sizes(program, self.shapes)
+        guards = [guard.expr for guard in sizes[0][3].node.shape_env.guards] if sizes else []
+        questions = [question.expr for question in recorded.questions]
+        return frozenset(map(str, (*guards, *questions, *recorded.fixings, *recorded.broadcasts)))
 
     def _refused_last(self) -> bool:
         """The first answer to try: the answer that the model refused last, as in a check within a loop."""

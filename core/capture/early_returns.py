@@ -7,8 +7,9 @@ without elements, and the rest of the model, computed for that size, often has t
                                 captured without the return: the result is [u0, 6], which is [0, 6] for u0 = 0
 
 Both are compared by their graphs. Each result has no elements and one shape and dtype in both, or is computed by equal nodes from
-equal inputs; nothing is written to an input or a buffer. A tensor that a mask selects has no more elements than the mask, so its
-size is 0 where the mask's is. The rest is computed once more, for the size 0 and without data, as an operator may refuse that size.
+equal inputs; nothing is written to an input or a buffer, and the early return has no conditions of its own on sizes of inputs. A
+tensor that a mask selects has no more elements than the mask, so its size is 0 where the mask's is. The rest is computed once more,
+for the size 0 and without data, as an operator may refuse that size.
 """
 
 from __future__ import annotations
@@ -46,23 +47,32 @@ class EarlyReturn(NamedTuple):
         question: The question and its place.
         size: torch's symbol of the size.
         program: The model captured for the size 0.
+        conditions: The conditions on sizes of inputs under which that program is the model.
     """
 
     answer: bool
     question: Any
     size: Any
     program: torch.export.ExportedProgram
+    conditions: Set[str]
 
     def is_included_in(
-        self, program: torch.export.ExportedProgram, before: Sequence[Any] = (), after: Sequence[Any] = ()
+        self,
+        program: torch.export.ExportedProgram,
+        conditions: Set[str],
+        before: Sequence[Any] = (),
+        after: Sequence[Any] = (),
     ) -> bool:
         """Whether a program, captured for other sizes, has the results of the model for the size 0 too.
 
         Args:
+            conditions: The program's own conditions on sizes of inputs.
             before: Symbols of other sizes that are 0 in the program, of which the model's code asked before.
             after: The same, asked about afterwards: they may have other names in the model for the size 0.
         """
         returned, whole = self.program, program
+        if not self.conditions <= conditions:
+            return False
         if not _writes_only_results(returned, whole) or returned.call_spec.out_spec != whole.call_spec.out_spec:
             return False
         known: dict[Any, int] = {}

@@ -102,6 +102,8 @@ _RETURNED: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, r: torch.zeros(r.shape, dtype=torch.float64),
     lambda x, r: x[:0],
     lambda x, r: x,
+    lambda x, r: torch.zeros(r.shape if x.shape[0] > 4 else (0, 9), dtype=r.dtype),
+    lambda x, r: torch.zeros(r.shape if x.shape[0] == 12 else (0, 9), dtype=r.dtype),
 )
 
 

@@ -112,6 +112,16 @@ def another_dtype(x: Tensor) -> Tensor:
     return torch.zeros(0, 4, dtype=torch.float64) if len(y) == 0 else y
 
 
+def another_shape_for_other_sizes(x: Tensor) -> Tensor:
+    y = _found(x)
+    return x.new_zeros(0, 4 if x.shape[0] > 3 else 5) if len(y) == 0 else y
+
+
+def another_shape_for_a_size(x: Tensor) -> Tensor:
+    y = _found(x)
+    return x.new_zeros(0, 4 if x.shape[0] == 12 else 5) if len(y) == 0 else y
+
+
 def a_row(x: Tensor) -> Tensor:
     y = _found(x)
     return x.new_zeros(1, 4) if len(y) == 0 else y
@@ -220,6 +230,8 @@ def takes_no_empty_tensor(x: Tensor) -> Tensor:
     [
         another_shape,
         another_dtype,
+        another_shape_for_other_sizes,
+        another_shape_for_a_size,
         a_row,
         of_one_row,
         other_results,
