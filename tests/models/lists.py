@@ -27,7 +27,7 @@ class WithoutList(nn.Module):
 def _without(results: Mapping[str, Any], place: list[str]) -> dict[str, Any]:
     name, *inner = place
     kept = dict(results)
-    left_out = kept.pop(name)
+    left_out = kept.pop(name, None)  # transformers 5.24 returns none with some
     if inner and isinstance(left_out, Mapping):
         kept[name] = _without(left_out, inner)
     return kept

@@ -51,7 +51,10 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
 
 
 def _where_used(module: str, patch: str) -> Callable[[], Any]:
-    """A patch that does nothing, and imports nothing, where a module of transformers, or one whose name begins so, isn't in use."""
+    """A patch that does nothing, and imports nothing, where a module of transformers, or one whose name begins so, isn't in use.
+
+    A version of transformers without a name that the patch is made of is left as it is.
+    """
 
     def entered() -> Any:
         import sys
@@ -60,7 +63,13 @@ def _where_used(module: str, patch: str) -> Callable[[], Any]:
 
         if not any(name.startswith(module) for name in sys.modules):
             return nullcontext()
-        return resolve_name(patch)()
+        try:
+            patched = resolve_name(patch)
+        except ImportError as error:
+            if not (error.name or "").startswith("transformers"):
+                raise
+            return nullcontext()
+        return patched()
 
     entered.__qualname__ = patch  # its name in errors
     return entered

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers.utils import output_capturing
 
 import onnxplug
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(output_capturing, "select_hidden_states"), reason="this version of transformers is left as it is"
+)
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIDE, _IMAGE = 16, 98
@@ -215,3 +221,15 @@ def test_grids_and_padding() -> None:
             shown = (grids * cells - 2 * padding).tolist()
             for size, grid, (rows, columns) in zip(sizes, (grids * cells).tolist(), shown, strict=True):
                 assert tuple(unpad_image(torch.empty(1, *grid), size).shape[1:]) == (rows, columns), (size, grid)
+
+
+def test_a_version_of_transformers_without_a_name_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxplug_transformers
+
+    monkeypatch.delattr(output_capturing, "select_hidden_states")
+    monkeypatch.delitem(sys.modules, "onnxplug_transformers.tiled_images", raising=False)
+    monkeypatch.delattr(onnxplug_transformers, "tiled_images", raising=False)
+    (patch,) = (p for p in onnxplug_transformers.onnxplug_patches() if "tiled_images" in p.__qualname__)
+    with patch():
+        pass
+    assert "onnxplug_transformers.tiled_images" not in sys.modules
