@@ -141,6 +141,10 @@ def squeeze_dims(g: GraphBuilder, node: FxNode) -> Value:
 def _squeeze(g: GraphBuilder, node: FxNode, x: Value, axes: Any) -> Value:
     assert x.shape is not None
     gone = [a for a in axes if rank_of(x) and x.shape[a] == 1]
+    dynamic = [a for a in axes if rank_of(x) and not isinstance(x.shape[a], int)]
+    if rank_of(x) - len(gone) > len(node.shape):  # torch knows some of these sizes to be 1
+        absent = [a for a in dynamic if x.shape[a] not in node.shape]
+        gone += absent if rank_of(x) - len(gone) - len(absent) == len(node.shape) else dynamic
     if rank_of(x) - len(gone) != len(node.shape):
         raise Unsupported("squeeze of an axis whose size is only known at run time")
     return squeeze(g, x, *gone) if gone else x

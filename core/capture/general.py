@@ -6,16 +6,12 @@ from types import FrameType
 from typing import Any
 
 import sympy
-import torch
 from sympy.logic.boolalg import Boolean
 from torch.fx.experimental import sym_node, symbolic_shapes
 
 from onnxplug.capture.implication import implied
-from onnxplug.capture.locations import is_core_file
-from onnxplug.torch_private import OpOverload, backed_values
+from onnxplug.torch_private import backed_values
 
-#: Operators that remove an axis of size 1.
-SQUEEZES = frozenset({"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"})
 _OF_SIZES = (sym_node.__file__, symbolic_shapes.__file__)
 
 
@@ -60,32 +56,3 @@ def _copies(frame: FrameType | None) -> bool:
         return False
     called = frame.f_locals.get("func", getattr(frame.f_locals.get("node"), "target", None))
     return getattr(called, "__name__", called) == "contiguous"
-
-
-def is_removed(condition: torch.SymBool, frame: FrameType | None) -> bool:
-    """Whether a squeeze asks for a size that is 1 in the example and where a size of an input is larger or smaller by 1.
-
-    Args:
-        frame: The innermost frame of the code that asks.
-    """
-    expr = condition.node.expr
-    if condition.node.hint is not True or not isinstance(expr, sympy.Eq) or expr.rhs != 1 or expr.lhs.is_Symbol:
-        return False
-    if len(expr.free_symbols) != 1 or not _squeezes(frame):
-        return False
-    (symbol,) = expr.free_symbols
-    example = backed_values(condition.node.shape_env).get(symbol)
-    if example is None:
-        return False
-    near = (expr.xreplace({symbol: sympy.Integer(example + step)}) for step in (-1, 1))
-    return any(holds is sympy.true for holds in near)
-
-
-def _squeezes(frame: FrameType | None) -> bool:
-    """Whether the innermost operator is a squeeze."""
-    while frame is not None and not is_core_file(frame.f_code.co_filename):
-        called = frame.f_locals.get("func")
-        if isinstance(called, OpOverload):
-            return called._schema.name in SQUEEZES
-        frame = frame.f_back
-    return False

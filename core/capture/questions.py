@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.data_dependent import is_only_tested
-from onnxplug.capture.general import general_answer, is_removed
+from onnxplug.capture.general import general_answer
 from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.patching import patched
@@ -289,14 +289,12 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
-    """Answers that a size is 1 where it is broadcast, without a guard of torch, and where a squeeze removes it, with one."""
+    """Answers that a size is 1 where it is broadcast, without a guard of torch."""
     record: Recorded | None = getattr(_local, "recorded", None)
     if record is not None and record.oblivious and isinstance(condition, torch.SymBool):
         expr, frame = condition.node.expr, sys._getframe(2)
         if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame):
             return True
-        if is_removed(condition, frame):
-            return bool(condition)
     return original(condition, default)
 
 

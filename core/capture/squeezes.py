@@ -1,7 +1,7 @@
 """``squeeze`` of a dynamic dimension: PyTorch removes the axis where its size is 1, a model for any size keeps it.
 
-An axis whose size is 1 for several sizes of an input, as that of an image's rows after pooling, is removed if it is 1 in the
-example: the model is one for these sizes of the input (:func:`onnxplug.capture.general.is_removed`).
+An axis whose size torch knows to be 1, by the declared range or a condition of the model, is removed: the model is one for these
+sizes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnxplug.capture.general import SQUEEZES
 from onnxplug.capture.implication import Ranges, implied
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.size_guards import Condition, line_of
+
+_SQUEEZES = {"aten::squeeze", "aten::squeeze_", "aten::squeeze_copy"}
 
 
 class KeptAxis(NamedTuple):
@@ -87,11 +88,16 @@ def _dynamic_axes(
     """
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
-        if getattr(getattr(node.target, "_schema", None), "name", None) in SQUEEZES:
+        if getattr(getattr(node.target, "_schema", None), "name", None) in _SQUEEZES:
             source = node.args[0].meta.get("val")
-            for axis in _squeezed_axes(node, source):
+            axes = _squeezed_axes(node, source)
+            dynamic = [axis for axis in axes if isinstance(source.shape[axis], torch.SymInt)]
+            if not dynamic or not isinstance(node.meta.get("val"), torch.Tensor):
+                continue
+            gone = source.dim() - node.meta["val"].dim() - sum(source.shape[axis] == 1 for axis in {*axes} - {*dynamic})
+            for axis in dynamic:
                 size = source.shape[axis]
-                if isinstance(size, torch.SymInt) and statically_known_true(size == 1) is removed:
+                if (gone == len(dynamic) or (gone > 0 and statically_known_true(size == 1))) is removed:
                     yield node, axis, source.shape[axis]
 
 

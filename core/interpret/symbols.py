@@ -7,7 +7,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxplug.capture.dimensions import in_names
 
@@ -45,9 +44,7 @@ class SymbolNames:
             expr = node._expr
             dimension = self._known.get(expr)
             if dimension is None:
-                # A size that torch knows to be 1, as the height of a line of text after pooling, is an axis that squeezes remove.
-                is_one = node.hint == 1 and statically_known_true(size == 1)
-                dimension = self._known[expr] = 1 if is_one else self._work_out(node.expr)
+                dimension = self._known[expr] = self._work_out(node.expr)
             self._by_node[node] = dimension
         return dimension
 

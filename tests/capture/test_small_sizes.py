@@ -216,20 +216,6 @@ POOLED: dict[str, Model] = {
 
 
 @pytest.mark.parametrize("name", POOLED)
-@pytest.mark.parametrize("height", ["height", Dim.AUTO], ids=str)
-def test_squeeze_of_a_size_that_is_1_for_several_heights(name: str, height: Any) -> None:
-    """As in models that read lines of text: the model is one for the heights of one row after pooling."""
-    model, axes = POOLED[name], {2: height, 3: "width"}
-    with pytest.warns(UserWarning, match=rf"right only where .* // 3\) == 1: PyTorch's {AT}"):
-        program = onnxplug.to_onnx(model, (torch.randn(2, 1, 4, 8),), dynamic_shapes=(axes,))
-    for rows in (3, 4, 5):
-        same(model, program, torch.randn(2, 1, rows, 10))
-    program.verify()
-    with pytest.raises(Exception, match=r"Squeeze|squeeze"):
-        program(torch.randn(2, 1, 6, 10))
-
-
-@pytest.mark.parametrize("name", POOLED)
 def test_squeeze_of_a_size_that_is_1_for_all_declared_heights_says_nothing(name: str) -> None:
     axes = {2: Dim("height", min=3, max=5), 3: Dim("width", min=4)}
     with warnings.catch_warnings():
