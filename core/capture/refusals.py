@@ -146,7 +146,8 @@ class Answers:
             answer = sympy.true if known.answer else sympy.false
             if not isinstance(known, EarlyReturn):  # torch knows from now on, as after torch._check
                 fact = expr if known.answer else sympy.Not(expr)
-                env.guard_or_defer_runtime_assert(fact, "the model raises otherwise")
+                why = "this side is captured" if isinstance(known, Zero) else "the model raises otherwise"
+                env.guard_or_defer_runtime_assert(fact, why)
             return answer
         if self.trial is None:
             return other if self.finds else None

@@ -84,7 +84,7 @@ def _dynamic_axes(
     """The squeezes of a program, each with an axis of dynamic size that PyTorch removes if the size is 1, and the size.
 
     Args:
-        removed: The axes that the program removes, too; by default those that it keeps.
+        removed: Whether to give the axes that the program removes, instead of the axes that it keeps.
     """
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
@@ -98,7 +98,7 @@ def _dynamic_axes(
             for axis in dynamic:
                 size = source.shape[axis]
                 if (gone == len(dynamic) or (gone > 0 and statically_known_true(size == 1))) is removed:
-                    yield node, axis, source.shape[axis]
+                    yield node, axis, size
 
 
 def _squeezed_axes(node: torch.fx.Node, source: Any) -> list[int]:
