@@ -132,6 +132,14 @@ class CaptureError(OnnxplugError):
     tries: Sequence[str] = ()
 
 
+class FixedDimensionError(CaptureError):
+    """A dimension that was declared dynamic came out static, or the model takes fewer of its sizes than were declared.
+
+    Remedy: the message names the line that fixes it. Change that line, make the dimension static in ``dynamic_shapes``, or
+    declare the smaller range.
+    """
+
+
 class ConversionError(OnnxplugError):
     """A converter failed; the message names the operator, the rule, its package and the user's source line.
 

@@ -66,7 +66,7 @@ from onnxplug.capture.size_guards import (
 )
 from onnxplug.capture.squeezes import KeptAxis, kept_axes, squeezed_sizes, squeezed_text
 from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
-from onnxplug.errors import CaptureError
+from onnxplug.errors import CaptureError, FixedDimensionError
 from onnxplug.observers import span, stage, step
 from onnxplug.plugin_api import CaptureRequest, Patch
 from onnxplug.torch_private import ValueRanges, fx_config, int_oo
@@ -284,7 +284,7 @@ class _Capture:
         """The program; captured again where a ``Dim.AUTO`` dimension must be static because the model depends on its size.
 
         Raises:
-            CaptureError: A dimension that must be dynamic is fixed by the model's Python code.
+            FixedDimensionError: A dimension that must be dynamic is fixed by the model's Python code.
         """
         self._warnings, self.conditions, self.assumptions = [], [], []
         sizes = requested_sizes(program, self.shapes)
@@ -378,7 +378,7 @@ class _Capture:
         """Applies the bounds of the model to the ranges of the program, and warns of the bounds of its code.
 
         Raises:
-            CaptureError: The user declared sizes beyond an operator's bound.
+            FixedDimensionError: The user declared sizes beyond an operator's bound.
         """
         for bound in self.bounds:
             low, high = declared.get(bound.expr.lhs, (0, None))
@@ -400,7 +400,7 @@ class _Capture:
         """Whether an operator got the answer for sizes other than 1, though the example's size is 1."""
         return self._recorded.generalized
 
-    def fixed_by_operator(self) -> CaptureError | None:
+    def fixed_by_operator(self) -> FixedDimensionError | None:
         """The error for a dimension that must be dynamic and that an operator of a failed attempt fixes."""
         tensors = {name: t.shape for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
         for fixing in itertools.chain.from_iterable(self._fixings):

@@ -13,7 +13,7 @@ import torch
 
 from onnxplug.capture.dimensions import Multiple, evaluate, expand, in_names, is_expression, names_in, same_symbols
 from onnxplug.capture.implication import implied
-from onnxplug.errors import CaptureError, UsageError
+from onnxplug.errors import CaptureError, FixedDimensionError, UsageError
 from onnxplug.text import did_you_mean, type_with_article
 from onnxplug.torch_private import DimHint, pytree
 
@@ -444,7 +444,7 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
     """Checks that the requested dimensions of a captured program are dynamic.
 
     Raises:
-        CaptureError: A dimension that should be dynamic came out static.
+        FixedDimensionError: A dimension that should be dynamic came out static.
     """
     values = _user_values(program)
     if len(values) != len(shapes.leaves):
@@ -455,13 +455,13 @@ def check_dynamic(program: torch.export.ExportedProgram, shapes: DynamicShapes) 
             continue
         size = value.shape[axis]
         if isinstance(size, int) or not size.node.expr.free_symbols:
-            raise CaptureError(
+            raise FixedDimensionError(
                 f"{shapes.name(leaf, axis)} was declared dynamic, but the model fixes it at {int(size)}",
                 hint="Some code depends on that size. Make the dimension static, or change the model.",
             )
     for leaf, name in shapes.numbers():
         if not isinstance(values[leaf], torch.SymInt) or not values[leaf].node.expr.free_symbols:
-            raise CaptureError(
+            raise FixedDimensionError(
                 f"the number {shapes.paths[leaf]} ({name!r}) was declared dynamic, but the model fixes it at {values[leaf]}",
                 hint="Some code depends on it. Make it static, or change the model.",
             )

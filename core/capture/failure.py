@@ -12,7 +12,7 @@ from onnxplug.capture.data_dependent import is_data_dependent
 from onnxplug.capture.dynamic import DynamicShapes
 from onnxplug.capture.locations import frames_of_model, is_torch_file
 from onnxplug.capture.refusals import Doubt
-from onnxplug.errors import CaptureError
+from onnxplug.errors import CaptureError, FixedDimensionError
 from onnxplug.torch_private import UnsupportedOperatorException
 
 _WIDTH = 200
@@ -101,7 +101,7 @@ def capture_error(error: Exception, shapes: DynamicShapes, where: str) -> Captur
         )
     if any(words in text for words in ("Constraints violated", "specialized", "inferred a static shape")):
         requested = shapes.describe()
-        return CaptureError(
+        return FixedDimensionError(
             f"a dimension that was declared dynamic is fixed by the model{where}: {text}"
             + (f"\nDeclared dynamic: {requested}" if requested else ""),
             hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",

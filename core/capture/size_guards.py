@@ -34,7 +34,7 @@ from onnxplug.capture.dimensions import in_names, same_symbols
 from onnxplug.capture.implication import Ranges, contradicted, implied, is_bounded
 from onnxplug.capture.locations import is_torch_file, source_location, user_line
 from onnxplug.capture.questions import Fixing, Question, is_of_python
-from onnxplug.errors import CaptureError
+from onnxplug.errors import FixedDimensionError
 from onnxplug.torch_private import backed_values, python_notation
 
 #: Larger than the numbers in a model's code: bounds are searched below.
@@ -309,11 +309,11 @@ def at_least_two(declared: Ranges) -> list[Condition]:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-class FixedExpressionError(CaptureError):
+class FixedExpressionError(FixedDimensionError):
     """The model's code turns an expression of dynamic sizes into a constant."""
 
 
-def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example: Any) -> CaptureError:
+def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example: Any) -> FixedDimensionError:
     """The error for a dimension that must be dynamic, and that the model's code turns into a constant.
 
     Args:
@@ -323,7 +323,7 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
     """
     line, fixes = line_of(condition.place), f"but the model's code{_at(condition.place)} fixes it"
     if example in (0, 1):
-        return CaptureError(
+        return FixedDimensionError(
             f"{name} was declared dynamic, {fixes}: what is done for the example's size {example} is right only where "
             f"{condition.text(names)}{line}",
             hint="Give an example input of size 2 or more, make the dimension static, or change the code (torch.cond).",
@@ -337,16 +337,16 @@ def fixed_by(name: str, condition: Condition, names: Mapping[str, str], example:
     )
 
 
-def outside_declared(name: str, bound: Condition, names: Mapping[str, str], low: int, high: int) -> CaptureError:
+def outside_declared(name: str, bound: Condition, names: Mapping[str, str], low: int, high: int) -> FixedDimensionError:
     """The error for a dimension whose declared range exceeds the model's bound."""
-    return CaptureError(
+    return FixedDimensionError(
         f"{name} was declared dynamic, from {low} to {high}, but the model{_at(bound.place)} accepts it only where "
         f"{bound.text(names)}{line_of(bound.place)}",
         hint=f"Declare torch.export.Dim(name, max={bound.expr.rhs}), or leave out max=: the model's own bound is then applied.",
     )
 
 
-def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[int]]) -> CaptureError:
+def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[int]]) -> FixedDimensionError:
     """The error for a dimension that must be dynamic, where an operator accepts a single size.
 
     Args:
@@ -359,7 +359,7 @@ def fixed_by_operator(name: str, fixing: Fixing, tensors: Mapping[str, Sequence[
         same = [tensor for tensor, shape in tensors.items() if tuple(shape) == fixing.shape]
         known = f" ({same[0]})" if len(same) == 1 else ""
         other = f", the size of its other argument of shape {list(fixing.shape)}{known}"
-    return CaptureError(
+    return FixedDimensionError(
         f"{name} was declared dynamic, but {fixing.operator or 'the model'}{_at(fixing.place)} fixes it at "
         f"{fixing.number}{other}{line_of(fixing.place)}",
         hint="Make that dimension static in dynamic_shapes, or change the code that depends on its value.",

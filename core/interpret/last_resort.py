@@ -228,7 +228,7 @@ def _new_conditions(captured: Captured, known: int) -> list[Condition]:
     """The guards on sizes that a decomposition adds to the ``known`` first ones, each with a warning.
 
     Raises:
-        CaptureError: A size comes out static.
+        FixedDimensionError: A size comes out static.
     """
     program, names = captured.program, captured.size_names()
     ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}

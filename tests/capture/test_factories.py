@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import onnxplug
-from onnxplug.errors import CaptureError
+from onnxplug.errors import FixedDimensionError
 from tests.support.check import check
 
 SIZES = (1, 2, 3, 8)
@@ -159,7 +159,7 @@ REFUSED: dict[str, Model] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_functions_that_take_a_plain_int_are_named(name: str) -> None:
     with pytest.raises(
-        CaptureError, match=r"axis 0 of .* was declared dynamic.*test_factories\.py:\d+ fixes it at 5 \(`"
+        FixedDimensionError, match=r"axis 0 of .* was declared dynamic.*test_factories\.py:\d+ fixes it at 5 \(`"
     ):
         onnxplug.to_onnx(REFUSED[name], (numbers(5),), dynamic_shapes=({0: "n"},))
 
@@ -175,5 +175,5 @@ def test_functions_that_take_a_plain_int_are_named(name: str) -> None:
 )
 def test_numbers_within_constant_tensors_are_named(model: Model) -> None:
     """torch's strict mode makes a tensor of the example's numbers."""
-    with pytest.raises(CaptureError, match="was declared dynamic"):
+    with pytest.raises(FixedDimensionError, match="was declared dynamic"):
         onnxplug.to_onnx(model, (numbers(5),), dynamic_shapes=({0: "n"},))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.export import Dim
 
 import onnxplug
-from onnxplug import CaptureError
+from onnxplug import CaptureError, FixedDimensionError
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 
@@ -168,21 +168,23 @@ def test_int_of_a_size() -> None:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", ["a kernel", "a kernel of torch's function", "split", "a quotient is a number"])
 def test_the_line_is_named_whole(name: str, strict: bool) -> None:
-    with pytest.raises(CaptureError, match=rf"the model's code at {re.escape(__file__)}:\d+ fixes it"):
+    with pytest.raises(FixedDimensionError, match=rf"the model's code at {re.escape(__file__)}:\d+ fixes it"):
         exported(REFUSED[name], strict=strict)
 
 
 @pytest.mark.parametrize("name", ["an index of a product", "an index of two sizes", "an index of round"])
 def test_a_plain_number_is_refused_where_it_is_a_constant(name: str) -> None:
-    with pytest.raises(CaptureError, match=r"\('[bn]'\) was declared dynamic.*test_guards\.py:\d+ fixes it") as caught:
+    with pytest.raises(
+        FixedDimensionError, match=r"\('[bn]'\) was declared dynamic.*test_guards\.py:\d+ fixes it"
+    ) as caught:
         exported(REFUSED[name], strict=False)
     assert "math.floor" in str(caught.value)
 
 
 def test_the_expression_is_written_in_the_users_names() -> None:
-    with pytest.raises(CaptureError, match=r"makes math\.trunc\(1\.5\*float\(n\)\) == 9 a constant"):
+    with pytest.raises(FixedDimensionError, match=r"makes math\.trunc\(1\.5\*float\(n\)\) == 9 a constant"):
         exported(REFUSED["an index of a product"], strict=False)
-    with pytest.raises(CaptureError, match=r"makes \(n // 4\) == 1 a constant"):
+    with pytest.raises(FixedDimensionError, match=r"makes \(n // 4\) == 1 a constant"):
         exported(REFUSED["a quotient is a number"])
 
 

@@ -85,7 +85,7 @@ def test_a_list_that_a_function_takes(name: str) -> None:
 def test_a_list_that_is_read(name: str) -> None:
     """Its length is a constant, which is said where the dimension was asked to be dynamic; statically it is as in PyTorch."""
     check(READ[name], _x(3), others=[(_x(3) * 2,)])
-    with pytest.raises(onnxplug.CaptureError, match="fixes it at 3"):
+    with pytest.raises(onnxplug.FixedDimensionError, match="fixes it at 3"):
         onnxplug.to_onnx(READ[name], (_x(3),), dynamic_shapes=({0: "n"},))
 
 

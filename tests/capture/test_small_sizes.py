@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import Dim
 
 import onnxplug
-from onnxplug import CaptureError
+from onnxplug import CaptureError, FixedDimensionError
 from onnxplug.torch_private import fx_config
 
 ZERO, ONE = torch.ones(0, 3), torch.arange(3.0).reshape(1, 3)
@@ -151,7 +151,7 @@ def test_a_layer_of_attention_at_one_step() -> None:
 
 
 def test_a_channel_that_weights_fix_is_still_an_error() -> None:
-    with pytest.raises(CaptureError, match=r"axis 1 of the input .* was declared dynamic.*c == 1"):
+    with pytest.raises(FixedDimensionError, match=r"axis 1 of the input .* was declared dynamic.*c == 1"):
         onnxplug.to_onnx(nn.Conv1d(1, 2, 3).eval(), (torch.randn(2, 1, 5),), dynamic_shapes=({1: "c"},))
 
 

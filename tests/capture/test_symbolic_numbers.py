@@ -156,7 +156,9 @@ def test_operators_keep_their_lines_where_code_compares_by_is() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([row * 2 for row in x]) if model is not True else x
 
-    with pytest.raises(onnxplug.CaptureError, match=r"aten::unbind at \S*test_symbolic_numbers\.py:\d+ fixes it at 5"):
+    with pytest.raises(
+        onnxplug.FixedDimensionError, match=r"aten::unbind at \S*test_symbolic_numbers\.py:\d+ fixes it at 5"
+    ):
         onnxplug.to_onnx(model, (torch.randn(5, 4),), dynamic_shapes=({0: "rows"},))
 
 

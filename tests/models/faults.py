@@ -12,7 +12,7 @@ _TEXTS = (
         r"Failed to export the model with torch\.export|step 1/3|GuardOnDataDependent|ConstraintViolation",
         "torch.export",
     ),
-    (r"torch\._dynamo|torch\.export|UserError|Unsupported|FixedExpressionError|CaptureError", "torch.export"),
+    (r"torch\._dynamo|torch\.export|UserError|Unsupported|Fixed\w+Error|CaptureError", "torch.export"),
     (r"NOT_IMPLEMENTED", "ONNX Runtime"),
 )
 

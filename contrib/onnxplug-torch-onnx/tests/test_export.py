@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 import onnxplug
 import onnxplug.pipeline
-from onnxplug import CaptureError, MissingRuleError, Rule, UsageError, VerificationError
+from onnxplug import CaptureError, FixedDimensionError, MissingRuleError, Rule, UsageError, VerificationError
 from onnxplug.registry.registry import OnnxRegistry
 from tests.support.torch_onnx_calls import Capped, Net, X, exported, files, net
 
@@ -281,7 +281,7 @@ class Relus(nn.Module):
 def test_a_size_that_the_model_fixes(folder: Path) -> None:
     """The exporter of old writes a model that is wrong at other sizes."""
     for dynamo in (True, False):
-        with pytest.raises(CaptureError, match=r"declared dynamic, but aten::linear at .* fixes it at 4"):
+        with pytest.raises(FixedDimensionError, match=r"declared dynamic, but aten::linear at .* fixes it at 4"):
             onnxplug.export(net(), (X,), "m.onnx", dynamic_axes={"x": {1: "width"}}, dynamo=dynamo)
     assert files(folder) == []
 

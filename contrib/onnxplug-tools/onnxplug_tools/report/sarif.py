@@ -190,7 +190,7 @@ def _of_failure(failure: Failure) -> Iterator[Finding]:
     kind = _OF_STAGE.get(failure.stage, "onnxplug/error")
     if failure.error == "OutputMismatchError":
         kind = "onnxplug/output-mismatch"
-    elif failure.error == "FixedExpressionError" or "was declared dynamic" in failure.message:
+    elif failure.error in ("FixedDimensionError", "FixedExpressionError"):
         kind = "onnxplug/refused-guard"
     hint = f"\nHint: {failure.hint}" if failure.hint else ""
     yield Finding(kind, f"{failure.error}: {failure.message}{hint}", failure.place, failure.submodule or "")
