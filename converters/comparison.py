@@ -98,6 +98,18 @@ def masked_fill(g: GraphBuilder, node: FxNode) -> Value:
     return select(g, mask, value, x, node.dtype)
 
 
+def heaviside(g: GraphBuilder, node: FxNode) -> Value:
+    """heaviside(Tensor self, Tensor values) -> Tensor
+
+    0 for NaN, as torch's kernel.
+    """
+    x, values = node.args
+    dtype = node.dtype
+    inner = computed_in(g, "Greater", dtype)
+    x, zero = operands_in(g, x, 0, dtype=dtype, inner=inner)
+    return select(g, g.op.Equal(x, zero), values, g.op.Greater(x, zero), dtype)
+
+
 def nan_to_num(g: GraphBuilder, node: FxNode) -> Value:
     """nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"""
     x, nan, high, low = node.args
@@ -134,5 +146,6 @@ RULES: list[Rule] = [
     *[Rule(f"aten::where.{overload}", where) for overload in ("self", "ScalarOther", "ScalarSelf", "Scalar")],
     Rule("aten::masked_fill.Scalar", masked_fill),
     Rule("aten::masked_fill.Tensor", masked_fill),
+    Rule("aten::heaviside.default", heaviside),
     Rule("aten::nan_to_num.default", nan_to_num),
 ]

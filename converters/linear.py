@@ -16,7 +16,7 @@ from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, u
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64, fits_attribute
 from onnxplug.converters.helpers.einsum import sum_of_products
 from onnxplug.converters.helpers.products import is_restored, product
-from onnxplug.converters.helpers.promotion import operand, wide
+from onnxplug.converters.helpers.promotion import operand, operands, wide
 from onnxplug.converters.helpers.reductions import is_long, reduce, reduced
 from onnxplug.converters.helpers.rows import is_taken_apart, rows_with_bias
 from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in, has_kernel
@@ -94,6 +94,19 @@ def outer(g: GraphBuilder, node: FxNode) -> Value:
     """outer(Tensor self, Tensor vec2) -> Tensor"""
     x, y = (operand(g, v, node.dtype) for v in node.args)
     return compute(g, "Mul", node.dtype, unsqueeze(g, x, 1), unsqueeze(g, y, 0))
+
+
+def cross(g: GraphBuilder, node: FxNode) -> Value:
+    """linalg_cross(Tensor self, Tensor other, *, int dim=-1) -> Tensor"""
+    dtype = wide(node.dtype)
+    x, y = operands(g, *node.args[:2], dtype=dtype)
+    axis = normalize_axis(node.kwargs.get("dim", -1), rank_of(x))
+    following, last = g.const([1, 2, 0]), g.const([2, 0, 1])
+    first, second = (
+        compute(g, "Mul", dtype, g.op.Gather(x, of_x, axis=axis), g.op.Gather(y, of_y, axis=axis))
+        for of_x, of_y in ((following, last), (last, following))
+    )
+    return g.cast(compute(g, "Sub", dtype, first, second), node.dtype)
 
 
 def _combined(g: GraphBuilder, node: FxNode, bias: Value, multiplied: Value, beta: Any, alpha: Any) -> Value:
@@ -353,6 +366,7 @@ RULES: list[Rule] = [
     *[Rule(f"aten::{name}.default", matmul) for name in ("matmul", "mm", "bmm", "mv", "dot", "vdot", "linalg_matmul")],
     Rule("aten::inner.default", inner),
     *[Rule(f"aten::{name}.default", outer) for name in ("outer", "ger")],
+    Rule("aten::linalg_cross.default", cross),
     Rule("aten::addmm.default", addmm),
     Rule(
         "aten::addmm.default",

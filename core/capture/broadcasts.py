@@ -26,8 +26,9 @@ _SIZES = {"infer_size": ("sizeA", "sizeB"), "expand": ("x", "requested_length"),
 #: Operators, besides pointwise operators, that treat tensors of all sizes alike.
 _OF_ANY_SIZE = frozenset(
     f"aten::{name}"
-    for name in "sum mean amax amin prod any all max min logsumexp softmax log_softmax _softmax _log_softmax permute transpose t "
-    "matmul mm bmm linear clone contiguous detach alias to _to_copy dropout layer_norm unsqueeze sort cumsum".split()
+    for name in "sum mean amax amin prod any all max min logsumexp softmax log_softmax _softmax _log_softmax norm "
+    "linalg_vector_norm permute transpose t matmul mm bmm linear clone contiguous detach alias to "
+    "_to_copy dropout layer_norm unsqueeze sort cumsum".split()
 )
 #: Operators that ask whether a size is 1, but have the same form at every size.
 _SAME_FORM = frozenset({"aten::prelu"})
