@@ -80,20 +80,21 @@ class Repetition(TorchDispatchMode):
         self.jumped = self.kernels = False
         self._kept: list[tuple[Any, Any, list[Any], bool]] = []
         self._left: Iterator[tuple[Any, Any, list[Any], bool]] | None = None
-        self._move: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._move: Callable[..., torch.Tensor] | None = None
         self._each = False
         self._apart: Callable[[Any, Any, Any], Any] = _as_it_is
 
     def again(
         self,
-        move: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        move: Callable[..., torch.Tensor] | None = None,
         each: bool = False,
         apart: Callable[[Any, Any, Any], Any] | None = None,
     ) -> Repetition:
         """For ``with``: the choices of the first run hold.
 
         Args:
-            move: Moves what the model makes of constants alone, as if it were a weight.
+            move: Moves what the model makes of constants alone, as if it were a weight, and the results of conversions, by a unit
+                of rounding of the type that is its argument ``precision``.
             each: Move the result of each operator.
             apart: Moves an operator's result, given the operator and its operands, by what its kernels may differ.
         """
@@ -129,7 +130,8 @@ class Repetition(TorchDispatchMode):
             raise ValueError(f"an operand of {func} overflows in another run of the model")
         if not steady:
             first, masks = jumps(func, before, operands, leaves)
-        is_moved = self._move is not None and (self._each or _is_same(before, compared))
+        rounding = _rounding(operands, leaves)
+        is_moved = self._each or rounding is not None or _is_same(before, compared)
         for i, mask in enumerate(masks):
             if not is_real(leaves[i]):
                 x = _cloned(chosen[i])
@@ -138,18 +140,18 @@ class Repetition(TorchDispatchMode):
             else:
                 self.jumped |= bool(mask.any())
                 x = torch.where(mask, first[i], leaves[i])
-            x = self._apart(func, operands, self._moved(x) if is_moved else x)
+            x = self._apart(func, operands, self._moved(x, rounding) if is_moved else x)
             if func._schema.is_mutable and isinstance(x, torch.Tensor):
                 leaves[i].copy_(x)
             else:
                 leaves[i] = _laid_out(x, leaves[i])
         return pytree.tree_unflatten(leaves, spec)
 
-    def _moved(self, made: Any) -> Any:
+    def _moved(self, made: Any, rounding: torch.dtype | None = None) -> Any:
         """A result, moved where it is no integer: integers are exact, and a mask is made of them."""
         if self._move is None or not is_real(made):
             return made
-        moved = self._move(made)
+        moved = self._move(made) if rounding is None else self._move(made, precision=rounding)
         return _laid_out(
             torch.where((made.real if made.is_complex() else made).double().frac() == 0, made, moved), made
         )
@@ -236,6 +238,19 @@ def _arranged(func: Any, results: list[Any], first: Sequence[Any]) -> list[Any]:
 def _is_same(before: Any, after: Any) -> bool:
     pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True)
     return all(torch.equal(x, y) for x, y in pairs if is_real(x))
+
+
+def _rounding(operands: Any, results: Sequence[Any]) -> torch.dtype | None:
+    """The type with fewer digits, where an operator converts floating-point numbers from a type to another.
+
+    What comes from such a type, or goes into it, is rounded, as under ``torch.autocast``, and a model's inputs and weights in
+    float32 don't tell. Types of 8 bits have steps too large for uncertainty: they are quanta.
+    """
+    before, after = ({x.dtype for x in pytree.tree_leaves(values) if is_real(x)} for values in (operands, results))
+    if len(before) != 1 or len(after) != 1 or before == after:
+        return None
+    coarse = max(before | after, key=lambda dtype: torch.finfo(dtype).eps)
+    return coarse if torch.finfo(coarse).bits > 8 else None
 
 
 def beyond_rounding(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

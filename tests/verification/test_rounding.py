@@ -105,6 +105,57 @@ def test_a_fault_beside_it_is_an_error(name: str, operator: str) -> None:
         program.verify(seeds=())
 
 
+class Mixed(torch.nn.Module):
+    """Computes in a type of 16 bits, and returns float32: by ``torch.autocast``, or as the type of its weights and inputs."""
+
+    def __init__(self, dtype: torch.dtype, autocast: bool) -> None:
+        super().__init__()
+        self.dtype, self.autocast = dtype, autocast
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 16)
+        )
+        if not autocast:
+            self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=self.dtype, enabled=self.autocast):
+            return self.layers(x).softmax(-1).float()
+
+
+def mixed(dtype: torch.dtype, autocast: bool, **options: Any) -> onnxplug.OnnxProgram:
+    torch.manual_seed(0)
+    x = torch.randn(4, 64, dtype=torch.float32 if autocast else dtype)
+    return onnxplug.to_onnx(Mixed(dtype, autocast).eval(), (x,), dynamic_shapes=({0: "n"},), **options)
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+AUTOCAST = pytest.mark.parametrize("autocast", [True, False])
+
+
+@HALVES
+@AUTOCAST
+def test_numbers_that_were_rounded_to_16_bits_stay_uncertain_in_float32(dtype: torch.dtype, autocast: bool) -> None:
+    mixed(dtype, autocast).verify(seeds=range(8))
+
+
+@HALVES
+@AUTOCAST
+@pytest.mark.parametrize("operator", ["aten::linear", "aten::softmax.int"])
+def test_faults_are_found_in_numbers_that_were_rounded_to_16_bits(
+    dtype: torch.dtype, autocast: bool, operator: str
+) -> None:
+    program = mixed(dtype, autocast, rules=[Rule(operator, times(1.25 if dtype == torch.bfloat16 else 1.05))])
+    with pytest.raises(VerificationError):
+        program.verify(seeds=())
+
+
+def test_numbers_that_were_rounded_to_float32_stay_uncertain_in_float64() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 16)
+    function = Call(lambda x: (x.float() @ weight).softmax(-1).double())
+    onnxplug.to_onnx(function, (torch.randn(4, 64, dtype=torch.float64),)).verify(seeds=range(8))
+
+
 def test_inputs_without_information_are_reported() -> None:
     program = onnxplug.to_onnx(Call(torch.linalg.inv), (torch.eye(10),))
     program.verify(seeds=())
