@@ -77,10 +77,13 @@ def test_an_operator_without_a_rule(folder: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_fault_of_onnxruntime(folder: Path, saved: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_onnxruntime(
+    folder: Path, saved: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = "bisected_model:padded"
     if saved:
         torch.manual_seed(0)
+        monkeypatch.syspath_prepend(folder)
         import bisected_model
 
         model, args = bisected_model.padded()
