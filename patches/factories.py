@@ -21,6 +21,7 @@ from onnxplug.plugin_api import Mentions
 from onnxplug.torch_private import NonStrictFunctions, pytree
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _range(count: Any, options: dict[str, Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -35,6 +36,8 @@ def linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     dtype = options.get("dtype") or torch.get_default_dtype()
     if dtype in _INTEGERS:
         start, end = (x.to(dtype) if isinstance(x, Tensor) else int(x) for x in (start, end))
+    else:
+        start, end = (x.to(dtype) if isinstance(x, Tensor) else x for x in (start, end))
     places = _range(steps, options, torch.float64 if dtype in _INTEGERS else dtype)
     step = (end - start) / torch.sym_max(steps - 1, 1)
     rising, falling = start + step * places, end - step * (steps - 1 - places)
@@ -210,8 +213,8 @@ def _istft_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _linspace_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def linspace_(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
         """As torch's own, also for a dynamic number of steps in the strict mode."""
-        dynamic = isinstance(steps, torch.SymInt) and is_known(linspace, options)
-        return (linspace if dynamic else original)(start, end, steps, **options)
+        replacement = computed(linspace, options) if isinstance(steps, torch.SymInt) else None
+        return (replacement or original)(start, end, steps, **options)
 
     return linspace_
 
@@ -247,9 +250,10 @@ _DRAWS = frozenset((torch.rand, torch.randn, torch.randint, torch.randperm))
 
 def instead(func: Any, args: Any, kwargs: Any) -> Any:
     """The replacement of a torch function for these arguments, with its own arguments; ``None`` for the function itself."""
-    replacement = _BY_NUMBERS.get(func)
-    if replacement is not None and has_symbols((args, kwargs)) and is_known(replacement, kwargs):
-        return replacement, args, kwargs
+    if func in _BY_NUMBERS and has_symbols((args, kwargs)):
+        replacement = computed(_BY_NUMBERS[func], kwargs)
+        if replacement is not None:
+            return replacement, args, kwargs
     replacement = _BY_SHAPES.get(func)
     if replacement is not None and has_symbols(
         [x.shape if isinstance(x, Tensor) else x for x in (*args, *kwargs.values())]
@@ -265,11 +269,29 @@ def instead(func: Any, args: Any, kwargs: Any) -> Any:
     return None
 
 
-def is_known(function: Callable[..., Tensor], options: dict[str, Any]) -> bool:
-    """Whether a replacement computes the same: not for halves, which torch steps in half precision, nor for an ``out=`` tensor."""
+def computed(function: Callable[..., Tensor], options: dict[str, Any]) -> Callable[..., Tensor] | None:
+    """A replacement for the dtype of the result; ``None`` where there is none, and for an ``out=`` tensor."""
     dtype = options.get("dtype") or torch.get_default_dtype()
-    of_floats = dtype in (torch.float32, torch.float64) or (function is linspace and dtype in _INTEGERS)
-    return options.get("out") is None and (of_floats or function not in _OF_FLOATS)
+    if options.get("out") is not None:
+        return None
+    if function not in _OF_FLOATS or dtype in (torch.float32, torch.float64):
+        return function
+    if function is linspace and dtype in _INTEGERS:
+        return function
+    return _rounded(function) if dtype in _HALVES else None
+
+
+def _rounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A replacement that computes in float32, and rounds once.
+
+    torch's own results are up to two units of rounding from these; where, depends on the width of the processor's vectors.
+    """
+
+    @functools.wraps(function)
+    def in_float(*args: Any, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+        return function(*args, dtype=torch.float32, **options).to(dtype or torch.get_default_dtype())
+
+    return in_float
 
 
 def has_symbols(arguments: Any) -> bool:

@@ -103,6 +103,32 @@ def test_tensors_made_of_a_size(name: str) -> None:
     compare(MADE[name])
 
 
+HALVES: dict[str, Callable[..., Tensor]] = {
+    **WINDOWS,
+    "linspace": lambda n, dtype: torch.linspace(-1, 3, n, dtype=dtype),
+    "linspace to a size": lambda n, dtype: torch.linspace(0.5, n - 0.5, n, dtype=dtype),
+    "linspace of tensors": lambda n, dtype: torch.linspace(
+        torch.tensor(0.1), torch.tensor(9, dtype=dtype), n, dtype=dtype
+    ),
+    "logspace": lambda n, dtype: torch.logspace(-1, 2, n, dtype=dtype),
+    "fftfreq": lambda n, dtype: torch.fft.fftfreq(n, 0.5, dtype=dtype),
+    "rfftfreq": lambda n, dtype: torch.fft.rfftfreq(n, 0.5, dtype=dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_are_as_near_to_the_doubles_as_torchs_own(name: str, dtype: torch.dtype) -> None:
+    make = HALVES[name]
+    program = onnxplug.to_onnx(lambda x: make(x.shape[0], dtype=dtype), (numbers(5),), dynamic_shapes=({0: "n"},))
+    for size in (5, *SIZES, 33, 300):
+        (made,), own, exact = program(numbers(size)), make(size, dtype=dtype), make(size, dtype=torch.float64)
+        assert (made.shape, made.dtype) == (own.shape, dtype)
+        unit = torch.finfo(dtype).eps * exact.abs().max()
+        assert (made.double() - exact).abs().max() <= 0.75 * unit
+        assert (own.double() - exact).abs().max() <= 2.5 * unit  # what is taken for torch's own rounding
+
+
 GENERATOR = torch.Generator().manual_seed(0)
 DRAWN: dict[str, tuple[Model, float, float]] = {
     "rand": (lambda x: torch.rand(x.shape[0], 300, generator=GENERATOR), 0, 1),
@@ -150,7 +176,6 @@ def test_shape_as_tensor(model: Model) -> None:
 
 
 REFUSED: dict[str, Model] = {
-    "linspace of halves": lambda x: torch.linspace(-1, 3, x.shape[0], dtype=torch.float16),
     "pieces": lambda x: x.chunk(x.shape[0])[0],
     "tensor_split": lambda x: x.tensor_split(x.shape[0])[0],
 }
