@@ -132,7 +132,7 @@ def size_guards(
     larger = from_two_on(ranges)
     conditions, assumptions, bounds = [], [], []
     seen: set[tuple[Any, str | None]] = set()
-    for question in (*questions, *_guards(program, questions)):
+    for question in (*questions, *_guards(program, questions, places)):
         expr = _replaced(question.expr, env)
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in question.expr.free_symbols):
             expr = (
@@ -250,10 +250,13 @@ def _unique(conditions: Iterable[Condition]) -> list[Condition]:
     return list(by_expression.values())
 
 
-def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]) -> Iterator[Question]:
+def _guards(
+    program: torch.export.ExportedProgram, questions: Iterable[Question], places: Mapping[Any, str]
+) -> Iterator[Question]:
     """torch's guards that limit a model, in addition to the recorded questions.
 
-    Guards of operators are left out unless the graph has the answer as a constant.
+    Guards of operators are left out unless the graph has the answer as a constant. Its line is the first that has this number
+    where the guard's own was not recorded.
     """
     constants = Constants(program)
     recorded = {question.expr for question in questions if question.place or question.asker == "check"}
@@ -261,9 +264,9 @@ def _guards(program: torch.export.ExportedProgram, questions: Iterable[Question]
         place = user_line(guard.sloc)
         if is_of_python(guard.sloc):
             if guard.expr not in recorded:
-                yield Question(guard.expr, place or constants.place_of(guard.expr))
+                yield Question(guard.expr, place or places.get(guard.expr) or constants.place_of(guard.expr))
         elif (constant := constants.of_guard(guard)) is not None:
-            yield Question(guard.expr, constant.place or place, "constant")
+            yield Question(guard.expr, places.get(guard.expr) or constant.place or place, "constant")
 
 
 def small_sizes(

@@ -189,6 +189,17 @@ def test_functions_that_take_a_plain_int_are_named(name: str) -> None:
         onnxplug.to_onnx(REFUSED[name], (numbers(5),), dynamic_shapes=({0: "n"},))
 
 
+def test_the_line_is_not_that_of_an_operator_with_the_same_number() -> None:
+    def model(x: Tensor) -> Tensor:
+        scale = functional.layer_norm(torch.ones(3, 5) * x.sum(), [5]).sum()
+        length = x.shape[0] // 2 + 3  # 5, too
+        return scale + functional.avg_pool1d(torch.ones(1, 9) * x.sum(), length)
+
+    first = model.__code__.co_firstlineno
+    with pytest.raises(FixedDimensionError, match=rf"test_factories\.py:{first + 3} fixes it.* == 5 a constant"):
+        onnxplug.to_onnx(model, (numbers(5),), dynamic_shapes=({0: "n"},))
+
+
 @pytest.mark.parametrize(
     "model",
     [
