@@ -131,7 +131,8 @@ class Repetition(TorchDispatchMode):
         if not steady:
             first, masks = jumps(func, before, operands, leaves)
         rounding = _rounding(operands, leaves)
-        is_moved = self._each or rounding is not None or _is_same(before, compared)
+        moves_all = self._each or rounding is not None
+        is_moved = self._move is not None and (moves_all or _is_same(before, compared))
         for i, mask in enumerate(masks):
             if not is_real(leaves[i]):
                 x = _cloned(chosen[i])
