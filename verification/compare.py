@@ -39,16 +39,18 @@ class Tolerance:
         share: Share of the ordinary size of the tensor's elements, added to the above; ``None`` where ``atol`` is fixed.
         rounding: Share of the tensor's larger ordinary elements by which rounding alone may change a small element.
         atol: Absolute tolerance where there are no ordinary elements, and everywhere if ``share`` is ``None``.
+        normal: The dtype's smallest normal number: the steps between smaller numbers are those at this number.
     """
 
     rtol: float
     share: float | None
     rounding: float
     atol: float
+    normal: float = 0.0
 
 
 def _model(dtype: torch.dtype, rtol: float, atol: float) -> Tolerance:
-    return Tolerance(rtol, rtol, 8 * torch.finfo(dtype).eps, atol)
+    return Tolerance(rtol, rtol, 8 * torch.finfo(dtype).eps, atol, torch.finfo(dtype).smallest_normal)
 
 
 _MODEL = {
@@ -267,9 +269,10 @@ def absolute_tolerance(expected: torch.Tensor, row: Tolerance) -> float:
     """The part of the tolerance that is the same for all elements, from the size of the ordinary elements.
 
     Ordinary elements are finite and not zero; a fill counts once. Sorted by size, with the quantiles q: ``lower`` is
-    q(0.25), and at most 16 q(0.05), so that a group of large elements can't hide a small group of small ones; ``upper`` is
-    q(0.9), or a smaller quantile, never the largest element. The tolerance is ``share * lower``, or if it is more the
-    rounding of larger elements that remains in a small element, ``rounding * upper``; but at most ``30 * share * lower``.
+    q(0.25), and at most 16 q(0.05), so that a group of large elements can't hide a small group of small ones, and at least the
+    smallest normal number; ``upper`` is q(0.9), or a smaller quantile, never the largest element. The tolerance is
+    ``share * lower``, or if it is more the rounding of larger elements that remains in a small element, ``rounding * upper``;
+    but at most ``30 * share * lower``.
 
     Args:
         expected: Doubles.
@@ -281,7 +284,7 @@ def absolute_tolerance(expected: torch.Tensor, row: Tolerance) -> float:
     if not sizes.numel():
         return row.atol
     last = sizes.numel() - 1
-    lower = min(float(sizes[last // 4]), 16 * float(sizes[last // 20]))
+    lower = max(min(float(sizes[last // 4]), 16 * float(sizes[last // 20])), row.normal)
     upper = float(sizes[last * 9 // 10])
     return max(row.share * lower, min(row.rounding * upper, _CEILING * row.share * lower))
 

@@ -128,6 +128,16 @@ def test_halves(dtype: torch.dtype) -> None:
     assert not compare(spread(expected, 0.5).to(dtype), expected).equal
 
 
+def test_steps_between_subnormal_halves_are_rounding() -> None:
+    """The steps are 6e-8: a share of such numbers would be less than a step."""
+    expected = torch.arange(1, 40, dtype=torch.float16) * 2.0**-24
+    assert compare(expected + 2.0**-24, expected).equal
+    assert not compare(expected + 2.0**-19, expected).equal
+    assert not compare(expected * 0, expected).equal
+    tiny = expected.float()  # ordinary numbers to float32
+    assert not compare(tiny + 2.0**-24, tiny).equal
+
+
 def test_rounding_of_large_summands_may_show_in_small_elements() -> None:
     """A third of the elements are what cancellation leaves of numbers of size 10."""
     summands = NORMAL.flatten() * 10
