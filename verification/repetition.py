@@ -247,10 +247,13 @@ def _rounding(operands: Any, results: Sequence[Any]) -> torch.dtype | None:
     What comes from such a type, or goes into it, is rounded, as under ``torch.autocast``, and a model's inputs and weights in
     float32 don't tell. Types of 8 bits have steps too large for uncertainty: they are quanta.
     """
-    before, after = ({x.dtype for x in pytree.tree_leaves(values) if is_real(x)} for values in (operands, results))
-    if len(before) != 1 or len(after) != 1 or before == after:
+    before, after = (
+        {torch.finfo(x.dtype).eps: x.dtype for x in pytree.tree_leaves(values) if is_real(x)}
+        for values in (operands, results)
+    )
+    if len(before) != 1 or len(after) != 1 or before.keys() == after.keys():
         return None
-    coarse = max(before | after, key=lambda dtype: torch.finfo(dtype).eps)
+    coarse = max((before | after).items())[1]
     return coarse if torch.finfo(coarse).bits > 8 else None
 
 
