@@ -12,6 +12,7 @@ from torch.func import functional_call, jvp, stack_module_state
 
 import onnxplug
 from onnxplug import CaptureError, MissingRuleError, Rule, UsageError
+from onnxplug.torch_private import decomposition_table
 from tests.support.check import Call, check
 from tests.support.tolerances import looser
 
@@ -335,9 +336,18 @@ def test_a_rule_of_the_call_is_not_decomposed_away() -> None:
     assert "HardSwish" in program.statistics.operators
 
 
-def test_a_decomposition_that_holds_for_a_size_of_1_alone_is_refused() -> None:
+def _broadcast_first(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.broadcast_tensors(x, y)[0] + 1
+
+
+def test_a_decomposition_that_holds_for_a_size_of_1_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """In words of our own: torch's ranges refuse to be empty."""
+    library = torch.library.Library("last_resort", "FRAGMENT")
+    library.define("first(Tensor x, Tensor y) -> Tensor")
+    library.impl("first", _broadcast_first, "CompositeExplicitAutograd")
+    first = torch.ops.last_resort.first
+    monkeypatch.setitem(decomposition_table, first.default, _broadcast_first)
     dynamic = ({0: "rows", 1: "columns"}, {0: "rows", 1: torch.export.Dim.AUTO})
     inputs = torch.randn(5, 1), torch.randn(5, 5)
-    with pytest.raises(onnxplug.MissingRuleError, match="heaviside"):
-        onnxplug.to_onnx(lambda x, y: torch.heaviside(x, y), inputs, dynamic_shapes=dynamic)
+    with pytest.raises(MissingRuleError, match=r"last_resort::first.*decomposition raised"):
+        onnxplug.to_onnx(lambda x, y: first(x, y), inputs, dynamic_shapes=dynamic)
