@@ -274,9 +274,8 @@ def computed(function: Callable[..., Tensor], options: dict[str, Any]) -> Callab
     dtype = options.get("dtype") or torch.get_default_dtype()
     if options.get("out") is not None:
         return None
-    if function not in _OF_FLOATS or dtype in (torch.float32, torch.float64):
-        return function
-    if function is linspace and dtype in _INTEGERS:
+    of_floats = dtype in (torch.float32, torch.float64) or (function is linspace and dtype in _INTEGERS)
+    if of_floats or function not in _OF_FLOATS:
         return function
     return _rounded(function) if dtype in _HALVES else None
 

@@ -130,9 +130,8 @@ class Repetition(TorchDispatchMode):
             raise ValueError(f"an operand of {func} overflows in another run of the model")
         if not steady:
             first, masks = jumps(func, before, operands, leaves)
-        rounding = _rounding(operands, leaves)
-        moves_all = self._each or rounding is not None
-        is_moved = self._move is not None and (moves_all or _is_same(before, compared))
+        rounding = _rounding(operands, leaves) if self._move is not None else None
+        is_moved = rounding is not None or (self._move is not None and (self._each or _is_same(before, compared)))
         for i, mask in enumerate(masks):
             if not is_real(leaves[i]):
                 x = _cloned(chosen[i])

@@ -138,15 +138,15 @@ UNARY: dict[str, tuple[Callable[..., Any], torch.Tensor, torch.Tensor]] = {
 BINARY: dict[str, tuple[Callable[..., Any], tuple[Any, Any], tuple[Any, Any]]] = {
     **{
         name: (getattr(torch, name), (X, Y), (X2, Y2))
-        for name in ["add", "sub", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"]
+        for name in ["add", "sub", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "heaviside"]
     },
     **{
         f"int_{name}": (getattr(torch, name), (I, J), (I2, J2))
-        for name in ["add", "sub", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "remainder", "fmod"]
+        for name in ["add", "sub", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "remainder", "fmod", "heaviside"]
     },
     **{
         f"bool_{name}": (getattr(torch, name), (BOOL, ~BOOL), (BOOL2, BOOL2.flip(0)))
-        for name in ["add", "mul", "logical_and", "bitwise_or", "bitwise_xor", "eq", "maximum"]
+        for name in ["add", "mul", "logical_and", "bitwise_or", "bitwise_xor", "eq", "maximum", "heaviside"]
     },
     "div": (torch.div, (X, Y), (X2, Y2)),
     "div_floor": (lambda x, y: torch.div(x, y, rounding_mode="floor"), (X, Y), (X * 3.3, Y + 0.1)),
@@ -177,6 +177,9 @@ BINARY: dict[str, tuple[Callable[..., Any], tuple[Any, Any], tuple[Any, Any]]] =
     "addcdiv": (lambda x, y: torch.addcdiv(x, x, y, value=0.5), (X, Y), (Y, X)),
     "clamp_tensor": (lambda x, y: torch.clamp(x, y, y + 1), (X, Y), (Y, X)),
     "prelu": (lambda x, y: F.prelu(x, y[0]), (X, Y), (Y, X)),
+    "cross": (torch.linalg.cross, (X, Y), (X2, Y2)),
+    "cross_of_columns": (lambda x, y: torch.linalg.cross(x.T, y.T, dim=0), (X, Y), (Y[:0], X[:0])),
+    "int_cross": (torch.linalg.cross, (I, J), (I2, J2)),
 }  # fmt: skip
 
 
