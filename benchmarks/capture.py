@@ -51,7 +51,7 @@ def image(name: str) -> Example:
 
 
 def text(model: str, config: str, names: tuple[str, ...] = ("input_ids",), **settings: Any) -> Example:
-    """A language model of transformers: as many layers as the real one, at a small width."""
+    """A language model of transformers with as many layers as the published model, at a small width."""
     module = transformers_model(model, config, vocab_size=1000, **settings).eval()
     kwargs = {name: torch.randint(3, 900, (2, 16)) for name in names}
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in names}
@@ -124,7 +124,7 @@ MODELS: Mapping[str, Callable[[], Example]] = {
     ),
     "efficientnet_b4": lambda: image("efficientnet_b4"),
 }
-#: Times faster than torch.export alone; whisper has none of its own.
+#: Times faster than torch.export alone; whisper has no goal of its own.
 GOALS = {
     "decoder": 5.0,
     "resnet50": 1.2,

@@ -44,7 +44,7 @@ def bert() -> tuple[nn.Module, Mapping[str, Any]]:
 
 
 def in_turns(calls: Mapping[str, Call], *, clock: Callable[[], float], rounds: int, batch: int) -> dict[str, float]:
-    """Seconds of a call of each: the least that was seen, for what else runs on the machine only adds to it."""
+    """Seconds of a call of each: the least that was measured, as other processes of the machine only add to it."""
     costs: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -58,7 +58,7 @@ def in_turns(calls: Mapping[str, Call], *, clock: Callable[[], float], rounds: i
 
 
 class Recorded(Executable):
-    """Remembers itself and the arguments of its last call."""
+    """An executable that remembers itself and the arguments of its last call."""
 
     last: Recorded | None = None
 
@@ -93,7 +93,7 @@ def bare_call(executable: Recorded) -> Call:
 
 
 def overhead() -> None:
-    """What a compiled call costs over the session it calls, with Dynamo's guards and AOTAutograd's wrappers."""
+    """Prints the overhead of a compiled call over its session, with Dynamo's guards and AOTAutograd's wrappers."""
     table = Table(
         "model",
         "bare session",
@@ -159,7 +159,7 @@ def models(names: Sequence[str]) -> None:
     inductor = importlib.import_module("torch._inductor.config")
     inductor.force_disable_caches, inductor.compile_threads = True, 1  # a first call compiles, in this process
     torch.set_num_threads(1)
-    for backend in ("inductor", "onnxplug"):  # what is imported at the first compilation of all is not counted
+    for backend in ("inductor", "onnxplug"):  # imports of the first compilation are not counted
         compiled_for(backend, nn.Linear(2, 2), 1)(torch.ones(1, 2))
     ratios, steady = [], []
     for name in names:

@@ -1,7 +1,9 @@
-"""What one consumer makes of files: ``consumers.py`` starts this as a process of its own, with the consumer's packages on the path.
+"""Gives files to one consumer.
 
-``python consumer_process.py CONSUMER FOLDER``; FOLDER has the consumer's packages.
-A line of the standard input is a file as JSON, a line of the standard output what became of it: ``{"figure": 12}``, or ``{"error": "…"}``.
+``consumers.py`` starts this as a process of its own, with the consumer's packages on the path:
+
+A line of the standard input is a file as JSON, a line of the standard output is its outcome: ``{"figure": 12}``, or
+``{"error": "…"}``.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def feed_of(file: File) -> dict[str, np.ndarray]:
 
 
 def runs(path: Path | str, file: File) -> None:
-    """Loads a model and runs it once; all its results must be finite where the file's own are.
+    """Loads a model and runs it once on the file's sample; all its results must be finite.
 
     Raises:
         ValueError: A result isn't finite.
@@ -51,7 +53,7 @@ def runs(path: Path | str, file: File) -> None:
 
 
 def count(path: Path | str, *kinds: str) -> int:
-    """How many nodes of some kinds a model has, those within others included."""
+    """The number of a model's nodes of some kinds, nodes of subgraphs included."""
     found = Counter(node.op_type for node in _nodes(onnx.load(path, load_external_data=False).graph))
     return sum(found[kind] for kind in kinds)
 
@@ -75,11 +77,11 @@ class Reader:
         return self._left.pop() if self._left else None
 
     def rewind(self) -> None:
-        """Nothing: the sample is read once."""
+        """Does nothing: the sample is read once."""
 
 
 def quantize_dynamic(file: File, out: Path) -> int:
-    """Integer products."""
+    """The number of integer products after dynamic quantisation."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(file["path"], out, weight_type=QuantType.QUInt8)
@@ -88,7 +90,7 @@ def quantize_dynamic(file: File, out: Path) -> int:
 
 
 def quantize_static(file: File, out: Path) -> int:
-    """Quantised tensors."""
+    """The number of QuantizeLinear and DequantizeLinear after static quantisation."""
     from onnxruntime.quantization import quantize_static
 
     quantize_static(file["path"], out, Reader(file))
@@ -97,7 +99,7 @@ def quantize_static(file: File, out: Path) -> int:
 
 
 def qnn(file: File, out: Path) -> int:
-    """Quantised tensors after QNN's preprocessing."""
+    """The number of QuantizeLinear and DequantizeLinear after QNN's preprocessing and quantisation."""
     from onnxruntime.quantization import quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
@@ -109,7 +111,7 @@ def qnn(file: File, out: Path) -> int:
 
 
 def four_bits(file: File, out: Path) -> int:
-    """Products by weights of 4 bits."""
+    """The number of products by weights of 4 bits after quantisation."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     quantizer = MatMulNBitsQuantizer(onnx.load(file["path"]), block_size=32)
@@ -120,7 +122,7 @@ def four_bits(file: File, out: Path) -> int:
 
 
 def transformers_optimizer(file: File, out: Path) -> int:
-    """Fused operators."""
+    """The number of fused operators after ONNX Runtime's optimizer of transformers."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     model = optimize_model(file["path"], **file["optimizer"])
@@ -130,7 +132,7 @@ def transformers_optimizer(file: File, out: Path) -> int:
 
 
 def float16(file: File, out: Path) -> int:
-    """Half precision inside and outside."""
+    """Converts to float16, inputs and outputs included."""
     from onnxconverter_common import float16
 
     onnx.save(float16.convert_float_to_float16(onnx.load(file["path"])), out)
@@ -139,10 +141,10 @@ def float16(file: File, out: Path) -> int:
 
 
 def symbolic_shapes(file: File, out: Path) -> int:
-    """Values whose shapes are known."""
+    """The number of values whose shapes symbolic inference finds."""
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
-    # What the exporter said of values is no inference.
+    # The exporter's own shapes are no inference.
     model = onnx.load(file["path"])
     model.graph.ClearField("value_info")
     made = SymbolicShapeInference.infer_shapes(model, auto_merge=False, guess_output_rank=False)
@@ -152,7 +154,7 @@ def symbolic_shapes(file: File, out: Path) -> int:
 
 
 def fixed_shapes(file: File, out: Path) -> int:
-    """Inputs of the sample's own sizes."""
+    """Fixes the inputs to the sizes of the sample."""
     from onnxruntime.tools.onnx_model_utils import fix_output_shapes, make_input_shape_fixed
 
     model, feed = onnx.load(file["path"]), feed_of(file)
@@ -165,7 +167,7 @@ def fixed_shapes(file: File, out: Path) -> int:
 
 
 def extract_model(file: File, out: Path) -> int:
-    """The first half of the nodes."""
+    """Extracts about the first half of the nodes."""
     model = onnx.load(file["path"], load_external_data=False)
     typed = {value.name for value in model.graph.value_info}
     results = [name for node in model.graph.node for name in node.output if name in typed]
@@ -176,7 +178,7 @@ def extract_model(file: File, out: Path) -> int:
 
 
 def ort_format(file: File, out: Path) -> int:
-    """ONNX Runtime's own format."""
+    """Converts to ONNX Runtime's own format."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(out.with_suffix(".ort"))
     options.add_session_config_entry("session.save_model_format", "ORT")
@@ -198,7 +200,7 @@ def mobile(file: File, out: Path) -> int:
 
 
 def onnxslim(file: File, out: Path) -> int:
-    """Simplified."""
+    """Simplifies."""
     import onnxslim
 
     onnx.save(onnxslim.slim(onnx.load(file["path"])), out)
@@ -207,7 +209,7 @@ def onnxslim(file: File, out: Path) -> int:
 
 
 def onnxsim(file: File, out: Path) -> int:
-    """Simplified."""
+    """Simplifies."""
     import onnxsim
 
     onnx.save(onnxsim.simplify(onnx.load(file["path"]))[0], out)
@@ -216,7 +218,7 @@ def onnxsim(file: File, out: Path) -> int:
 
 
 def polygraphy(file: File, out: Path) -> int:
-    """Constants folded."""
+    """Folds constants."""
     from polygraphy.backend.onnx import fold_constants
 
     onnx.save(fold_constants(onnx.load(file["path"]), error_ok=False), out)
@@ -225,7 +227,7 @@ def polygraphy(file: File, out: Path) -> int:
 
 
 def openvino(file: File, out: Path) -> int:
-    """Results as ONNX Runtime has them."""
+    """Compares OpenVINO's results with ONNX Runtime's."""
     import openvino
 
     compiled = openvino.Core().compile_model(file["path"], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -235,7 +237,7 @@ def openvino(file: File, out: Path) -> int:
 
 
 def web_in_node(file: File, out: Path) -> int:
-    """Results as ONNX Runtime has them, by onnxruntime-web's wasm."""
+    """Compares the results of onnxruntime-web's wasm in Node with ONNX Runtime's."""
     script = Path(__file__).with_name("web.mjs")
     command = ["node", script, _modules(), _for_the_web(file, out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -245,7 +247,7 @@ def web_in_node(file: File, out: Path) -> int:
 
 
 def web_in_chromium(file: File, out: Path) -> int:
-    """The same in a browser without a window."""
+    """Compares the results of onnxruntime-web's wasm in a browser without a window with ONNX Runtime's."""
     from tests.support.browser import browser
     from tests.support.served import served
 
@@ -285,7 +287,11 @@ def _feed_of_model(file: File) -> dict[str, np.ndarray]:
 
 
 def _same(results: Any, file: File) -> int:
-    """1, where a runtime's results are ONNX Runtime's own."""
+    """1 where a runtime's results are ONNX Runtime's own.
+
+    Raises:
+        AssertionError: They differ.
+    """
     session = onnxruntime.InferenceSession(file["path"], providers=["CPUExecutionProvider"])
     for result, value in zip(results, session.run(None, _feed_of_model(file)), strict=True):
         found = np.asarray(result, np.float64).reshape(value.shape)
@@ -318,9 +324,9 @@ CONSUMERS: dict[str, Callable[[File, Path], int]] = {
 
 
 def main() -> None:
-    """Takes files until the input ends."""
+    """Gives files to the consumer until the input ends."""
     consume = CONSUMERS[sys.argv[1]]
-    # Consumers print; what they print goes to the standard error.
+    # Consumers print: their text goes to the standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

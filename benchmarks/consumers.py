@@ -35,7 +35,7 @@ OUT = Path("out/consumers")
 PAGE = Path("docs/consumers.md")
 console = Console(width=140)
 
-#: Consumer to what it is called and what its figure counts; without a count, a file is taken or not.
+#: Consumer to its title and the noun that its figure counts; without a noun, a file is taken or not.
 TITLES: dict[str, tuple[str, str]] = {
     "quantize_dynamic": ("`onnxruntime.quantization.quantize_dynamic`", "integer products"),
     "quantize_static": ("`onnxruntime.quantization.quantize_static`", ""),
@@ -55,7 +55,7 @@ TITLES: dict[str, tuple[str, str]] = {
     "web_in_node": ("onnxruntime-web in Node, compared too", ""),
     "web_in_chromium": ("onnxruntime-web in Chromium, compared too", ""),
 }
-#: Consumer to what pip installs for it.
+#: Consumer to the packages that pip installs for it.
 PACKAGES: dict[str, Sequence[str]] = {
     "float16": ["onnxconverter-common==1.16.0"],
     "onnxslim": ["onnxslim==0.1.98"],
@@ -63,10 +63,10 @@ PACKAGES: dict[str, Sequence[str]] = {
     "polygraphy": ["polygraphy==0.53.6", "onnx-graphsurgeon==0.6.1"],
     "openvino": ["openvino==2026.4.1", "openvino-telemetry==2025.2.0"],
 }
-#: Consumer to what npm installs for it.
+#: Consumer to the package that npm installs for it.
 NPM = dict.fromkeys(["web_in_node", "web_in_chromium"], "onnxruntime-web@1.30.0")
 _BERT = {"model_type": "bert", "num_heads": 4, "hidden_size": 256}
-#: What ONNX Runtime's optimizer is told of a model; of the others, that it is like BERT, as its command does.
+#: Model to the arguments of ONNX Runtime's optimizer; other models get those of BERT, the default of its command.
 OPTIMIZER: dict[str, dict[str, Any]] = {
     "gpt2": {**_BERT, "model_type": "gpt2"},
     "t5": {**_BERT, "model_type": "t5"},
@@ -79,12 +79,12 @@ OPTIMIZER: dict[str, dict[str, Any]] = {
 }
 
 
-#: Why a product of ours is missing.
+#: Why quantisers find fewer products in our files.
 TIED = "A weight that is tied to an embedding is stored once and read transposed; torch.onnx stores it twice, and quantisers take its product."
 
 
 class Stages(nn.Module):
-    """What detectors are made of: convolutions with batch norms, SiLU, split and joined channels, a pyramid."""
+    """The parts of detectors: convolutions with batch norms, SiLU, split and joined channels, a pyramid."""
 
     def __init__(self, width: int = 16, stages: int = 3) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def exported(name: str, who: str, fresh: bool, target: str | None) -> dict[str, 
 
 
 def consume(consumer: str, files: Iterable[dict[str, Any]], seconds: float = 300) -> list[int | str]:
-    """What a consumer makes of each file: its figure, or what it failed with. A process that dies is started anew."""
+    """A consumer's outcome for each file: its figure, or its error. A process that dies is started anew."""
     extra = installed(consumer)
     path = os.pathsep.join(
         [
@@ -232,7 +232,7 @@ def consume(consumer: str, files: Iterable[dict[str, Any]], seconds: float = 300
             input=lines,
             text=True,
             capture_output=True,
-            cwd=OUT,  # some leave files where they run
+            cwd=OUT,  # some consumers leave files in the working directory
             env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
             timeout=seconds * len(files),
         )
@@ -247,7 +247,7 @@ Outcomes = Mapping[str, Mapping[str, int | str]]  # by model, by exporter
 
 
 def cell(outcomes: Outcomes, who: str, counted: str) -> str:
-    """How many files a consumer takes of an exporter, and the sum of its figures."""
+    """The number of an exporter's files that a consumer takes, and the sum of their figures."""
     results = [of_model[who] for of_model in outcomes.values() if who in of_model]
     taken = [result for result in results if isinstance(result, int)]
     return f"{len(taken)} of {len(results)}" + (f"; {sum(taken):,} {counted}" if counted else "")
@@ -262,7 +262,7 @@ def takes_fewer(outcomes: Outcomes) -> bool:
 
 
 def behind(consumer: str, outcomes: Outcomes) -> list[str]:
-    """Where a consumer takes less of our file than of torch.onnx's."""
+    """The models of which a consumer takes less of our file than of torch.onnx's, with both figures or our error."""
     lines = []
     for model, results in outcomes.items():
         ours, theirs = results.get("onnxplug", "not exported"), results.get("torch.onnx")

@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_tied": ("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": HEAD}),
 }
-#: What is compared: our options, and below the builder's.
+#: Kind to our options; BUILDERS has the options of onnxruntime-genai's builder.
 KINDS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "int4": {"int4": True},
@@ -96,7 +96,7 @@ def checkpoint(name: str) -> Path:
 
 
 def builders(source: Path, kind: str) -> Path:
-    """What onnxruntime-genai's builder makes of a folder."""
+    """The folder that onnxruntime-genai's builder makes of a checkpoint."""
     folder = source.with_name(f"{source.name}-builder-{kind}")
     if not folder.exists():
         module = (
@@ -109,7 +109,7 @@ def builders(source: Path, kind: str) -> Path:
 
 
 def ours(source: Path, kind: str) -> Path:
-    """What onnxplug makes of a folder, with ``--fused``."""
+    """The folder that onnxplug makes of a checkpoint, with ``--fused``."""
     registry = plugged("onnxplug-transformers", "onnxplug-ort")
     from onnxplug_transformers.export import export_folder
 
@@ -124,9 +124,9 @@ class Contender:
     """A folder under measurement.
 
     Attributes:
-        folder: It.
-        token_ms, prompt_ms: Of each run, by onnxruntime-genai.
-        perplexity: Of the float model's text.
+        folder: The folder.
+        token_ms, prompt_ms: Milliseconds of each run, by onnxruntime-genai.
+        perplexity: Perplexity of the float model's text.
         equal: The share of places where the most likely token is that of the float model.
     """
 
@@ -138,17 +138,17 @@ class Contender:
 
     @property
     def megabytes(self) -> float:
-        """Of the model's files."""
+        """Size of the model's files in MB."""
         return sum(path.stat().st_size for path in self.folder.glob("model.onnx*")) / 1e6
 
     @property
     def token(self) -> float:
-        """Milliseconds a token."""
+        """Milliseconds a token, the second decile."""
         return float(np.quantile(self.token_ms, 0.2))
 
     @property
     def prompt(self) -> float:
-        """Milliseconds a prompt."""
+        """Milliseconds a prompt, the second decile."""
         return float(np.quantile(self.prompt_ms, 0.2))
 
 
@@ -208,7 +208,7 @@ def score(contender: Contender, text: torch.Tensor, expected: torch.Tensor) -> N
 
 
 def main() -> None:
-    """Makes what is missing, measures and prints."""
+    """Makes the missing folders, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--kinds", nargs="*", default=["fp32", "int4", "mixed"], choices=list(KINDS))

@@ -31,8 +31,8 @@ class Case:
 
     Attributes:
         operators: The operators whose rules it stands for, without ``aten::``.
-        differs: What the plain form gets wrong.
-        call: What is exported.
+        differs: The special values that the plain form gets wrong.
+        call: The exported function.
         args: Its inputs, of ordinary size.
     """
 
@@ -155,7 +155,7 @@ def _count(nodes: int) -> str:
 
 
 def kernel_tables() -> list[str]:
-    """What ONNX Runtime's kernels lack or do otherwise, in Markdown: the table in the code."""
+    """Gaps and faults of ONNX Runtime's kernels in Markdown, from the tables in the code."""
     from onnxplug.converters.helpers.runtimes import FAULTS, GAPS
 
     rows = ["| operators | element types | kernels |", "|---|---|---|"]

@@ -101,7 +101,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 
 def loaded(path: Path, optimized: Path | None = None) -> onnxruntime.InferenceSession:
-    """A session on one thread; writes what ONNX Runtime makes of the model to ``optimized``."""
+    """A session on one thread; writes the model that ONNX Runtime optimises to ``optimized``."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3

@@ -22,7 +22,7 @@ import onnxplug
 from benchmarks.capture import image
 from benchmarks.models import exported_decoder
 
-#: Of conversion with full metadata to conversion without.
+#: Ratio of conversion with full metadata to conversion without.
 GOAL = 1.15
 LEVELS = ("none", "short", "full")
 IMAGE_MODELS = ("resnet50", "convnext_atto", "densenet121", "vit_tiny_patch16_224")

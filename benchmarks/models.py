@@ -45,7 +45,7 @@ class Decoder(nn.Module):
 
     Args:
         layers: Number of blocks.
-        width, heads, vocabulary, longest: Sizes; small, for conversion costs the same at any.
+        width, heads, vocabulary, longest: Sizes; small, as conversion costs the same at any.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Conversion time of single operators against ``torch.onnx``: every tenth entry of torch's operator database.
 
-``python benchmarks/operators.py [STEP]``; ``1`` takes every entry, in about a quarter of an hour. Goal: a tenth of torch.onnx's time. Both are given the same ExportedProgram; each is
-asked for one operator first, so that what it imports at first use isn't counted.
+``python benchmarks/operators.py [STEP]``; ``1`` takes every entry, in about a quarter of an hour. Goal: a tenth of
+torch.onnx's time. Both exporters get the same ExportedProgram; each converts one operator first, so that its imports at
+first use aren't counted.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main(step: int = STEP) -> None:
         try:
             first, second = timed(lambda p=program: ours(p))[0], timed(lambda p=program: theirs(p))[0]
         except Exception:
-            continue  # one of the two lacks the operator
+            continue  # one of the two exporters lacks the operator
         both += 1
         sums[0] += first
         sums[1] += second

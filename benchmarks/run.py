@@ -57,7 +57,7 @@ def theirs(program: torch.export.ExportedProgram) -> Any:
 
 
 def largest_difference(program: torch.export.ExportedProgram, proto: Any) -> float:
-    """Against eager PyTorch, at two sizes."""
+    """The largest difference of a model's results from eager PyTorch's, at two sizes."""
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     module, worst = program.module(), 0.0
     for shape in ((2, 8), (3, 21)):

@@ -32,7 +32,7 @@ from tests.support.vision import define_vision_schemas
 from tests.support.zoo import ZOO
 
 console = Console(width=120)
-#: Of conversion's time to that of capture.
+#: Ratio of the time of conversion to the time of capture.
 GOAL = 0.15
 
 #: Models of timm with the size of their images: convolutions with and without in-place activations, transformers of every kind.
@@ -73,11 +73,11 @@ TRAINED = ("efficientnet_b0", "mobilenetv3_small_050", "resnet18")
 
 
 class Share(NamedTuple):
-    """What one export cost.
+    """The cost of one export.
 
     Attributes:
         capture, conversion, functionalization: Processor time in seconds; the last is a part of conversion.
-        nodes: How many nodes the captured graph has.
+        nodes: The number of nodes of the functional graph.
         strategy: How writes were made functional.
     """
 

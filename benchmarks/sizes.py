@@ -41,7 +41,7 @@ def llama(layers: int) -> Any:
 
 
 def measure(exporter: str, layers: int) -> dict[str, float]:
-    """Exports the model twice in this process, a small one first; what the second one took."""
+    """Exports a model of one layer and then the model in this process; the figures of the second export."""
     import torch
 
     import onnxplug
@@ -64,7 +64,7 @@ def measure(exporter: str, layers: int) -> dict[str, float]:
                 program.save(path, include_initializers=False)
                 found["nodes"] = program.statistics.onnx_nodes
             else:
-                # It takes fake weights, and none on the device meta beside inputs on the CPU.
+                # torch.export takes fake weights, but no weights on the device meta beside inputs on the CPU.
                 from onnxplug.capture.weightless import weights_beside
 
                 with weights_beside(model, inputs):
@@ -79,7 +79,7 @@ def measure(exporter: str, layers: int) -> dict[str, float]:
                 found["nodes"] = theirs.model.graph.num_nodes()
             found["whole"] = time.process_time() - started
         found["parameters"] = sum(p.numel() for p in model.parameters()) / 1e9
-    # Of Linux in kilobytes.
+    # Linux gives kilobytes.
     found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return found
 
@@ -91,7 +91,7 @@ def _dim(axis: int) -> Any:
 
 
 def measured(exporter: str, layers: int) -> dict[str, float] | str:
-    """What :func:`measure` finds in a process of its own, or the last line of what it says when it fails."""
+    """The figures of :func:`measure` in a process of its own, or the last line of its error output when it fails."""
     command = [sys.executable, __file__, "--child", exporter, "--layers", str(layers)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -30,15 +30,16 @@ import onnxplug
 from tests.models.measure import Architecture, architectures, small_model
 
 OUT = Path("out/targets")
-#: Target to what pip installs for it.
+#: Target to the packages that pip installs for it.
 PACKAGES: dict[str, Sequence[str]] = {
     "openvino": ["onnxruntime-openvino==1.24.1"],
     "webgpu": ["onnxruntime-webgpu==1.27.0"],
     "qnn": ["onnxruntime-qnn==2.7.0"],
 }
-#: Kind of architecture to how many of them are taken, evenly spread.
+#: Kind of architecture to the number of models that are taken, evenly spread.
 KINDS = {"causal": 14, "masked": 8, "seq2seq": 8, "image": 8, "timm": 14, "torchvision": 8}
-#: Kind of architecture to models that are taken too: quick ones of other operators, for providers that take long for the larger ones.
+#: Kind of architecture to further models: quick ones with other operators, for providers that take long for larger
+#: models.
 QUICK = {
     "audio": "ASTForAudioClassification WhisperForAudioClassification",
     "causal": "BlenderbotForCausalLM BigBirdForCausalLM",
@@ -123,7 +124,7 @@ def environment(target: str) -> dict[str, str]:
 
 
 def asked(target: str, path: Path, seconds: float) -> dict[str, Any]:
-    """What the provider does with a file (:mod:`onnxplug_targets.asking`).
+    """The provider's assignment of a file's nodes, and its results (:mod:`onnxplug_targets.asking`).
 
     Raises:
         subprocess.TimeoutExpired: It takes longer than these seconds.
@@ -137,7 +138,7 @@ def asked(target: str, path: Path, seconds: float) -> dict[str, Any]:
 
 
 def compared(target: str, path: Path, seconds: float) -> tuple[Counter[str], list[str]]:
-    """Counts of a model's nodes by prediction and truth, and what is wrong with the prediction."""
+    """Counts of a model's nodes by prediction and truth, and the faults of the prediction."""
     try:
         truth = asked(target, path, seconds)
     except subprocess.TimeoutExpired:

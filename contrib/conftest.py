@@ -1,7 +1,7 @@
-"""Tests of the packages here run from the checkout, each as if pip had installed it alone.
+"""Tests of the packages in this folder run from the checkout, each as if pip had installed it alone.
 
-`pytest contrib/NAME/tests` by itself takes NAME/pyproject.toml for its settings and never reads this file: it tests what
-is installed.
+`pytest contrib/NAME/tests` by itself takes NAME/pyproject.toml for its settings and never reads this file: it tests the
+installed package.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ collect_ignore = ["onnxplug-example-cpp"]
 
 
 def installed_for(path: Path) -> AbstractContextManager[None]:
-    """The package that a test file belongs to, and no other plugin."""
+    """Installs the package that a test file belongs to, and no other plugin."""
     return installed(path.relative_to(CONTRIB).parts[0])
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The fixtures of `onnxplug.testing`, and the packages' modules on the path."""
+    """Registers the fixtures of `onnxplug.testing`, and puts the packages' modules on the path."""
     if not config.pluginmanager.has_plugin("onnxplug"):
         config.pluginmanager.register(onnxplug_fixtures, "onnxplug")
     for project in CONTRIB.glob("*/pyproject.toml"):
@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, No
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` leaves out the long ones
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each sample runs at one in four of its opsets by default, each with others than its neighbours; the rest is long."""
+    """Marks three in four opsets of each sample as long; neighbouring samples run at different opsets by default."""
     samples: dict[tuple[Path, int], list[pytest.Item]] = {}
     for item in items:
         case = item.callspec.params.get("onnx_sample") if hasattr(item, "callspec") else None

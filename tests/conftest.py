@@ -47,20 +47,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _freeze() -> None:
-    """Later collections of garbage pass over what is there: a whole one takes seconds in a late test otherwise."""
+    """Exempts present objects from later garbage collections, which would take seconds in a late test."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays; objects of a graph come by the thousand, so collections are fewer."""
+    """Exempts imports and tests from garbage collections, and makes these rarer, as graphs have many objects."""
     gc.set_threshold(10_000, 10, 10)
     _freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """What the tests of a file have imported stays."""
+    """Exempts the imports of a file's tests from garbage collections."""
     yield
     if nextitem is None or nextitem.path != item.path:
         _freeze()

@@ -1,4 +1,4 @@
-"""Arguments of an export that are wrong, or mean nothing: an error or a warning of our own, before the model is captured."""
+"""Wrong or meaningless arguments of an export: an error or a warning of our own, before the model is captured."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_too_many_output_names_are_refused_before_conversion(monkeypatch: pytest
 
 
 def test_a_rule_for_an_operator_that_the_model_registers_itself() -> None:
-    """Its library is imported while the model runs for the first time."""
+    """The model imports the operator's library when it runs for the first time."""
     libraries = []
 
     class Late(nn.Module):
@@ -232,7 +232,7 @@ def test_a_dict_at_the_end_of_args_that_fits_nothing(no_capture: None, monkeypat
 
 
 def test_the_same_as_torch_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own reading of args, on the calls where the two agree by contract."""
+    """Compares with torch's own reading of args, on the calls where both agree by contract."""
     from torch.onnx._internal.exporter import _compat
 
     from onnxplug.arguments import positional_and_named

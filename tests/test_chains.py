@@ -16,7 +16,7 @@ GOOD = {"right", "not captured", "no kernel"}
 
 @pytest.mark.parametrize("start", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(50, 300, 50))])
 def test_chains(start: int) -> None:
-    """Most are measured, and those that are agree with PyTorch, with ONNX Runtime's optimisations on and off."""
+    """Most chains are measured, and agree with PyTorch with ONNX Runtime's optimisations on and off."""
     outcomes = {number: run_chain(make(number)) for number in range(start, start + 50)}
     bad = {number: outcome for number, outcome in outcomes.items() if outcome.status not in GOOD}
     assert not bad, "\n\n".join(
@@ -42,7 +42,7 @@ def test_a_fault_of_onnx_runtime_is_seen() -> None:
 
 
 def test_only_differences_by_rounding_pass() -> None:
-    """Halfway between two levels either is right, also inside of a line; elsewhere and further off none but PyTorch's is."""
+    """Midway between two levels either level is right, also inside of a line; elsewhere only PyTorch's level is."""
     x = torch.tensor([0.015, 0.3])
     halves = chain("u8(u8(x0) * 0.5) * 4", x)
     (expected,) = halves.module()(x)
@@ -68,6 +68,6 @@ def test_the_summary_counts_every_chain() -> None:
 
 @pytest.mark.parametrize("number", [2447, 11472])
 def test_decompositions_that_ask_for_sizes(number: int) -> None:
-    """torch asks whether ``s**2 >= s``, and whether ``6*s > 6`` to sort axes by their strides: no size is excluded by that."""
+    """torch asks whether ``s**2 >= s``, and whether ``6*s > 6`` to sort axes by strides: no size is excluded."""
     outcome = run_chain(make(number))
     assert (outcome.status, outcome.detail) == ("right", "")

@@ -1,4 +1,4 @@
-"""Files as tools take them after an export: the default form is the one that they know (``make consumers`` has more of them)."""
+"""Files for tools that run after an export: they know the default form (``make consumers`` runs more of them)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def kinds(path: Path) -> list[str]:
-    """The operators of a file that loads."""
+    """The operators of a file that ONNX Runtime loads."""
     import onnxruntime
 
     onnxruntime.InferenceSession(path)
@@ -126,7 +126,7 @@ def test_four_bits(file: Path, tmp_path: Path) -> None:
 
 
 def test_float16(file: Path, tmp_path: Path) -> None:
-    """onnxconverter-common's conversion leaves the type that a Cast names as it is."""
+    """onnxconverter-common's conversion does not change the type that a Cast names."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     onnx.save(convert_float_to_float16(onnx.load(file)), tmp_path / "model.onnx")

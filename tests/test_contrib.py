@@ -46,7 +46,7 @@ def run(python: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by the tests here: each installs a package and uninstalls it."""
+    """An environment shared by the tests here: each installs a package and uninstalls it."""
     return environment(tmp_path_factory.mktemp("environment"))
 
 
@@ -88,7 +88,7 @@ except onnxplug.PluginError as error: print(error)
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the package is built by g++")
 def test_example_cpp_builds_exports_runs_and_uninstalls(python: Path, tmp_path: Path) -> None:
-    """Built from a copy: pip leaves a build folder in the sources."""
+    """Builds from a copy, as pip leaves a build folder in the sources."""
     package = Path(shutil.copytree(ROOT / "contrib" / "onnxplug-example-cpp", tmp_path / "source"))
     shutil.rmtree(package / "build", ignore_errors=True)
     model = str(tmp_path / "model.onnx")

@@ -1,4 +1,4 @@
-"""Core without onnxplug's other packages: it exports and verifies, and what is asked for and lacking names its package."""
+"""Core without onnxplug's other packages: it exports and verifies, and a missing feature names its package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ points = importlib.metadata.entry_points
 importlib.metadata.entry_points = lambda **by: [p for p in points(**by) if not p.value.startswith("onnxplug_")]
 """
 MODEL = "import torch\ndef make(): return torch.nn.Linear(3, 2), (torch.randn(4, 3),)\n"
-#: It exports and verifies, loads nothing of another package, then asks for what is lacking.
+#: It exports and verifies, loads nothing of another package, then asks for missing features.
 CODE = """
 from onnxplug.cli.app import run
 assert run(["export", "alone_model.py:make", "-o", "m.onnx", "--verify", "--dynamic", "input=batch,_"]) == 0
@@ -77,7 +77,7 @@ assert "bisect" not in onnxplug.__all__ and "diagnose" not in dir(onnxplug)
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What one new process prints: all of this is about what an interpreter without the packages imports."""
+    """The output of one new process, as the tests are about the imports of an interpreter without the packages."""
     folder = tmp_path_factory.mktemp("alone")
     (folder / "alone_model.py").write_text(MODEL, encoding="utf-8")
     return run_python(folder, "-c", ALONE + CODE, fresh=True)

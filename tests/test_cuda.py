@@ -1,4 +1,4 @@
-"""Models on a GPU: exported, saved and verified as on the CPU. A machine without one skips these tests."""
+"""Models on a GPU: exported, saved and verified as on the CPU. A machine without a GPU skips these tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 def _drawn(model: nn.Module) -> nn.Module:
-    """A model for inference with other weights than ones and zeros, on the GPU."""
+    """A model for inference on the GPU, with random weights instead of ones and zeros."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
@@ -74,7 +74,7 @@ def test_choices_among_equal_elements(seeded: None) -> None:
 
 
 def test_sizes_beyond_a_table_leave_the_gpu_usable(seeded: None) -> None:
-    """An index beyond a table is an error of the whole process there."""
+    """On a GPU, an index beyond a table is an error of the whole process."""
 
     class Positions(nn.Module):
         def __init__(self) -> None:

@@ -13,7 +13,7 @@ from tests.support.contrib import CONTRIB, installed, modules_alone
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-#: Pages of packages that the environment of development has installed.
+#: READMEs of packages that the development environment has installed.
 PAGES += [
     CONTRIB / f"onnxplug-{name}" / "README.md"
     for name in (
@@ -29,7 +29,7 @@ PAGES += [
         "torchscript",
     )
 ]
-#: Pages that tell of packages under contrib/, by these packages.
+#: Pages about packages of contrib/, with these packages.
 PLUGINS = {
     "generation.md": ("onnxplug-transformers",),
     "graph-networks.md": ("onnxplug-torch-geometric",),
@@ -44,7 +44,7 @@ def test_code_blocks_run(
     page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sources = tmp_path_factory.mktemp("sources")  # torch.jit.script reads the source of what it compiles
+    sources = tmp_path_factory.mktemp("sources")  # torch.jit.script reads the source of the code that it compiles
     namespace: dict[str, object] = {"__name__": "docs"}
     packages = PLUGINS.get(page.name, ())
     for package in packages:

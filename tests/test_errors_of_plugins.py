@@ -1,4 +1,4 @@
-"""Errors of converters: a plugin's own class stays what it is, and what a converter raises is shown with its line."""
+"""Errors of converters: a plugin's own error class is kept, and a converter's error is shown with its line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CodedUnsupported(Unsupported):
 
 
 class Careless(OnnxplugError):
-    """Does not call our constructor."""
+    """An error whose constructor does not call ours."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -90,7 +90,7 @@ def export(convert: Any, **options: Any) -> onnxplug.OnnxProgram:
 def test_a_class_of_the_plugins_own_stays(
     convert: Any, kind: type, attributes: dict[str, Any], text: str, noted: bool
 ) -> None:
-    """A class with a text of its own bears the place as a note; the text of any other has it."""
+    """An error of a class with a text of its own bears the place as a note; any other error's text has the place."""
     with pytest.raises(kind) as caught:
         export(convert)
     error = caught.value

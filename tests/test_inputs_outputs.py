@@ -1,4 +1,4 @@
-"""Inputs and outputs of every kind: what goes in by which name, what comes out, and what is kept."""
+"""Inputs and outputs of every kind: the names of inputs, the results, and the state that is kept."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_shapes_collection() -> None:
 
 
 def test_additional_inputs() -> None:
-    """torch.export's own way of saying by examples what is dynamic."""
+    """torch.export's own way to state by examples which sizes are dynamic."""
     inputs = torch.export.AdditionalInputs()
     inputs.add((torch.randn(7, 3), Y))
     program = onnxplug.to_onnx(lambda x, y: x.sum(0) + y, (X, Y), dynamic_shapes=inputs, verify=True)
@@ -398,7 +398,7 @@ def test_too_few_names_of_nested_values(options: dict[str, Any], message: str) -
 
 
 def test_too_few_names_of_results_in_a_call_of_torch_onnx() -> None:
-    """torch.onnx gives them to the first values, which libraries use."""
+    """torch.onnx gives the names to the first values, on which libraries rely."""
     program = onnxplug.export(Cached(), cached(3), output_names=["x", "past"])
     assert names(program.model.graph.outputs)[:2] == ["x", "past"]
     assert len(program.model.graph.outputs) == 4

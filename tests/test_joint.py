@@ -33,7 +33,7 @@ def joint(model: nn.Module, args: tuple[torch.Tensor, ...]) -> onnxplug.OnnxProg
 
 @pytest.mark.parametrize("name", ["cnn", *(pytest.param(n, marks=pytest.mark.long) for n in ("lstm", "transformer"))])
 def test_loss_and_gradients_equal_eager(name: str) -> None:
-    """Of every parameter, at two batch sizes, and of statistics that the model updates."""
+    """Compares the gradients of every parameter at two batch sizes, and the statistics that the model updates."""
     make: Callable[[], nn.Module]
     data: Data
     make, data = MODELS[name]
@@ -80,7 +80,7 @@ def test_the_gradient_of_an_input() -> None:
 
 
 def test_gradients_of_inputs_are_called_after_them() -> None:
-    """Weights as inputs: they change from call to call."""
+    """The weights are inputs, as they change from call to call."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.LayerNorm(3))
 
     class Model(nn.Module):

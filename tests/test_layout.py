@@ -1,4 +1,4 @@
-"""The shape of the repository: what is packaged, who imports whom, how cheap the import is."""
+"""The shape of the repository: the packaged folders, the imports between them, and the cost of an import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.child import run_child
 from tests.support.distributions import copy_source
 
 ROOT = Path(__file__).resolve().parents[1]
-# Folder of the checkout to the package it is, in the direction of imports: each may import those above it.
+# Folder of the checkout to its package, in the direction of imports: each may import the folders above it.
 LAYERS = {
     "core": "onnxplug",
     "converters": "onnxplug.converters",
@@ -31,7 +31,7 @@ LAYERS = {
     "plugins": "onnxplug.plugins",
     "cli": "onnxplug.cli",
 }
-#: onnxplug's own packages beside the engine, which is without them whole.
+#: onnxplug's own packages beside the engine, which is complete without them.
 BESIDE = (
     *(
         "onnxplug_compile",
@@ -45,7 +45,7 @@ BESIDE = (
     ),
     "onnxplug_torchscript",
 )
-#: Folders of the builtin plugin: they know core, and not one another.
+#: Folders of the builtin plugin: they import core, and not each other.
 SIDE_BY_SIDE = ("converters", "operators", "rewrites", "verification", "patches")
 FORBIDDEN = {
     "core": (
@@ -61,7 +61,7 @@ FORBIDDEN = {
     "plugins": ("onnxplug.cli", *BESIDE),
     "cli": BESIDE,
 }
-#: The folders of core, each with those that it may import: the stages of an export, and what stands around them.
+#: The folders of core, for the stages of an export and their surroundings, each with the folders that it may import.
 STAGES = {
     "registry": (),
     "capture": (),
@@ -155,7 +155,7 @@ def test_direction_of_imports(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in _sources(folder)
-        # The one names them for type checkers, the other is `python -m onnxplug`.
+        # `core/__init__.py` names them for type checkers, `core/__main__.py` is `python -m onnxplug`.
         if path not in (ROOT / "core" / "__init__.py", ROOT / "core" / "__main__.py")
         for line, name in _imports(path)
         if _within(name, FORBIDDEN[folder])
@@ -164,7 +164,7 @@ def test_direction_of_imports(folder: str) -> None:
 
 
 def test_no_circles_between_modules_of_core() -> None:
-    """Neither of imports within functions nor for type checkers. The package itself, which names everything, is left out."""
+    """Imports within functions and for type checkers count. The package itself, which names everything, is left out."""
     modules = _modules_of_core()
     del modules["onnxplug"]
     needs = {
@@ -188,7 +188,7 @@ def test_families_stand_side_by_side() -> None:
                 continue
             if not _within(name, (helpers,)) or name == helpers:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
-            # `from onnxplug.converters.helpers import cephes` names a module, any other import something in one.
+            # `from onnxplug.converters.helpers import cephes` names a module, any other import a name in a module.
             needs[module].add(".".join(name.split(".")[:4]))
     assert wrong == []
     order = graphlib.TopologicalSorter(needs).static_order()
@@ -213,13 +213,13 @@ def _imported(name: str, modules: Mapping[str, Path]) -> str | None:
 def test_every_folder_of_core_has_its_place() -> None:
     assert {path.name for path in (ROOT / "core").iterdir() if path.is_dir()} - {"__pycache__"} == set(STAGES)
     seen: set[str] = set()
-    for folder, others in STAGES.items():  # from those that import nothing upwards
+    for folder, others in STAGES.items():  # from the folders that import nothing upwards
         assert set(others) <= seen, folder
         seen.add(folder)
 
 
 def test_stages_go_one_way() -> None:
-    """Also imports within functions and for type checkers."""
+    """Imports within functions and for type checkers count."""
     modules = _modules_of_core()
     wrong = []
     for module, path in modules.items():
@@ -267,7 +267,7 @@ def test_private_names_of_torch_are_in_one_place(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", CODE)
 def test_the_package_is_imported_by_its_name(folder: str) -> None:
-    """``import core`` from the checkout's root makes a second copy of every class; relative imports hide the same."""
+    """``import core`` from the checkout's root makes a second copy of every class; a relative import hides the same."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in _sources(folder)
@@ -297,7 +297,7 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_public_names_are_known_to_type_checkers() -> None:
-    """The lazy table and the imports under ``TYPE_CHECKING`` say the same."""
+    """The lazy table and the imports under ``TYPE_CHECKING`` have the same names."""
     tree = ast.parse(Path(onnxplug.__file__).read_text(encoding="utf-8"))
     typed = {
         (node.module, alias.name)
@@ -329,7 +329,7 @@ def _loaded_by(statement: str) -> set[str]:
     ],
 )
 def test_import_is_cheap(statement: str) -> None:
-    """What a plugin module writes at its top loads no heavy library and no converter."""
+    """The imports at the top of a plugin module load no heavy library and no converter."""
     loaded = _loaded_by(statement)
     assert "onnxplug" in loaded
     heavy = {"torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "numpy", "typer", "rich"}

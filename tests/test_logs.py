@@ -1,4 +1,4 @@
-"""Loggers and ``ONNXPLUG_LOG``: what is said at which level, by whom, where it goes, and values that can't be read."""
+"""Loggers and ``ONNXPLUG_LOG``: the levels, sources and destinations of messages, and settings that can't be read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Net(torch.nn.Module):
 
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A function that sets ``ONNXPLUG_LOG`` and has it read."""
+    """A function that sets ``ONNXPLUG_LOG`` and applies it."""
 
     def use(value: str) -> None:
         monkeypatch.setenv(logs.VARIABLE, value)
@@ -118,7 +118,7 @@ def test_info_is_the_stages_with_their_seconds(setting: Any, caplog: pytest.LogC
     export(f=tmp_path / "m.onnx", verify=True)
     lines = said(caplog)
     assert {level for _, level, _ in lines} == {"INFO"}
-    # A stage is told of when it ends, its parts before it.
+    # A stage is logged when it ends, its parts before it.
     assert [(name, text.partition(":")[0]) for name, _, text in lines] == [
         ("plugins", "plugins"),
         ("capture", "attempt"),

@@ -1,4 +1,4 @@
-"""``metadata=none|short|full``: what models say of where they come from, and what their nodes are called."""
+"""``metadata=none|short|full``: what models state of their origin, and the names of their nodes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Repeated(torch.nn.Module):
         return self.blocks(x)
 
 
-#: Models and arguments of the export, with everything that makes nodes in a way of its own.
+#: Models, arguments and options of exports, which make nodes in every way.
 MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "modules": lambda: (Model().eval(), (X, X), {"dynamic_shapes": ({0: BATCH}, {0: BATCH})}),
     "unoptimised": lambda: (Model().eval(), (X, X), {"dynamic_shapes": ({0: BATCH}, {0: BATCH}), "optimize": False}),
@@ -130,7 +130,7 @@ MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
 
 @functools.cache
 def exported(name: str, metadata: Any = "full") -> OnnxProgram:
-    """An export of a model; that with other metadata is made of what was captured before."""
+    """An export of a model; with other metadata it is made of the program that was captured before."""
     torch.manual_seed(0)
     model, args, options = MODELS[name]()
     if metadata != "full" and name != "checks":
@@ -184,7 +184,7 @@ def test_names_of_a_model() -> None:
     graph = exported("modules", "short").model.graph
     names = {node.name for node in nodes_of(graph)}
     assert {"blocks/0/lin/Gemm", "blocks/1/lin/Gemm", "blocks/0/norm/LayerNormalization", "blocks/1/If"} <= names
-    assert {"blocks/0/Sin", "blocks/1/Cos"} <= names  # those within branches
+    assert {"blocks/0/Sin", "blocks/1/Cos"} <= names  # nodes within branches
 
 
 def test_names_do_not_depend_on_metadata() -> None:
@@ -269,7 +269,7 @@ def test_nodes_have_the_keys_that_torch_writes(both: tuple[ir.Model, OnnxProgram
     assert keys == NODE_KEYS  # torch writes these, and this test knows all of them
     assert all(keys <= node.metadata_props.keys() for node in nodes_of(ours))
     expected, result = _by_operator(theirs), _by_operator(ours)
-    # torch decomposes the program first and makes other sizes; what it leaves as it was captured is compared.
+    # torch decomposes the program first and makes other sizes: nodes that it leaves as captured are compared.
     common = [key for key in expected.keys() & result.keys() if key[0]]
     assert {operator for _, operator in common} >= {"aten.relu.default", "aten.mul.Tensor", "aten.add.Tensor", "cond"}
     assert {scopes.rpartition("/")[2].partition(":")[0] for scopes, _ in common} >= {"blocks.0", "blocks.1"}
@@ -278,7 +278,7 @@ def test_nodes_have_the_keys_that_torch_writes(both: tuple[ir.Model, OnnxProgram
         (first, *_), (mine, *_) = expected[key], result[key]
         for name in ("pkg.torch.onnx.class_hierarchy", "pkg.torch.onnx.name_scopes"):
             theirs_list, ours_list = ast.literal_eval(first[name]), ast.literal_eval(mine[name])
-            last = -1 if name.endswith("name_scopes") else None  # FX nodes are called otherwise after a decomposition
+            last = -1 if name.endswith("name_scopes") else None  # FX nodes have other names after a decomposition
             assert ours_list[:last] == theirs_list[:last]
             assert len(ours_list) == len(theirs_list)
         targets = [target.match(text["pkg.torch.onnx.fx_node"]) for text in (first, mine)]
@@ -320,7 +320,7 @@ def test_values_have_the_keys_that_torch_writes(both: tuple[ir.Model, OnnxProgra
         metadata = theirs.initializers[name].metadata_props
         assert metadata.keys() == {KIND, PERSISTENT, ORIGINAL}
         assert ours.initializers[name].metadata_props == metadata
-    # What the model writes comes first in torch's program, last in ours.
+    # The outputs of written buffers come first in torch's program, last in ours.
     kinds = sorted(value.metadata_props[OUTPUT_KIND] for value in theirs.outputs if OUTPUT_KIND in value.metadata_props)
     assert kinds == ["USER_OUTPUT"] * 3
     results = [value.metadata_props[OUTPUT_KIND] for value in ours.outputs]
@@ -356,7 +356,7 @@ def test_kinds_and_persistence_of_derived_weights_and_constants() -> None:
 
 # -- paths ---------------------------------------------------------------------------------------------------------------
 
-#: What every whole path of this machine begins with.
+#: The beginnings of all whole paths of this machine.
 PLACES = (str(ROOT), str(Path(torch.__file__).parents[1]), str(Path.home()), "/tmp/")
 
 
@@ -452,7 +452,7 @@ def test_the_numbers_are_those_of_eager(level: str) -> None:
 
 
 def test_size(both: tuple[ir.Model, OnnxProgram]) -> None:
-    """What metadata add to a file, a node: the default is a fraction of all."""
+    """The bytes of metadata for each node: the default is a fraction of all."""
     sizes = {level: len(to_bytes(exported("modules", level).model)) for level in ("none", "short", "full")}
     count = len(list(nodes_of(both[1].model.graph)))
     assert 0 < (sizes["short"] - sizes["none"]) / count < 250

@@ -1,4 +1,4 @@
-"""docs/numerics.md: the table of what exactness costs has a row for every rule that states it, and no other."""
+"""docs/numerics.md: the table of the costs of exactness has a row for every rule that states them, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observers: what an export tells them, in which order, where they come from, and that nobody's telling costs nothing."""
+"""Observers: the events of an export and their order, the sources of observers, and no cost without an observer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X = torch.randn(2, 4)
 
 
 class Stages(onnxplug.Observer):
-    """Keeps the stages with what they made."""
+    """Keeps the stages with their results."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -43,7 +43,7 @@ class Stages(onnxplug.Observer):
 
 
 class Details(Stages):
-    """Keeps what happens within the stages too."""
+    """Keeps the events within the stages too."""
 
     details = True
 

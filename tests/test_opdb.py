@@ -17,7 +17,7 @@ NAMES = sorted(ENTRIES)
 
 
 def run(name: str, dtype: torch.dtype, count: int = 2, **options: Any) -> list[Any]:
-    """The outcomes of an entry's samples, those that can be measured; none where ``UNCAPTURED`` says so."""
+    """The outcomes of an entry's measurable samples; none where ``UNCAPTURED`` has a row."""
     op = ENTRIES[name]
     if not op.supports_dtype(dtype, "cpu"):
         pytest.skip(f"torch has no {name} for {dtype}")
@@ -78,7 +78,7 @@ def test_every_expectation_is_of_an_entry() -> None:
 
 @pytest.mark.parametrize("key", UNCAPTURED)
 def test_entries_that_torch_cannot_capture(key: str) -> None:
-    """Every row: torch or torch.export refuses the samples still."""
+    """For every row, torch or torch.export still refuses the samples."""
     name, _, rest = key.partition("|")
     dtype, dynamic = rest.partition("|")[0] or "float32", key.endswith("|dynamic")
     assert run(name, getattr(torch, dtype), dynamic=dynamic) == []

@@ -1,4 +1,4 @@
-"""Which opsets are accepted, and with what warning."""
+"""The opsets that are accepted, with and without a warning."""
 
 from __future__ import annotations
 

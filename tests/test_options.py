@@ -1,4 +1,4 @@
-"""One dataclass has the options of an export: ``to_onnx``, ``as_torch_onnx`` and the command line take theirs from it."""
+"""One dataclass has the options of an export, for ``to_onnx``, ``as_torch_onnx`` and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of packages is that of the packages: stale where what they say, or an installed library, has changed."""
+"""The index of packages agrees with the packages: stale where their contents, or an installed library, has changed."""
 
 from __future__ import annotations
 

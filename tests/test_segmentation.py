@@ -1,4 +1,4 @@
-"""Segmentation heads with dynamic height and width: pyramids, pooled context and decoders as segmentation libraries write them."""
+"""Segmentation heads of dynamic height and width: pyramids, pooled context and decoders as libraries write them."""
 
 from __future__ import annotations
 

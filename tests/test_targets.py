@@ -1,4 +1,4 @@
-"""``to_onnx(target=, exact=)`` and ``--target``, ``--exact``: what an export is made for."""
+"""``to_onnx(target=, exact=)`` and ``--target``, ``--exact``: the runtime that an export is for."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_operators_of_a_target(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """``ops`` lists targets and reasons, and what a model lacks depends on the target."""
+    """``ops`` lists targets and reasons, and the missing operators of a model depend on the target."""
 
     class Ghost:
         @hookimpl

@@ -12,8 +12,8 @@ from tests.support.tolerances import LOOSER
 TESTS = Path(__file__).resolve().parent
 #: torch.testing's own for float32.
 OWN = {"rtol": 1.3e-6, "atol": 1e-5}
-#: The tables themselves, and the tests of the comparison.
-#: What stands in contrib/onnxplug-torch-onnx/tests/scripts are programs as others write them, with tolerances of their own.
+#: EXEMPT: the tables themselves, and the tests of the comparison.
+#: SCRIPTS: programs as others write them, with tolerances of their own.
 SCRIPTS = "contrib/onnxplug-torch-onnx/tests/scripts/"
 EXEMPT = {
     "support/tolerances.py",

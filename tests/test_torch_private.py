@@ -1,4 +1,4 @@
-"""Private names of torch: all are there, and what happens when one is gone."""
+"""Private names of torch: all are there, and the effects of a missing name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.child import run_child
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Forgets what was looked up."""
+    """Forgets the names that were looked up."""
     for name in torch_private._NAMES:
         monkeypatch.delitem(vars(torch_private), name, raising=False)
     return monkeypatch

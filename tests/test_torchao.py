@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 
 
 def _packed_by_torch() -> Any:
-    """Absent from the releases of torchao for torch before 2.13."""
+    """A config that the releases of torchao for torch before 2.13 lack."""
     module = pytest.importorskip("torchao.prototype.quantization.int4")
     return module.PrototypeInt4WeightOnlyConfig(group_size=32, set_inductor_config=False)
 
@@ -51,7 +51,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-#: Weights that are in four bits in the file, of those whose linears are restored whole.
+#: Configs whose weights are stored in four bits, among those whose linears are restored as a whole.
 NIBBLES = {"int4_in_int8", "int4_groups", "int4_asymmetric", "int3_groups", "int4_packed_by_torch"}
 
 
@@ -143,12 +143,12 @@ class Convolved(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["static", "dynamic", "trained"])
 def test_pt2e(kind: str) -> None:
-    """What convert_pt2e returns: scales from data, scales computed as the model runs, and fake quantisation that was trained."""
+    """Results of convert_pt2e: scales from data, scales computed at run time, and trained fake quantisation."""
     x, batch = torch.randn(2, 3, 8, 8), torch.export.Dim("batch")
     trained = kind == "trained"
     settings = x86.get_default_x86_inductor_quantization_config(is_qat=trained, is_dynamic=kind == "dynamic")
     quantizer = x86.X86InductorQuantizer().set_global(settings)
-    # torchao 0.15 finds layers by what only the strict mode records.
+    # torchao 0.15 finds layers by metadata that only the strict mode records.
     module = torch.export.export(Convolved().train(trained), (x,), dynamic_shapes=({0: batch},), strict=True).module()
     prepared = (prepare_qat_pt2e if trained else prepare_pt2e)(module, quantizer)
     for _ in range(4):
@@ -159,7 +159,7 @@ def test_pt2e(kind: str) -> None:
     others = [(torch.randn(5, 3, 8, 8) * 3,), (torch.randn(1, 3, 8, 8),)]
     program = check(model, x, others=others, dynamic=({0: batch},), **looser("quantised layers"))
     operators = [node.op_type for node in program.model.graph]
-    assert operators.count("QuantizeLinear") == (3 if trained else 2)  # QAT's quantiser has one at the result too
+    assert operators.count("QuantizeLinear") == (3 if trained else 2)  # QAT quantises the result too
     stored = {value.dtype for value in program.model.graph.initializers.values()}
     assert {ir.DataType.INT8, ir.DataType.UINT8} & stored
     exported = onnxplug.to_onnx(torch.export.export(model, (x,), dynamic_shapes=({0: batch},)), verify=True)

@@ -1,4 +1,4 @@
-"""Initializers and the state_dict: a name of the one is the tensor of the other, and new weights find their way."""
+"""Initializers and the state_dict: equal names are equal tensors, and new weights reach their initializers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stored(program: onnxplug.OnnxProgram) -> dict[str, np.ndarray]:
 
 
 def check_names(program: onnxplug.OnnxProgram, module: nn.Module) -> None:
-    """Every initializer of a state_dict's name holds its tensor: shape, dtype and bits."""
+    """Every initializer with a name of the state_dict has its tensor's shape, dtype and bits."""
     state = module.state_dict()
     for name, array in stored(program).items():
         if name in state:
@@ -50,7 +50,7 @@ def randomized(module: nn.Module) -> nn.Module:
 
 
 def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """Names, then the eager results with other weights; returns the program."""
+    """Compares names, then the results with other weights with eager PyTorch; returns the program."""
     kwargs = kwargs or {}
     program = onnxplug.to_onnx(module, args, kwargs=kwargs, verify=True, **settings)
     check_names(program, module)
@@ -221,12 +221,12 @@ def test_a_weight_can_be_derived_from_a_weight_only() -> None:
 @pytest.mark.parametrize("name", rotated(MODELS, every=6))
 @pytest.mark.long
 def test_whole_models_that_get_their_weights_later(name: str, tmp_path: Path) -> None:
-    """The model on the device meta, then weights from a file, as eager with these weights; the graph is that of the real model."""
+    """A model on the device meta gets its weights from a file, and agrees with eager; its graph is the real model's."""
     case = ZOO[name]()
     real = randomized(case.module)
     tensors = (*case.module.parameters(), *case.module.buffers())
     on_meta = {id(t): nn.Parameter(t.to("meta")) if isinstance(t, nn.Parameter) else t.to("meta") for t in tensors}
-    fake = copy.deepcopy(case.module, on_meta)  # not .to("meta"), which makes two of a tied weight
+    fake = copy.deepcopy(case.module, on_meta)  # not .to("meta"), which splits a tied weight into two tensors
     program = onnxplug.to_onnx(fake, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
     plain = onnxplug.to_onnx(case.module, case.args, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
     assert [node.op_type for node in program.model.graph] == [node.op_type for node in plain.model.graph]

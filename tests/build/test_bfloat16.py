@@ -1,4 +1,4 @@
-"""bfloat16 and doubles: what ONNX Runtime won't load is said when it is exported."""
+"""bfloat16 and doubles: an export warns of a model that ONNX Runtime won't load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _exported(name: str, dtype: torch.dtype, **options: Any) -> tuple[bytes, lis
 
 
 def _failure(file: bytes) -> str:
-    """Why ONNX Runtime doesn't load a model; empty where it does."""
+    """The reason why ONNX Runtime doesn't load a model; empty where it does."""
     try:
         onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     except Exception as error:

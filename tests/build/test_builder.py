@@ -1,4 +1,4 @@
-"""What the builder simplifies and folds changes no value: held against the plain graph, run by ONNX Runtime."""
+"""The builder's simplifications and folds change no value: compared with the plain graph, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(g: GraphBuilder, inputs: list[ir.Value], output: ir.Value, feeds: list[n
 
 
 def chain_length(value: ir.Value) -> int:
-    """How many nodes make a value, each from the first input of the next."""
+    """The number of nodes that make a value, each from the first input of the next."""
     node = value.producer()
     return 0 if node is None else 1 + chain_length(node.inputs[0])
 
@@ -48,7 +48,7 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def reshaped(draw: st.DrawFn, shape: list[int]) -> tuple[list[int], list[int]]:
-    """Another shape of as many elements, and a target for it: maybe with -1, and 0 where the size is the same."""
+    """A shape of as many elements, and a target for it: maybe with -1, and 0 where the size is the same."""
     others = [shape, [*shape, 1], [int(np.prod(shape))], [1, *shape], shape[::-1]]
     after = list(draw(st.sampled_from(others)))
     target = list(after)
@@ -172,7 +172,7 @@ def test_simplification_changes_no_bit(chain: list[tuple[str, Any]], dynamic: bo
     ],
 )
 def test_two_reshapes_are_one(sizes: list[int | str], target: list[int], merged: bool) -> None:
-    """What the second one copies is what the first one was given, also where only the run knows it."""
+    """A size that the second reshape copies is a size of the first reshape, also where only the run knows it."""
     results = []
     for optimize in (True, False):
         g = GraphBuilder({"": 21}, optimize=optimize)
@@ -198,7 +198,7 @@ SPECIAL = {
     "b": [True, False],
 }
 DTYPES = {"f": [np.float32, np.float64], "i": [np.int32, np.int64], "b": [np.bool_]}
-#: Operator to the kinds that it is tried on and the number of its inputs.
+#: Operator to the kinds of its operands, and their number.
 ELEMENTWISE = {
     **dict.fromkeys(["Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Greater", "Less"], ("fi", 2)),
     **dict.fromkeys(["GreaterOrEqual", "LessOrEqual"], ("fi", 2)),
@@ -229,7 +229,7 @@ SHAPING = {
 
 
 def compare_folded(build: Any, arrays: list[np.ndarray]) -> None:
-    """The graph of constants, folded, against the plain one on inputs."""
+    """Compares the folded graph of constants with the plain graph, where the arrays are inputs."""
     folded = GraphBuilder({"": 21})
     constant = build(folded, *[folded.const(a) for a in arrays])
     plain = GraphBuilder({"": 21}, optimize=False)
@@ -254,7 +254,7 @@ def test_folded_elementwise_operators_agree_with_onnx_runtime(data: st.DataObjec
     if kind == "i" and op in ("Div", "Mod"):
         arrays[1] = np.where(arrays[1] == 0, dtype(3), arrays[1])
     if op in ("Max", "Min") and kind == "f":
-        # Which zero comes out is no part of ONNX.
+        # ONNX leaves open which zero comes out.
         arrays = [np.where(a == 0, dtype(1), a) for a in arrays]
     compare_folded(lambda g, *xs: getattr(g.op, op)(*xs), arrays)
 
@@ -314,7 +314,7 @@ def test_nodes_of_a_subgraph_are_not_shared_outside_it() -> None:
     outside = g.op.Exp(x)
     assert outside is not inner[0]
     assert [n.op_type for n in graph] == ["Exp"]
-    # The other way round, a branch uses what stands outside it.
+    # In the other direction, a branch uses a node outside of it.
     assert [n.op_type for n in g.subgraph(lambda: g.op.Neg(g.op.Exp(x)))] == ["Neg"]
 
 

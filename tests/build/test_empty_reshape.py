@@ -11,7 +11,7 @@ import torch
 import onnxplug
 from tests.support.check import Call
 
-#: The shapes, of a first and a second operand, at the sizes b and n; and the names of their axes.
+#: The shapes of a first and a second operand at the sizes b and n; each case also names their axes.
 Shapes = Callable[[int, int], tuple[tuple[int, ...], tuple[int, ...]]]
 CASES: dict[str, tuple[Callable[..., Any], Shapes, Any]] = {
     "heads": (
@@ -54,7 +54,7 @@ def test_reshape_of_an_empty_tensor(name: str, optimize: bool) -> None:
 
 
 def test_other_reshapes_infer_a_size() -> None:
-    """Only where a size may be 0 is every size computed."""
+    """Every size is computed only where a size may be 0."""
     function = Call(lambda x: x[:, 1:].flatten(1, 2))
     program = onnxplug.to_onnx(function, (torch.randn(3, 5, 8),), dynamic_shapes=(({0: "b", 1: "n"},),))
     (node,) = (node for node in program.model.graph if node.op_type == "Reshape")

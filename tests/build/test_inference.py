@@ -1,4 +1,4 @@
-"""Shapes of single nodes: ours against ONNX Runtime's results, and onnx's where we have none."""
+"""Shapes of single nodes: our inference against ONNX Runtime's results, and onnx's inference where ours has none."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_inferred_shape_is_the_result_s(name: str, optimize: bool) -> None:
     assert name in LEFT_OPEN or all(isinstance(d, int) for d in inferred)
 
 
-#: Sizes that the runtime alone knows: rules of padding that our inference leaves to it.
+#: Sizes that the runtime alone knows: rules of padding that our inference leaves open.
 LEFT_OPEN = {"conv same", "max pool ceil", "resize by scales", "center crop"}
 
 

@@ -1,4 +1,4 @@
-"""The hook ``onnxplug_operators``: what a plugin knows of the ONNX operators of its domain."""
+"""The hook ``onnxplug_operators``: a plugin's knowledge of the ONNX operators of its domain."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def registry(*operators: Any, rule: Any) -> IsolatedRegistry:
 
 
 def exported(operators: Sequence[Any], rule: Any) -> tuple[list[str], onnxplug.OnnxProgram]:
-    """The operators of an exported model, which is compared at several sizes."""
+    """The operators of an exported model, which is verified at several sizes, and the program."""
     with registry(*operators, rule=rule).active():
         model = onnxplug.to_onnx(
             lambda x: torch.ops.halves.halve(x) + 1, (torch.randn(2, 3),), dynamic_shapes=({0: "rows"},), verify=True

@@ -1,4 +1,4 @@
-"""Where nodes come from: what rewrites leave of it."""
+"""The provenance of nodes, and its traces in nodes of rewrites."""
 
 from __future__ import annotations
 

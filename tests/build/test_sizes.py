@@ -1,4 +1,4 @@
-"""Dynamic sizes in every place that takes one, and expressions of sizes: compared with eager PyTorch at three sets of sizes.
+"""Dynamic sizes in every place that takes one, and expressions of sizes: compared with eager PyTorch at several sizes.
 
 Size 1 is always among them. Tests of a family's own formulas are in tests/converters.
 """
@@ -28,7 +28,7 @@ def _inputs(a: int, b: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _hold(function: Function, **options: Any) -> None:
     first, *others = (_inputs(*sizes) for sizes in SIZES)
-    # What a function mixes must not make torch tie the two inputs' other sizes.
+    # A function that mixes the inputs must not make torch tie their other sizes.
     dynamic = [{0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}] * 2
     check(function, *first, others=others, dynamic=dynamic, **options)
 
@@ -272,7 +272,7 @@ def _unpooled(rank: int, given: bool) -> Function:
 @pytest.mark.parametrize("has_size", [True, False], ids=["size given", "size doubled"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_max_unpool(rank: int, has_size: bool) -> None:
-    # Where the output's sizes are not given, eager takes places of even sizes alone.
+    # Where the output's sizes are not given, eager takes indices of even sizes alone.
     spatial = [(7, 8, 9), (2, 3, 5), (4, 11, 6)] if has_size else [(6, 8, 10), (2, 4, 2), (4, 12, 6)]
     first, *others = (torch.randn(b, 3, *sizes[:rank]) for b, sizes in zip((2, 1, 3), spatial, strict=True))
     dynamic = [{axis: torch.export.Dim.DYNAMIC for axis in range(rank + 2) if axis != 1}]

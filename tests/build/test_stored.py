@@ -47,7 +47,7 @@ def test_names_are_unique() -> None:
 
 
 def test_a_weight_that_the_model_returns_in_another_form_keeps_its_name() -> None:
-    """What a converter makes of a weight at export is no result of a node: it is called after the weight."""
+    """A value that a converter derives from a weight at export is no result of a node: it is named after the weight."""
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -70,7 +70,7 @@ def test_a_weight_that_the_model_returns_in_another_form_keeps_its_name() -> Non
 
 
 def test_a_large_copy_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made of a weight, and of what is made of it, is made again where it is read; a view is not."""
+    """A large copy derived from a weight, or from such a copy, is computed again at each read; a view is not."""
     monkeypatch.setattr(stored, "_LARGE_COPY_BYTES", 64)
     made: list[str] = []
 

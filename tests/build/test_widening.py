@@ -1,4 +1,4 @@
-"""Operators without a kernel for an element type: computed in a wider one, rounded where PyTorch's rounding shows."""
+"""Operators without a kernel for an element type: computed in a wider type, rounded where PyTorch's rounding shows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_models_of_halves_run(name: str, options: dict[str, Any], dtype: torch.d
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_it_they_do_not_run(name: str) -> None:
-    """ONNX Runtime's CPU has no kernels of bfloat16 for them: else the target would not be needed."""
+    """ONNX Runtime's CPU has no bfloat16 kernels for these operators: otherwise the target would not be needed."""
     model, args, dynamic_shapes = MODELS[name]()
     args = tuple(a.bfloat16() for a in args)
     program = onnxplug.to_onnx(model.eval().bfloat16(), args, dynamic_shapes=dynamic_shapes)
@@ -56,7 +56,7 @@ def test_without_it_they_do_not_run(name: str) -> None:
 
 
 def test_between_operators_nothing_is_rounded() -> None:
-    """One Cast of the input, one of the output, one a stored weight: none between."""
+    """The input, the output and each stored weight have a Cast: there is none between operators."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval().bfloat16()
     args = (torch.randn(3, 8).bfloat16(),)
@@ -64,7 +64,7 @@ def test_between_operators_nothing_is_rounded() -> None:
     assert counts(program)["Cast"] == 6
     exactly = onnxplug.to_onnx(model, args, target=CPU, exact=True)
     assert counts(exactly)["Cast"] > 8
-    # Rounded after each operator, as PyTorch does it: the difference to float32 is as large.
+    # With exact=True rounded after each operator, as PyTorch does; without it, at most as far from float32 as PyTorch.
     want, wide = model(*args).float(), model.float()(args[0].float())
     rounded, islands = exactly(*args)[0].float(), program(*args)[0].float()
     assert (islands - wide).abs().max() <= (want - wide).abs().max()
@@ -101,7 +101,7 @@ def test_functions_with_jumps_read_the_rounded_value(case: str, dtype: torch.dty
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_numbers_are_rounded_where_torch_rounds_them(dtype: torch.dtype, exact: bool) -> None:
-    """PyTorch scales by the float 0.1, not by the one of 8 bits; what it adds or compares with is rounded."""
+    """PyTorch scales by 0.1 in float, not rounded to 16 bits; numbers that it adds or compares with are rounded."""
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -157,7 +157,7 @@ def test_kernels() -> None:
     assert kernels.wider(onnx_spec("Pow", 21), {"T": BRAIN, "T1": INT64}) == {"T": FLOAT}
     assert kernels.wider(onnx_spec("Pow", 21), {"T": BRAIN, "T1": UINT8}) == {"T": FLOAT, "T1": INT64}
     assert kernels.wider(onnx_spec("Pow", 21), {"T": INT64, "T1": FLOAT}) is None
-    # An operator that a body of others stands for.
+    # An operator for which a body of other operators stands.
     assert kernels.wider(onnx_spec("Gelu", 21), {"T": HALF}) == {"T": FLOAT}
     assert kernels.wider(onnx_spec("Gelu", 21), {"T": FLOAT}) is None
 

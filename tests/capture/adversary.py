@@ -1,4 +1,4 @@
-"""Random programs of everything that a memo of operator calls or a guard on a size may take for something else.
+"""Random programs of everything that a memo of operator calls or a guard on a size may mistake.
 
 A program is a list of instructions on a few tensors: operators on tensors that share memory, chains of views that are written, the
 same layers called again with one difference, functions with gradients of their own, tensors of a subclass, and branches on sizes
@@ -104,7 +104,7 @@ def _write(x: torch.Tensor, kind: int, number: float) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction: a method's name, the places of its tensors, and numbers that it takes as it likes."""
+    """An instruction: a method's name, the places of its tensors, and numbers that the method uses in its own way."""
 
     name: str
     a: int
@@ -121,7 +121,7 @@ class Step:
 
     @classmethod
     def chosen(cls, choose: random.Random, count: int) -> Step:
-        """A random one on so many tensors."""
+        """A random instruction on ``count`` tensors."""
         return cls(
             choose.choice(STEPS),
             *(choose.randrange(count) for _ in range(3)),
@@ -136,7 +136,7 @@ class Step:
         )
 
     def ask(self, x: torch.Tensor) -> bool:
-        """What a branch asks of sizes."""
+        """The condition on sizes of a branch."""
         n, m = x.shape[self.axis], x.shape[1 - self.axis]
         answers: list[Callable[[], Any]] = [
             lambda: n == self.constant,
@@ -234,7 +234,7 @@ class Step:
         _put(r, self.c, p.kept[-1 - self.at % len(p.kept)] * 1)
 
 
-#: The instructions, the commoner ones several times.
+#: The instructions, common ones several times.
 STEPS = """elements elements same layered layered alias copy written written written_view written_view view_of_view gradient subclass
     branch sizes settings no_grad reduced buffers kept""".split()
 
@@ -334,8 +334,8 @@ SIZES = ((3, 4), (1, 7), (5, 2), (4, 9))
 
 
 def outcome(seed: int, dynamic: bool = True, make: Callable[[int], nn.Module] = Program) -> tuple[str, str]:
-    """What becomes of a program: ``right``, ``said`` where a warning tells of sizes, ``refused``, ``eager`` where PyTorch itself fails,
-    or ``wrong``; and the reason.
+    """The outcome of a program: ``right``, ``said`` where a warning names sizes, ``refused``, ``eager`` where PyTorch
+    itself fails, or ``wrong``; and the reason.
 
     Args:
         seed: The program's.

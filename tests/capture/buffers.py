@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from tests.capture.adversary import WIDTH, outcome
 
-#: The instructions, the commoner ones several times.
+#: The instructions, common ones several times.
 STEPS = """view view view derive derive derive read read read read write write used rebind inner data out foreach norm function input
     held cond made placed settled""".split()
 NAMES = ("flag", "count", "table", "twin", "sizes", "plain", "weight")
@@ -53,7 +53,7 @@ READS: tuple[Callable[[torch.Tensor, float], float], ...] = (
     lambda c, n: float(int(c.reshape(-1)[0])),
     lambda c, n: 1.0 if bool(c.reshape(-1)[-1] > n) else -1.0,
 )
-#: Each with whether it writes tensors of bools or integers, and of more axes than one.
+#: Writes, each with whether it takes tensors of bools or integers, and tensors of several axes.
 WRITES: tuple[tuple[Callable[[torch.Tensor, torch.Tensor, float], Any], bool, bool], ...] = (
     (lambda c, d, n: c.zero_(), True, True),
     (lambda c, d, n: c.copy_(d.sum() > 0), True, True),

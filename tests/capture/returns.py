@@ -62,7 +62,7 @@ def _written_through(x: Tensor) -> Tensor:
     return kept
 
 
-#: Results of the rest, of x, of the rows that were found, and of which rows.
+#: Results of the rest of the model: of x, of the rows that were found, and of the threshold.
 _RESULTS: tuple[Callable[[Tensor, Tensor, float], Tensor], ...] = (
     lambda x, y, at: y * 2,
     lambda x, y, at: y[:, :2],
@@ -92,7 +92,7 @@ _RESULTS: tuple[Callable[[Tensor, Tensor, float], Tensor], ...] = (
     lambda x, y, at: _part_written(y),
     lambda x, y, at: _written_through(x),
 )
-#: Results of an early return, of x and of the rest's result at that place for no rows.
+#: Results of an early return: of x, and of the rest's result at the same place for no rows.
 _RETURNED: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, r: x.new_zeros(r.shape, dtype=r.dtype),
     lambda x, r: torch.empty(r.shape, dtype=r.dtype),
@@ -160,7 +160,7 @@ class Returns(nn.Module):
 
 
 def inputs() -> list[Tensor]:
-    """Rows of which none, some, one and all are found, by any threshold; the second column decides for itself."""
+    """Inputs of which some, none, one and all rows are found, at any threshold; the second column may differ."""
     torch.manual_seed(0)
     none, one = torch.rand(6, 4) * 0.2, torch.rand(5, 4) * 0.2
     one[2] = 0.95
@@ -170,7 +170,7 @@ def inputs() -> list[Tensor]:
 
 
 def outcome(seed: int) -> str:
-    """``right``, ``refused``, or what differs from eager PyTorch; an error of eager PyTorch is none of the export's."""
+    """``right``, ``loud`` where a run fails, ``refused``, ``no model`` where eager fails, or the difference."""
     module, examples = Returns(seed), inputs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -199,7 +199,7 @@ def outcome(seed: int) -> str:
 
 
 def main() -> None:
-    """Prints the counts of outcomes, and what is wrong."""
+    """Prints the counts of outcomes, and the wrong modules."""
     start, count = map(int, sys.argv[1:])
     counts: Counter[str] = Counter()
     for seed in range(start, start + count):

@@ -9,7 +9,7 @@ from tests.capture.adversary import Constants, Program, outcome
 from tests.capture.buffers import Buffers
 from tests.capture.trees import Tree
 
-#: What a program may come to.
+#: The accepted outcomes of a program.
 FINE = ("right", "said", "refused", "eager")
 
 
@@ -53,7 +53,7 @@ def test_many_random_buffers(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [3, 20, 41])
 def test_random_trees(seed: int) -> None:
-    """In these, modules are found at two places, and methods by a text."""
+    """In these trees modules are found at two places, and methods by a text."""
     status, reason = outcome(seed, dynamic=seed % 3 != 0, make=Tree)
     assert status in ("right", "said"), f"{reason}\n{Tree(seed)}"
 
@@ -66,7 +66,7 @@ def test_many_random_trees(seed: int) -> None:
 
 
 def test_most_random_programs_are_right() -> None:
-    """A change that has all of them refused is no success."""
+    """A change that makes the capture refuse all programs is no success."""
     assert sum(outcome(seed, dynamic=False)[0] == "right" for seed in range(100, 106)) > 2
     assert sum(outcome(seed, make=Constants)[0] == "right" for seed in range(100, 106)) > 4
     assert sum(outcome(seed, make=Buffers)[0] == "right" for seed in range(100, 110)) > 2

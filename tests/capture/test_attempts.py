@@ -1,4 +1,4 @@
-"""How often torch.export is tried, and what is said when it fails."""
+"""The attempts of torch.export, and the messages about their failures."""
 
 from __future__ import annotations
 

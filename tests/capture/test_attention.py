@@ -1,4 +1,4 @@
-"""``nn.Transformer`` and its layers as everybody calls them: masks of any values, in evaluation, with dynamic sizes."""
+"""``nn.Transformer`` and its layers as models call them: masks of any values, in evaluation, with dynamic sizes."""
 
 from __future__ import annotations
 

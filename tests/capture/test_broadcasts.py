@@ -15,7 +15,7 @@ import onnxplug
 
 Shapes = tuple[tuple[int, ...], ...]
 
-#: Each with the shapes of the example, and other ones; among them those in which the other operand is broadcast.
+#: Each with the example's shapes and other shapes, among them shapes that broadcast the other operand.
 RIGHT: dict[str, tuple[Callable[..., Any], Shapes, list[Shapes]]] = {
     "add": (torch.add, ((3, 4), (3, 1)), [((2, 5), (2, 1)), ((2, 5), (2, 5)), ((2, 1), (2, 5)), ((2, 1), (2, 1))]),
     "logaddexp": (torch.logaddexp, ((3, 4), (3, 1)), [((2, 5), (2, 1)), ((2, 5), (2, 5)), ((2, 1), (2, 5))]),

@@ -1,4 +1,4 @@
-"""Code that asks for a size in order to raise an error: the bound is applied and said, whether or not the model goes on after it."""
+"""Code that compares a size to raise an error: the bound is applied with a warning, also where the model goes on."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def torchs_check(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-#: Each with what is said.
+#: Each with the conditions that its warnings name.
 CHECKS: dict[Model, set[str]] = {
     **{model: {"b <= 8", "b != 0"} for model in (checked, two_managers, other_managers, locked, finally_)},
     no_grad: {"b != 0"},

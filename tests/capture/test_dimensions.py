@@ -64,7 +64,7 @@ def shifted(x: torch.Tensor, *, start: int) -> tuple[torch.Tensor, int]:
 
 
 def test_a_number_may_be_named() -> None:
-    """It is an input of the graph, and others are named by expressions of it."""
+    """A named number is an input of the graph, and dimensions may be named by expressions of it."""
     program = onnxplug.to_onnx(
         shifted, (torch.randn(4),), kwargs={"start": 7}, dynamic_shapes={"x": {0: "sequence"}, "start": "past"}
     )

@@ -34,7 +34,7 @@ def shapes(program: Any) -> list[str]:
     ("model", "examples", "expected"),
     [
         (product, [(tensor(2, 3), tensor(3, 4)), (tensor(5, 3), tensor(3, 4))], ["[x_dim_0,3]", "[3,4]"]),
-        # The sizes that are multiplied are one: torch says so. The others vary together by chance.
+        # The multiplied sizes are equal, as torch states. The other sizes vary together by chance.
         (
             product,
             [(tensor(2, 3), tensor(3, 2)), (tensor(5, 4), tensor(4, 5))],

@@ -1,4 +1,4 @@
-"""Functions of torch that make tensors of as many elements as a dynamic size says."""
+"""Functions of torch that make tensors with as many elements as a dynamic size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(size: int) -> Tensor:
 
 
 def compare(model: Model, **options: Any) -> None:
-    """With an example of five elements, at other sizes."""
+    """Checks a model with an example of five elements, and at other sizes."""
     check(model, numbers(5), others=[(numbers(n),) for n in SIZES], dynamic=({0: "n"},), **options)
 
 
@@ -126,7 +126,7 @@ def test_halves_are_as_near_to_the_doubles_as_torchs_own(name: str, dtype: torch
         assert (made.shape, made.dtype) == (own.shape, dtype)
         unit = torch.finfo(dtype).eps * exact.abs().max()
         assert (made.double() - exact).abs().max() <= 0.75 * unit
-        assert (own.double() - exact).abs().max() <= 2.5 * unit  # what is taken for torch's own rounding
+        assert (own.double() - exact).abs().max() <= 2.5 * unit  # the allowance for torch's own rounding
 
 
 GENERATOR = torch.Generator().manual_seed(0)

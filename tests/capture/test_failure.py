@@ -1,4 +1,4 @@
-"""What is said of a model that can't be captured: submodule, line, and each try."""
+"""The error about a model that can't be captured: submodule, line, and each attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-place operators made functional: the same results, state handed out, by our own pass wherever it can do it."""
+"""In-place operators made functional: the same results and new state, by our own pass wherever it can."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_branches_that_write() -> None:
 
 
 def test_a_write_in_a_branch_is_not_dropped() -> None:
-    """A graph whose inner graph writes its own input comes out of no capture; given as it is, it is an error."""
+    """No capture makes an inner graph that writes its own input; a converter that inlines one gets an error."""
     inner = torch.fx.symbolic_trace(lambda y: torch.ops.aten.add_.Tensor(y, 1))
 
     def converter(g: Any, node: Any) -> Any:

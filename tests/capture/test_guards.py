@@ -1,4 +1,4 @@
-"""What a model's Python code does with dynamic sizes: right at every size, refused, or limited with a warning. Never silently wrong."""
+"""Dynamic sizes in a model's Python code: right at every size, refused, or limited with a warning."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ REFUSED: dict[str, Model] = {
     "in a branch": lambda x: torch.cond(x.sum() > 0, lambda x: x.split(4, 1)[-1].sum(1), lambda x: x[:, 0], (x,)),
 }
 
-#: With the condition that the warning names, and sizes (b, n) for which it holds.
+#: Each with the condition that the warning names, and sizes (b, n) for which it holds.
 LIMITED: dict[str, tuple[Model, str, list[tuple[int, int]]]] = {
     "greater": (lambda x: x * 2 if x.shape[1] > 4 else x, "n >= 5", [(2, 5), (3, 30)]),
     "less": (lambda x: x * 2 if x.shape[1] < 100 else x, "n <= 99", [(2, 2), (3, 99)]),
@@ -122,7 +122,7 @@ LIMITED: dict[str, tuple[Model, str, list[tuple[int, int]]]] = {
 
 
 def exported(model: Model, **options: Any) -> tuple[onnxplug.OnnxProgram, list[str]]:
-    """The program, and what was said of its sizes."""
+    """The program, and the warnings about its sizes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program = onnxplug.to_onnx(model, (torch.randn(B, N),), dynamic_shapes=({0: "b", 1: "n"},), **options)
@@ -152,7 +152,7 @@ def test_refused(name: str, strict: bool | None) -> None:
 
 
 def test_int_of_a_size() -> None:
-    """The non-strict mode keeps it in the graph; Dynamo makes it a constant."""
+    """The non-strict mode keeps the size in the graph; Dynamo makes it a constant."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         return x[0, 0] + torch.linspace(0, 1, int(x.shape[1] * 2))
@@ -306,7 +306,7 @@ def test_a_text_that_is_only_printed_says_nothing() -> None:
 
 @pytest.mark.parametrize("strict", [None, True])
 def test_a_branch_narrows_the_range_of_a_named_dimension(strict: bool | None) -> None:
-    """torch refuses ``Dim("n", min=2, max=64)`` where the model's code asks for more; here the bound is applied and said."""
+    """torch refuses ``Dim("n", min=2, max=64)`` where the code asks for more; here a warning names the bound."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.shape[0] > 3 else x

@@ -1,4 +1,4 @@
-"""Operators that refuse values, in models that handle the error: right for the values that PyTorch refuses, refused, or said.
+"""Operators that refuse values, in models that handle the error: right for these values, refused, or with a warning.
 
 PYTEST_DONT_REWRITE: the handlers of the models are Python's own.
 """
@@ -28,7 +28,7 @@ from tests.support.tolerances import looser
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 SAID = "handles errors of"
-#: Values that every operator below takes, and those that it refuses.
+#: A value that every operator below takes, and values that operators refuse.
 FINE = torch.tensor([[2.0, 0.5, 0.0], [0.5, 2.0, 0.5], [0.0, 0.5, 1.0]])
 REFUSED = {
     "not definite": -FINE,
@@ -41,7 +41,7 @@ REFUSED = {
 
 @torch.library.custom_op("handled::positive", mutates_args=())
 def positive(x: torch.Tensor) -> torch.Tensor:
-    """An operator of somebody's that refuses values."""
+    """A custom operator that refuses values."""
     if not bool((x >= 0).all()):
         raise KeyError("negative")
     return x.sqrt()
@@ -273,7 +273,7 @@ def export(model: Any, x: torch.Tensor = FINE, **options: Any) -> tuple[Any, boo
 
 
 def silently_wrong(model: Any, **options: Any) -> list[str]:
-    """The names of the values for which an export that says nothing has other numbers than PyTorch."""
+    """The names of the values for which an export without a warning has other numbers than PyTorch."""
     program, messages = export(model, **options)
     if program is None or messages:
         return []
@@ -536,7 +536,7 @@ _INTEGERS = (-7, 0, 2**63 - 1, 1000, 1)
 
 
 class _Tried(TorchDispatchMode):
-    """Calls each operator that is said to take all values with some that others refuse."""
+    """Calls each operator that is listed as taking all values with values that other operators refuse."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tensors indexed by numbers that are unknown while a model is captured: what a tensor without axes holds, and dynamic sizes."""
+"""Tensors indexed by numbers that are unknown while a model is captured: values of 0-dim tensors, and dynamic sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, tensor
 
 from tests.support.check import check
 
-#: Of an input [a, b, c], an item of an index.
+#: An item of an index, computed from an input [a, b, c].
 Item = Any
 _Item = Callable[[Tensor], Any]
 
@@ -73,7 +73,7 @@ def _made(index: tuple[Item, ...], x: Tensor) -> Any:
 
 
 def _check(model: Callable[[Tensor], Tensor]) -> None:
-    """On static sizes, and on dynamic sizes, with sums above and below 0."""
+    """Checks a model on static sizes, and on dynamic sizes, with sums above and below 0."""
     inputs = [
         torch.randn(*shape) + shift
         for shape, shift in (((3, 4, 5), 1), ((3, 4, 5), -1), ((2, 6, 3), 1), ((5, 2, 7), -1))
@@ -132,7 +132,7 @@ def test_of_no_axes(seeded: None) -> None:
 
 
 def test_made_of_plain_numbers(seeded: None) -> None:
-    """Their numbers are known."""
+    """Tensors that are made of plain numbers have known values."""
 
     def model(x: Tensor) -> tuple[Tensor, ...]:
         y = x.clone()

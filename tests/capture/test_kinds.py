@@ -1,4 +1,4 @@
-"""Classes and attributes that the model's code asks for are those that there are in PyTorch, not those of a trace."""
+"""Classes and attributes that the model's code asks for are PyTorch's, not those of a trace."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_method_by_its_name_as_a_text() -> None:
 
 
 def test_a_tensor_that_a_weight_holds() -> None:
-    """Its numbers are a constant of the model, as those of every tensor that is no buffer."""
+    """The tensor's numbers are a constant of the model, as those of every tensor that is no buffer."""
 
     class Held(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ class Held(nn.Module):
 
 @pytest.mark.parametrize("is_buffer", [True, False])
 def test_a_class_with_code_of_its_own_is_named(is_buffer: bool) -> None:
-    """torch.export calls none of it."""
+    """torch.export calls no code of the class."""
     model = Held(torch.ones(3).as_subclass(Tripled), is_buffer)
     with pytest.warns(UserWarning, match=r"takes self\.held \(Tripled\) for a plain tensor.*__torch_function__"):
         program = onnxplug.to_onnx(model, (X,))

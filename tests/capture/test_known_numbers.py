@@ -89,7 +89,7 @@ RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "a constant that is written afterwards": lambda m, x: _constant_and_write(x),
     "an operand of a write": lambda m, x: _scaled(m.flag[0], x.clone().mul_(m.flag[0])),
 }
-#: The number may be another one at another call.
+#: Models that read a number which may be another number at another call.
 REFUSED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "parameter": lambda m, x: _scaled(m.weight[0], x),
     "input": lambda m, x: _scaled(m.flag[0] * x.sum(), x),
@@ -129,7 +129,7 @@ def test_a_number_that_may_change_is_refused(name: str, flag: float) -> None:
 
 
 def test_a_list_of_many_numbers() -> None:
-    """Each read looks at what is new in the graph."""
+    """Each read looks only at new nodes of the graph."""
 
     class Weighted(nn.Module):
         def __init__(self) -> None:
@@ -193,7 +193,7 @@ def test_a_number_that_was_read_is_not_replaced() -> None:
 
 
 def test_a_number_that_is_no_number_stays() -> None:
-    """NaN marks what isn't set yet; the same weights are not refused because NaN is unequal to itself."""
+    """NaN marks a value that isn't set yet; the same weights are not refused because NaN is unequal to itself."""
 
     class Scaled(nn.Module):
         def __init__(self, scale: float) -> None:

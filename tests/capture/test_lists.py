@@ -1,4 +1,4 @@
-"""Lists and ranges as long as a dynamic size: torch's functions take them, and whatever reads them makes the size a constant."""
+"""Lists and ranges as long as a dynamic size: torch's functions take them, and code that reads them fixes the size."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_list_that_a_function_takes(name: str) -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_a_list_that_is_read(name: str) -> None:
-    """Its length is a constant, which is said where the dimension was asked to be dynamic; statically it is as in PyTorch."""
+    """Its length is a constant, which is an error for a declared dynamic dimension; statically it is as in PyTorch."""
     check(READ[name], _x(3), others=[(_x(3) * 2,)])
     with pytest.raises(onnxplug.FixedDimensionError, match="fixes it at 3"):
         onnxplug.to_onnx(READ[name], (_x(3),), dynamic_shapes=({0: "n"},))
@@ -105,7 +105,7 @@ def test_a_number_that_follows_from_data() -> None:
 
 
 def test_classes() -> None:
-    """Code sees the classes that there are in PyTorch."""
+    """Code sees the same classes as in eager PyTorch."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         items, numbers = [x] * x.shape[0], range(x.shape[0])

@@ -1,4 +1,4 @@
-"""Which functions and layers a model's code names, found without running it."""
+"""The functions and layers that a model's code names, found without running it."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ def names(model: nn.Module, name: str) -> bool:
 
 
 class Helper:
-    """What a model has; its method is named by code that is met before or after an object of this class."""
+    """An object of a model; its method is named by code that is met before or after an object of this class."""
 
     def late(self, x: torch.Tensor) -> torch.Tensor:
         return torch.lstm_cell(x, [x, x], x, x)[0]
@@ -102,7 +102,7 @@ def test_work_grows_with_code_and_not_with_code_times_classes(monkeypatch: pytes
 
 
 def test_code_that_exec_ran_in_a_bare_dict() -> None:
-    """Its classes claim to be of the module builtins, whose own are not searched."""
+    """The code's classes claim to be of the module builtins, whose own classes are not searched."""
     source = (
         "class Layer(torch.nn.Module):\n    def forward(self, x):\n        return torch.lstm_cell(x, [x, x], x, x)[0]\n"
     )

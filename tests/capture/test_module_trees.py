@@ -127,7 +127,7 @@ def in_second(name: str, value: Any) -> Callable[[Any], None]:
 
 
 def in_all(name: str, value: Any) -> Callable[[Any], None]:
-    """All stages share one object."""
+    """A change that lets all stages share one object."""
 
     def change(model: Any) -> None:
         for stage in model:
@@ -304,7 +304,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(autouse=True)
 def _state() -> None:
-    """Globals as they were at import."""
+    """Resets globals to their state at import."""
     reset()
 
 
@@ -343,7 +343,7 @@ def test_modules_that_look_alike(name: str) -> None:
 
 # -- generated trees -----------------------------------------------------------------------------------------------------
 
-#: What a module of a generated tree does after its children; each reads something else.
+#: Actions of a generated tree's module after its children; each action reads something else.
 ACTIONS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "nothing": lambda m, x: x,
     "scale": lambda m, x: x * getattr(m, "scale", 1.0),

@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 def blocks(function: Callable[[int, torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
-    """Four blocks; each function sees the calls of equal kinds three times more."""
+    """Four blocks: calls of equal kinds come three times more."""
     return lambda: Model(*(Block(function, i) for i in range(4))).eval()
 
 
@@ -338,7 +338,7 @@ def test_functions_of_blocks(name: str, sizes: str) -> None:
 )
 @pytest.mark.parametrize("values", [(False, True), (0, 1), ("a", "b"), (torch.float16, torch.float32)], ids=str)
 def test_a_setting_of_a_later_torch(name: str, values: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call under another value of a setting that nobody names is no repetition."""
+    """A call under another value of a setting is no repetition, also where the capture does not know the setting."""
     novelty = list(values)
     monkeypatch.setattr(torch._C, name, lambda: novelty[0], raising=False)
     monkeypatch.setattr(operator_calls, "_SETTINGS", operator_calls._getters())
@@ -467,7 +467,7 @@ def test_recurrent_layers() -> None:
 
 
 def test_traces_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal calls repeated and stack traces written once, and with torch.export as it is."""
+    """Compares captures with equal calls repeated and stack traces written once, and with torch.export as it is."""
     make = blocks(lambda i, x: x.flatten(0, 1).relu().view(x.shape) * x.shape[0])
     traced, _ = captured(make, (X,), True, dynamic_shapes=DYNAMIC)
     without(monkeypatch, "lean tracing")

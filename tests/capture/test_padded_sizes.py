@@ -62,7 +62,7 @@ def _python_ceiling(size: int, divisor: int) -> int:
     return math.ceil(size / divisor)
 
 
-#: Torch's expressions and what Python computes.
+#: torch's expressions, and the functions of Python's ints that they stand for.
 _OPERATIONS: list[tuple[Callable[..., Any], Callable[..., int]]] = [
     (functions.PythonMod, lambda a, b: a % b),
     (functions.FloorDiv, lambda a, b: a // b),
@@ -168,7 +168,7 @@ class _Windows(nn.Module):
     ids=["remainder", "difference", "ceil", "quotient"],
 )
 def test_windows(padding: Callable[[int], int], example: tuple[int, ...]) -> None:
-    """Also of an example with one window a row, where a copy in memory order is the operand itself."""
+    """Windows also of an example with one window a row, where a copy in memory order is the operand itself."""
     sizes = ({0: "n", 1: "h", 2: "w"},)
     program = onnxplug.to_onnx(_Windows(padding), (torch.randn(example),), dynamic_shapes=sizes)
     assert [str(d) for d in program.model.graph.inputs[0].shape] == ["n", "h", "w", "3"]

@@ -1,4 +1,4 @@
-"""What capture patches in torch: only what the model uses, and only while it is captured."""
+"""The patches of torch during capture: only those that the model needs, and only while it is captured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ torch.manual_seed(0)
 LAYER = nn.GRU(3, 4)
 
 
-# Named here, not in a function: capture patches what a function of the model's names.
+# Named here, not in a function: capture patches the names in functions of the model.
 OWNERS = (torch.nn.modules.rnn.RNNBase, nn.LSTM, nn.GRU, nn.RNN, torch._VF)
 NAMES = (
     *("forward", "get_expected_hidden_size", "get_expected_cell_size"),
@@ -39,7 +39,7 @@ PACK = ATEN._pack_padded_sequence.default
 
 
 def torchs_state() -> list[Any]:
-    """What capture may patch, as it is now."""
+    """The present values of the names that capture may patch."""
     results: list[Any] = [vars(owner).get(name) for owner in OWNERS for name in NAMES]
     shapes = [function.__name__ for op, function in fake_impls.op_implementations_dict.items() if op is PACK]
     return [*results, shapes, *(dict(op.py_kernels) for op in OPERATORS)]
@@ -174,13 +174,13 @@ WAYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_recurrent_layer_is_found_wherever_the_model_holds_it(way: str) -> None:
-    """Unpatched, torch would trace it step by step and make the number of steps static."""
+    """Without the patch, torch would trace the layer step by step and make the number of steps static."""
     dynamic = ({0: AUTO, 1: AUTO},)
     check(WAYS[way], torch.randn(5, 2, 3), others=[(torch.randn(7, 3, 3),)], dynamic=dynamic)
 
 
 def pytest_of(*arguments: str, **environment: str) -> int:
-    """How pytest ends."""
+    """The exit status of pytest."""
     command = [
         sys.executable,
         "-m",

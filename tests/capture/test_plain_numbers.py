@@ -120,7 +120,7 @@ def test_a_frame_that_outlives_the_capture() -> None:
 
 
 def test_code_with_more_names_than_a_byte_counts() -> None:
-    """Such code stays as it is; the strict mode captures it."""
+    """Code with so many names stays as it is; the strict mode captures it."""
     text = "; ".join(f"a{number}" for number in range(200))
     namespace: dict[str, Any] = {f"a{number}": number for number in range(200)}
     exec(f"def number(b, n):\n    {text}\n    return int(n * 1.5)", namespace)

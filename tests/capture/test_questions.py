@@ -1,4 +1,4 @@
-"""Every form in which Python asks for a size: at other sizes the model is right, or its limit was said, in both modes."""
+"""Every form in which Python asks for a size: in both modes the model is right at other sizes, or states its limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def halved(x: torch.Tensor) -> torch.Tensor:
     return x * steps
 
 
-#: Of tensors of shapes (b, n) and (c, m), both (5, 4) in the example.
+#: Functions of tensors of shapes (b, n) and (c, m), both (5, 4) in the example.
 FORMS: dict[str, Form] = {
     "shape != shape": lambda x, y: x * 100 if x.shape != y.shape else x + 1,
     "shape == shape": lambda x, y: x + 1 if x.shape == y.shape else x * 100,
@@ -123,13 +123,13 @@ def test_a_form_of_asking_is_right_or_said(name: str, strict: bool) -> None:
                 strict=strict,
             )
         except onnxplug.CaptureError:
-            return  # said, and no model
+            return  # an error, and no model
     messages = " ".join(str(w.message) for w in caught)
     captured = program.captured
     assert captured is not None
     limits = [*captured.conditions, *captured.assumptions, *captured.bounds]
     assert messages or limits == captured.bounds
-    # A size that torch found to be another one has no name; the program refuses where they differ.
+    # A size that torch found equal to another size has no name; the program refuses where they differ.
     limits = [c for c in limits if all(str(symbol) in captured.dim_names for symbol in c.symbols)]
     for b, n, c, m in SIZES:
         named = dict(zip("bncm", (b, n, c, m), strict=True))

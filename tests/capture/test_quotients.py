@@ -16,7 +16,7 @@ N, H, W = sympy.symbols("n h w", integer=True, positive=True)
 
 
 def _expression(choose: random.Random, depth: int) -> sympy.Expr:
-    """A size as layers make them."""
+    """A random size of the forms that layers make."""
     if depth == 0:
         return choose.choice([N, H, W, sympy.Integer(choose.randrange(1, 9))])
     first, second = (_expression(choose, depth - 1) for _ in range(2))

@@ -254,7 +254,7 @@ GOING_ON: dict[str, Function] = {
 
 
 def assert_right_or_refused(function: Function, axes: Any = (({0: "n"},),)) -> bool:
-    """Whether the model exports; then it is PyTorch's wherever PyTorch has a result."""
+    """Whether the model exports; an exported model has PyTorch's result wherever there is one."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -264,7 +264,7 @@ def assert_right_or_refused(function: Function, axes: Any = (({0: "n"},),)) -> b
     assert program.exported_program is not None
     ranges = list(program.exported_program.range_constraints.values())
     for rows, shift in itertools.product((1, 2, 3, 7), (0.0, -0.5, -3.0)):
-        if any(not limits.lower <= rows <= limits.upper for limits in ranges):  # which the export says
+        if any(not limits.lower <= rows <= limits.upper for limits in ranges):  # sizes outside the stated range
             continue
         x = torch.rand(rows, 4, generator=torch.Generator().manual_seed(rows)) + shift
         try:

@@ -1,4 +1,4 @@
-"""Loops over tokens that stand-ins for a library's functions have: scans in the graph, by the operator or by torch's function."""
+"""Loops over tokens in stand-ins for a library's functions: scans in the graph, by operator or torch's function."""
 
 from __future__ import annotations
 

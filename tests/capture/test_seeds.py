@@ -1,4 +1,4 @@
-"""Random numbers after a seed that the model's code sets: those of eager PyTorch, or a warning says that they are others."""
+"""Random numbers after a seed that the model's code sets: those of eager PyTorch, or others with a warning."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Drawing(nn.Module):
 
 
 def test_numbers_without_a_seed_are_drawn_at_each_run() -> None:
-    """Nothing is said of the generators of the model and of torch, whose states stay as they were."""
+    """There is no warning, and the generators of the model and of torch keep their states."""
     model, x = Drawing(), torch.randn(3, 4)
     before = torch.get_rng_state(), model.generator.get_state()
     program, messages = exported(model, x)

@@ -1,4 +1,4 @@
-"""Branches on sizes that no list of sample sizes finds: at every size the model is right, or what is asked was said."""
+"""Branches on sizes that no list of sample sizes finds: at every size the model is right, or a warning names them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def either(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-#: Each with what is said, and a size (b, n) at which the branch is the other one. The example is (5, 4).
+#: Each with the condition of the warning, and sizes (b, n) at which the branch is the other one. The example is (5, 4).
 SILENT: dict[str, tuple[Model, str, tuple[int, int]]] = {
     "a number": (lambda x: x * 100 if x.shape[0] == 77 else x, "b != 77", (77, 4)),
     "one of some": (lambda x: x * 100 if x.shape[0] in (20, 28, 40) else x, "b != 28", (28, 4)),
@@ -437,7 +437,7 @@ def symbols(program: onnxplug.OnnxProgram) -> dict[Any, str]:
 
 
 def test_an_expression_that_an_operator_fixes() -> None:
-    """A convolution asks whether its result has one element; torch then takes the size for 1 in what the code makes of it."""
+    """A convolution asks whether its result has one element; torch then takes the size for 1 in later code."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         y = x[:, None, :, None]

@@ -228,13 +228,13 @@ def test_functions_whose_kernels_read_sizes(name: str, seeded: None) -> None:
     ],
 )
 def test_wrong_arguments_of_functions_whose_kernels_read_sizes(function: Callable[..., Any], reason: str) -> None:
-    """In torch's words."""
+    """The errors are in torch's words."""
     with pytest.raises(onnxplug.CaptureError, match=reason):
         onnxplug.to_onnx(function, (torch.randn(4, 5),), dynamic_shapes=({0: "rows", 1: "columns"},))
 
 
 def test_norms_of_complex_matrices(seeded: None) -> None:
-    """Their sizes become constants, as those of other functions that are decomposed by torch's kernel."""
+    """Their sizes become constants, as in other functions that are decomposed by torch's kernel."""
     check(lambda x: torch.linalg.norm(x, 1), torch.randn(4, 5, dtype=torch.complex64), dynamic=True)
 
 
@@ -244,7 +244,7 @@ def test_correlations_of_complex_numbers(seeded: None) -> None:
 
 
 def test_a_number_of_elements_that_is_said_to_be_a_size(seeded: None) -> None:
-    """What the model checks of a mask bounds nothing; torch's bound of numbers was rounded and refused."""
+    """The model's check of a mask bounds nothing; torch's bound of numbers was rounded and refused."""
 
     def model(x: torch.Tensor, mask: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         torch._check(x[mask].numel() == y.numel())
@@ -317,7 +317,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_custom_operator_may_have_no_result_or_a_single_result(limit: int) -> None:
-    """torch takes 2 for the least number, as torchvision's nms asks it to, and answers the model's question by that."""
+    """torch takes 2 for the least number, as torchvision's nms asks it to, and decides the model's branch by that."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         kept = _kept(x)

@@ -1,4 +1,4 @@
-"""Dynamic dimensions whose example size is 0 or 1: what the model does with that size is never taken for any size's."""
+"""Dynamic dimensions whose example size is 0 or 1: the model's branch at that size is never taken for every size's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Model = Callable[[torch.Tensor], torch.Tensor]
 
 
 def other(x: torch.Tensor) -> torch.Tensor:
-    """A result whose shape says which way was taken."""
+    """A result whose shape shows the branch that was taken."""
     return x.new_ones(7)
 
 
@@ -97,7 +97,7 @@ def test_two_sizes_of_1_may_be_the_same_size() -> None:
     torch.testing.assert_close(program(x, x)[0], x + 1)
 
 
-#: What asks whether a size is 1 to settle strides and forms that ONNX does not have; each with an example and another shape.
+#: Functions that ask whether a size is 1 to settle strides and forms that ONNX does not have; each with two shapes.
 LAYOUT: dict[str, tuple[Model, tuple[int, ...], tuple[int, ...]]] = {
     "reshape": (lambda x: x.transpose(0, 1).reshape(-1, 4) + 1, (1, 5, 4), (3, 2, 4)),
     "contiguous": (lambda x: x.permute(2, 0, 1).contiguous() + 1, (1, 1, 4), (3, 2, 5)),
@@ -111,7 +111,7 @@ LAYOUT: dict[str, tuple[Model, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-#: The strict mode calls operators again when it has the graph, with sizes that it has taken for 1.
+#: The strict mode calls operators again once it has the graph, with sizes that it has taken for 1.
 REFUSED_IF_STRICT = pytest.mark.xfail(
     strict=True,
     raises=(CaptureError, UserWarning),
@@ -186,7 +186,7 @@ def test_squeeze_of_a_dynamic_dimension_of_size_1_warns(name: str, wanted: Any) 
 
 @pytest.mark.parametrize("name", SQUEEZES)
 def test_squeeze_of_a_dynamic_dimension_of_another_size_is_right_but_for_size_1(name: str) -> None:
-    """PyTorch has an axis less there."""
+    """At size 1 PyTorch's result has an axis less."""
     with pytest.warns(UserWarning, match=rf"right only where .*batch.* != .*{AT}"):
         program = onnxplug.to_onnx(SQUEEZES[name], (torch.randn(4, 3),), dynamic_shapes=({0: "batch"},))
     assert all(case.sizes["batch"] != 1 for case in program.verify().cases)
@@ -268,7 +268,7 @@ def test_torch_is_left_as_it_was() -> None:
 
 
 MANY = torch.arange(12.0).reshape(4, 3)
-#: Branches that only the size 1 decides otherwise, with the condition that holds for the larger sizes.
+#: Branches that differ at the size 1 alone, with the condition that holds for the larger sizes.
 ONE_APART: dict[str, tuple[Model, str]] = {
     "shape > 1": (lambda x: other(x) if x.shape[0] > 1 else x + 1, "batch > 1"),
     "shape == 1": (lambda x: x + 1 if x.shape[0] == 1 else other(x), "batch != 1"),

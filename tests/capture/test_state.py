@@ -1,4 +1,4 @@
-"""A model and what its code keeps are after an export as they were before, also where it fails."""
+"""A model, and the state that its code keeps, are after an export as they were before, also where it fails."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def _eager(model: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_eager_after_an_export(kind: type[_Base], strict: bool | None) -> None:
-    """The model has never been called before: what it keeps at the first call is made by the capture."""
+    """The model has never been called before: the capture makes the values that the model keeps at the first call."""
     model, x = kind().eval(), torch.randn(3, 4)
     program = onnxplug.to_onnx(model, (x,), strict=strict)
     result = program(x)[0]
@@ -314,7 +314,7 @@ def test_eager_after_a_draft(kind: type[_Base]) -> None:
 
 
 def test_the_next_attempt_finds_nothing_of_the_last_attempt() -> None:
-    """The first attempt fails after the table was made; the strict mode captures what it asks."""
+    """The first attempt fails after the table was made; the strict mode captures the comparison of a value."""
 
     class Model(_Object):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -348,7 +348,7 @@ def test_a_hook_that_a_model_registers_is_taken_away() -> None:
 
 
 def test_shared_containers_stay_shared() -> None:
-    """They are the same objects, with the same contents."""
+    """The containers are the same objects, with the same contents."""
 
     class Model(nn.Module):
         def __init__(self, shared: dict[str, Any]) -> None:

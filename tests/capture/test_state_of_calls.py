@@ -1,4 +1,4 @@
-"""The first call of a model after an export is as it would be without one."""
+"""The first call of a model after an export is as it would be without the export."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _counted(large: torch.Tensor) -> float:
     return 1.0
 
 
-#: What can't be put back, and how code moves it on.
+#: Objects that can't be put back, and the functions that move them on.
 GOING_ON: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "generator": (_counting, next),
     "generator with state": (_collecting, next),

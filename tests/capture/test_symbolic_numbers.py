@@ -58,7 +58,7 @@ class Applied(nn.Module):
         return self.function(x)
 
 
-#: Each is asked of a size, of 5 in the example; the kinds of numbers, and where they stand.
+#: Functions of a size, 5 in the example, with numbers of several kinds and in several places.
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "enumeration": lambda x: x * 2 if x.shape[0] == Known.FIVE else x,
     "enumeration at the left": lambda x: x * 2 if x.shape[0] == Known.FIVE else x,
@@ -111,7 +111,7 @@ def test_numbers_of_other_classes(name: str, recwarn: pytest.WarningsRecorder) -
             assert "test_symbolic_numbers.py" in messages
 
 
-#: Each is asked of the numbers in a tensor, with the warning.
+#: Functions of numbers read from a tensor, each with its warning.
 READ: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "item is True": (lambda x: x * 2 if (x.sum() > 0).item() is True else x, "compares by `is`"),
     "item is not False": (lambda x: x * 2 if (x.sum() > 0).item() is not False else x, "compares by `is`"),
@@ -144,7 +144,7 @@ def refuses_negative_sums(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_conditions_that_code_only_branches_on_are_no_warning() -> None:
-    """Though other code compares by ``is``; the warnings are of the checks themselves."""
+    """Other code of the model compares by ``is``, but not with these conditions."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program = onnxplug.to_onnx(Applied(refuses_negative_sums), (torch.randn(5, 4),))

@@ -1,4 +1,4 @@
-"""What is said of a model that was left in training mode, whole or in part."""
+"""Warnings about a model that was left in training mode, whole or in part."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_nothing_to_say(name: str) -> None:
 
 
 def test_a_model_that_is_not_captured() -> None:
-    """The mode may be the cause."""
+    """The warning is given although the capture fails: the mode may be the cause."""
     model = Calls(lambda model, x: model.norm(x) if float(x.sum()) > 0 else x).train()
     with (
         pytest.warns(UserWarning, match=r"the model is in training mode: it has BatchNorm1d \(norm\)"),

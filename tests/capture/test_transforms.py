@@ -167,7 +167,7 @@ def test_names_transforms(model: torch.nn.Module, expected: bool) -> None:
 
 
 def test_a_program_whose_constants_have_no_values() -> None:
-    """As torch.export leaves them of a gradient, without an error."""
+    """torch.export leaves the constants of a gradient without values, and raises no error."""
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
     with torch._subclasses.fake_tensor.FakeTensorMode():
         fake = torch.zeros(2)

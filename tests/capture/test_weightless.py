@@ -1,4 +1,4 @@
-"""Models whose weights have no numbers are exported as those that have some."""
+"""Models whose weights have no values are exported like models whose weights have values."""
 
 from __future__ import annotations
 

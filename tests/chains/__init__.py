@@ -1,1 +1,1 @@
-"""Random chains of operators: what one runtime's graph optimisations make of neighbours that no single-operator test has."""
+"""Random chains of operators: neighbours for a runtime's graph optimisations that no single-operator test has."""

@@ -28,7 +28,7 @@ class Chain:
     """A function in source form.
 
     Attributes:
-        number: What it was made from; the same number gives the same chain.
+        number: The seed of the chain; the same number gives the same chain.
         lines: Statements, one operator or more each.
         outputs: Names of the values that it returns.
         inputs: Two sets of inputs, the second of another first size when the chain is dynamic.
@@ -147,7 +147,7 @@ class _Maker:
         return None if missing else (text, fresh)
 
     def step(self) -> bool:
-        """Adds one line that eager PyTorch runs; false when none was found in a few tries."""
+        """Adds one line that eager PyTorch runs; false when a few tries give no such line."""
         for _ in range(30):
             family = self.random.choice(list(TEMPLATES))
             filled = self.fill(self.random.choice(TEMPLATES[family]))
@@ -196,7 +196,7 @@ def make(number: int) -> Chain:
     dynamic = maker.random.random() < 0.5
     other = [n + dynamic * (axis == 0) for axis, n in enumerate(shape)]
     second = maker.inputs(other, dtypes, maker.random.choice([1.0, 2.0]))
-    # A value that nothing returned reads would only be dead code: such lines go, from the last to the first.
+    # Lines whose values reach no output are dead code: they are left out, from the last to the first.
     kept: list[str] = []
     wanted = set(outputs)
     for name, line in reversed(list(zip(names, maker.lines, strict=True))):

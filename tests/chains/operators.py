@@ -37,7 +37,7 @@ def c8(x: torch.Tensor, axis: int = 0) -> torch.Tensor:
     return torch.fake_quantize_per_channel_affine(x, torch.arange(1.0, count + 1) / 100, zeros, axis, -128, 127)
 
 
-#: What a step may call by name.
+#: The functions that a step may call by name.
 HELPERS: dict[str, Callable[..., torch.Tensor]] = {"u8": u8, "s8": s8, "w8": w8, "c8": c8}
 
 #: One line a family; templates are separated by " | ". A family is drawn first, then one of its templates.

@@ -27,7 +27,7 @@ from tests.chains.generate import Chain, make
 #: their attributes, such as an epsilon or a slope, in single precision.
 UNITS = {torch.float64: 1e-6, torch.float32: 1e-6, torch.float16: 2e-3}
 
-#: How often every value is moved to see what jumps: a tie of a rounding goes the other way in about half of them.
+#: How many times every value is moved to find jumps: a rounding's tie goes the other way in about half of them.
 NUDGES = 48
 #: Functions whose results lie on a grid: a 0 among them is 0 everywhere.
 ROUNDING = frozenset(
@@ -37,12 +37,12 @@ ROUNDING = frozenset(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a chain.
+    """The outcome of a chain.
 
     Attributes:
         status: ``"right"``, ``"wrong"``, ``"refused"``, ``"not captured"``, ``"does not load"``, or ``"no kernel"``
             where ONNX Runtime has none for the dtype.
-        detail: What differs, or the error.
+        detail: The difference, or the error.
     """
 
     status: str
@@ -69,9 +69,9 @@ def run_chain(chain: Chain, **options: Any) -> Outcome:
                 warnings.simplefilter("always")
                 program = exported(chain, module, axes, options)
             if any("the exported model is right only where" in str(warning.message) for warning in messages):
-                axes = None  # such as the number of pieces that chunk gives: the user was told
+                axes = None  # such as the number of pieces that chunk gives: the user was warned
         except onnxplug.CaptureError:
-            # The first size is an example of an ordinary one in most chains; some operators fix it.
+            # The first size is dynamic in most chains; some operators fix it.
             if axes is None:
                 raise
             axes = None
@@ -116,7 +116,7 @@ def exported(chain: Chain, module: torch.nn.Module, axes: Any, options: dict[str
 
 
 def compare(chain: Chain, inputs: Any, expected: Any, results: Any) -> str:
-    """What differs beyond rounding, the chain's own sensitivity to rounding counted in."""
+    """The difference beyond rounding and the chain's own sensitivity to it, in words; empty where there is none."""
     unit = UNITS[inputs[0].dtype]
     slack: list[torch.Tensor] | None = None
     for index, (wanted, got) in enumerate(zip(expected, results, strict=True)):
@@ -136,7 +136,7 @@ def compare(chain: Chain, inputs: Any, expected: Any, results: Any) -> str:
 
 
 class _Nudged(TorchFunctionMode):
-    """Moves what every operator computes by a few units in the last place."""
+    """Moves the results of every operator by a few units in the last place."""
 
     def __init__(self, unit: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Nudged(TorchFunctionMode):
     def nudge(self, x: torch.Tensor, shift: float = 0.3) -> torch.Tensor:
         """Floating-point numbers times about 1, plus about 0 (``shift`` units); anything else as it is.
 
-        What ordinary numbers leave when they cancel is 0 half of the time, as in another order of summation.
+        A remainder of ordinary numbers that cancel is 0 half of the time, as in another order of summation.
         """
         if not x.is_floating_point():
             return x
@@ -187,12 +187,12 @@ def sensitivity(chain: Chain, inputs: Any, expected: Any, unit: float) -> list[t
     return moved
 
 
-#: What a run counts, in the order of its summary; the last three are ours to mend.
+#: The statuses that a run counts, in the order of its summary; the last three are our faults.
 STATUSES = ("right", "not captured", "no kernel", "refused", "wrong", "does not load")
 
 
 def summary(start: int, counts: Counter[str], seconds: float) -> str:
-    """Which chains ran, and what became of them."""
+    """The numbers of the chains that ran, and the counts of their statuses."""
     result = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
     return f"chains {start} to {start + counts.total() - 1} ({counts.total()}): {result}; {seconds:.0f} s"
 

@@ -53,8 +53,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_model.py").write_text(MODEL, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_model", raising=False)  # another test's
-    import_module("my_model")  # once, as in each process of a user: random numbers are drawn while it is
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)  # of another test
+    import_module("my_model")  # once, as in each process of a user: the import draws random numbers
     return tmp_path
 
 

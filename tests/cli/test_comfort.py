@@ -1,4 +1,4 @@
-"""What makes the command line pleasant: hints at names, patterns, sizes, warnings, flags anywhere, files that are broken."""
+"""Comforts of the command line: hints at names, patterns, sizes, warnings, flags anywhere, and broken files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_help_is_whole_at_80_columns(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_completion_is_offered(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    # The shell is looked for among the processes above, of which a detached run has none.
+    # The shell is looked for among the parent processes, and a detached run has no shell there.
     monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     with pytest.raises(SystemExit) as left:
         run(["--show-completion", "bash"])

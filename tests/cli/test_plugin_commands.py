@@ -82,7 +82,7 @@ LEAVING = "import sys; print('noise on stdout', flush=True); sys.exit(7)"
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One plugin that keeps what it promises, one that breaks all of it."""
+    """A folder with a plugin that keeps its promises, and a plugin that breaks all of them."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "shop_operators.py").write_text(OPERATORS, encoding="utf-8")
     place(folder, Dist("shop-good", GOOD, entry="good"), Dist("shop-bad", BAD, entry="bad"))
@@ -287,7 +287,7 @@ def test_new_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.long
 def test_new_writes_a_package_that_installs_and_whose_tests_pass(tmp_path: Path) -> None:
-    """As a user does it: pip in a fresh environment; its tests, its README and `plugins check` as they were written."""
+    """As a user does: pip in a fresh environment, then the package's own tests, README and `plugins check`."""
     made = write_package("onnxplug-my-lib", tmp_path, "my_lib::squeeze_in")
     python = environment(tmp_path / "venv")
 

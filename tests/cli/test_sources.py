@@ -78,7 +78,7 @@ def test_a_source_is_a_target_of_every_command(shop: Path, capsys: Any) -> None:
 
 
 def test_a_library_that_cannot_be_imported(shop: Path, isolated_registry: IsolatedRegistry, capsys: Any) -> None:
-    """A library that imports its parts lazily hides the cause; the error names it."""
+    """A library that imports its parts lazily hides the cause; the error names the cause."""
 
     def lazy(name: str) -> Any:
         try:
@@ -109,7 +109,7 @@ def test_trained_weights(shop: Path) -> None:
 
 
 def test_a_source_with_an_export_of_its_own(shop: Path, capsys: Any) -> None:
-    """Its options are those of the command, beside those that every export has, in any order."""
+    """The command takes the source's own options and the options of every export, in any order."""
     assert run(["export", "--scale", "2", "--opset", "18", "shop:5", "--twice", "--verify", "-o", "both"]) == 0
     assert sorted(p.name for p in (shop / "both").iterdir()) == ["a.onnx", "b.onnx"]
     assert "ai.onnx 18" in capsys.readouterr().out
@@ -158,7 +158,7 @@ def test_sources_are_checked(wrong: Any) -> None:
 
 
 def test_a_report_of_a_source_with_an_export_of_its_own(shop: Path, capsys: Any) -> None:
-    """The plugin knows nothing of reports: what it exports, verifies and saves is in one, and an error of its own too."""
+    """The plugin has no code for reports: a report holds its exports, verification and files, and its errors."""
     assert run(["export", "shop:5", "--twice", "--verify", "-o", "both", "--report", "reports"]) == 0
     data = json.loads((shop / "reports" / "report.json").read_text(encoding="utf-8"))
     assert [file["path"] for file in data["files"]] == ["both/a.onnx", "both/b.onnx"]

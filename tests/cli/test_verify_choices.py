@@ -1,4 +1,4 @@
-"""``onnxplug verify`` of a file that chooses among equal elements: topk, sort, and what is computed from them."""
+"""``onnxplug verify`` of a file that chooses among equal elements: topk, sort, and values computed from them."""
 
 from __future__ import annotations
 

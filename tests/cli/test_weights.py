@@ -52,7 +52,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Te
 
 
 def check(state: dict[str, torch.Tensor]) -> set[str]:
-    """The model computes with the weights; the files that it refers to."""
+    """Compares the model with its weights; returns the files that it refers to."""
     session = onnxruntime.InferenceSession("model.onnx")
     x = torch.randn(2, 32)
     y = torch.relu((x + torch.arange(32.0)) @ state["a.weight"].T + state["a.bias"])

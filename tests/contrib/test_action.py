@@ -1,4 +1,4 @@
-"""contrib/action: what action.yml says is what its script takes, and the step runs a library's tests."""
+"""contrib/action: action.yml and its script have the same inputs, and the step runs a library's tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_refused(tmp_path):
 
 
 def step(folder: Path, **inputs: str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Runs the action's step as GitHub does: inputs put into its variables, in a shell; also the summary."""
+    """Runs the action's step as GitHub does, in a shell, with the inputs in variables; returns also the summary."""
     (only,) = ACTION["runs"]["steps"]
     values = {name: inputs.pop(name, spec["default"]) for name, spec in ACTION["inputs"].items()}
     assert not inputs, f"the action has no inputs {sorted(inputs)}"
@@ -61,7 +61,7 @@ def library(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# The pytest plugin's entry point is that of what is installed, the checkout's may be another.
+# The entry point of the pytest plugin is that of the installed package, and the checkout's may differ.
 _PLUGIN = "-p onnxplug_tools.testing.plugin -p no:onnxplug"
 
 
@@ -82,7 +82,7 @@ def test_a_failing_test_fails_the_step(library: Path) -> None:
 
 
 def test_each_version_gets_an_environment(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for pip and pytest writes down what it is asked for: no torch is fetched here."""
+    """A stand-in for pip and pytest writes down its arguments: no torch is fetched."""
     seen = library / "seen.txt"
     wrapper = library / "wrapper.py"
     wrapper.write_text(

@@ -18,7 +18,7 @@ OPSETS = {"": 21, "com.microsoft": 1}
 @pytest.mark.parametrize("target", ["onnxruntime", "onnxruntime:cuda"])
 @pytest.mark.long
 def test_a_decoder_of_fused_operators(target: str) -> None:
-    """On prompts, in buffers longer than they are, and on single steps; the attention turns queries and keys itself."""
+    """Prompts in buffers longer than the prompts, and single steps; the attention does the rotary embedding itself."""
     define_vision_kernels()
     import transformers
     from onnxplug_transformers.decoders import Decoder, example_of, fused_cases_of, fused_example_of

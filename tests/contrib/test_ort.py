@@ -18,7 +18,7 @@ from tests.support.tolerances import looser
 from tests.support.zoo import ZOO
 
 REGISTRY = plugged("onnxplug-ort")
-#: A rewrite of decoders with a cache is tested with such decoders, in test_fused_decoders.py.
+#: Rewrites of decoders with a cache are tested with decoders, in test_fused_decoders.py.
 REWRITES = [n for r in REGISTRY[1].rewrites() if (n := r.name).startswith("ort_") and not n.endswith("_of_decoders")]
 
 
@@ -53,9 +53,9 @@ MODELS = {
 }
 
 
-#: On the CPU a sum and a norm are faster apart.
+#: Operators for other devices: on the CPU a sum and a norm are faster apart.
 ELSEWHERE = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
-#: Heads that share keys are one matrix there, instead of copies of the keys; masked self-attention projects its rows itself.
+#: On the CPU, heads that share keys are one matrix, and keys are not copied; masked self-attention projects its rows.
 CPU = {
     "llama": {"RotaryEmbedding": 4, "FusedMatMul": 2},
     "bert": {"Attention": 2, "BiasGelu": 2},
@@ -87,7 +87,7 @@ def test_whole_model(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("name", REWRITES)
 def test_each_rewrite_alone(name: str) -> None:
-    """Each rewrite by itself leaves a model that agrees, and at least one of these models has a use for it."""
+    """Each rewrite alone leaves a model that agrees with PyTorch, and at least one of these models has a use for it."""
     from onnxplug.plugins.manager import PluginManager
 
     class One(PluginManager):
@@ -108,7 +108,7 @@ def test_each_rewrite_alone(name: str) -> None:
         angles = torch.arange(h.shape[2])[None, :, None] * torch.arange(1, 5) * 0.1
         angles = torch.cat([angles, angles], -1)
         turned = h * angles.cos()[:, None] + rotated(h) * angles.sin()[:, None]
-        # Not by the layers themselves, which are a product and its bias in one.
+        # Written out, as the layers themselves are a product and its bias in one operator.
         sums = [x @ layer.weight.mT + layer.bias for layer in layers]
         y = gelu(sums[0]) + gelu(sums[1], approximate="tanh")
         return norm(x + y), rms(x - 1 + y), turned, (x @ x) * 0.5, (x @ (x + 1)) / 3.0, x @ y.mT
@@ -131,7 +131,7 @@ def test_each_rewrite_alone(name: str) -> None:
     plain = onnxplug.to_onnx(Call(model), (x, h), **{**options, "optimize": False})
     made = {n.op_type for n in program.model.graph if n.domain} - {n.op_type for n in plain.model.graph if n.domain}
     with_bias = [n for n in program.model.graph if n.op_type == "FastGelu" and len(n.inputs) > 1]
-    if name == "ort_bias_fast_gelu":  # FastGelu is there without it too, with the bias in a node of its own
+    if name == "ort_bias_fast_gelu":  # FastGelu is there without the rewrite too, with the bias in a node of its own
         assert len(with_bias) == 1
     else:
         assert made != set()

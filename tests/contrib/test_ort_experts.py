@@ -74,7 +74,7 @@ def test_experts(name: str, opset: int) -> None:
 
 
 def test_weights() -> None:
-    """Zero, tiny and huge ones, one expert and all of them, nothing chosen at all, not a number."""
+    """Weights that are zero, tiny, huge or NaN, a token with all weights zero, and one or all of the experts."""
     opset = {"": 21, "com.microsoft": 1}
     x, index, weights = routed(6)
     weights[0], weights[1, 0], weights[2] = 0.0, 0.0, 1e-30

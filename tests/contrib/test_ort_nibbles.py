@@ -26,7 +26,7 @@ def _seeded(seeded: None) -> None:
 
 
 def products(model: nn.Module, columns: int, dtype: torch.dtype, opset: int, others: Any = ()) -> list[Any]:
-    """The MatMulNBits of the model; every node where there are none."""
+    """The MatMulNBits nodes of the model."""
     inputs = [(torch.randn(1, columns).to(dtype) * 3,), (torch.zeros(7, columns, dtype=dtype),), *others]
     program = check(
         model,

@@ -1,4 +1,4 @@
-"""Every package under contrib/: its wheel holds what its entry point needs, importing it is cheap, it brings tests."""
+"""Every package under contrib/: its wheel holds the files of its entry point, its import is cheap, it brings tests."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ print({{"torch", "bitsandbytes", "fbgemm_gpu", "torchvision", "torch_geometric",
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_package_brings_its_tests(name: str) -> None:
-    """Run by contrib/conftest.py; those of a plugin with samples go through them."""
+    """contrib/conftest.py runs the tests; the tests of a plugin with samples check the samples."""
     texts = [path.read_text(encoding="utf-8") for path in (CONTRIB / name / "tests").rglob("test_*.py")]
     assert any("def test_" in text for text in texts)
     is_plugin = "onnxplug" in project(name)["project"]["entry-points"]

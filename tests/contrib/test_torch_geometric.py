@@ -128,7 +128,7 @@ class Hetero(nn.Module):
 
 DEGREES = torch.tensor([0, 3, 5, 2])
 
-#: What every run goes through.
+#: Models of every run.
 MODELS: dict[str, Callable[[], Taking]] = {
     "GCN": lambda: pair(gnn.GCN(8, 16, 3, 4, norm="batch_norm", jk="cat")),
     "GCN weighted": lambda: weighted(gnn.GCN(8, 16, 2, 4, norm="layer_norm")),
@@ -150,7 +150,7 @@ MODELS: dict[str, Callable[[], Taking]] = {
     "degree": lambda: pair(lambda x, e: pyg.degree(e[0])),
 }
 
-#: The rest: each takes a second or less, but they are many.
+#: Models of the long run: each takes a second or less, but they are many.
 MORE: dict[str, Callable[[], Taking]] = {
     "SAGEConv lstm": lambda: pair(lambda x, e: LSTM(x, e[:, e[1].sort(stable=True)[1]])),
     "GATConv edges": lambda: attributed(gnn.GATConv(8, 16, heads=2, edge_dim=4)),
@@ -212,11 +212,11 @@ POINTS = gnn.PointNetConv(mlp(11, 16), mlp(16, 16))
 
 
 def verify(model: Taking, opset: int | None = None, sizes: Any = SIZES) -> onnxplug.OnnxProgram:
-    """Exports at the first sizes, compares at all."""
+    """Exports at the first sizes, and compares with eager PyTorch at all sizes."""
     model.eval()
     example = model.inputs(*SIZES[0])
     with torch.no_grad():
-        model(example)  # fills what is made lazily
+        model(example)  # the first call makes lazy parts
     program = onnxplug.to_onnx(model, (example,), dynamic_shapes=model.shapes(), opset_version=opset, registry=REGISTRY)
     for size in sizes:
         inputs = model.inputs(*size)
@@ -240,7 +240,7 @@ OF_COUNTED_GRAPHS = pytest.mark.xfail(
 
 
 def marked(models: Iterable[str]) -> list[Any]:
-    """The names of models, with a mark at those that torch 2.9 does not trace."""
+    """The names of models, with a mark at the models that torch 2.9 does not trace."""
     return [
         pytest.param(name, marks=OF_COUNTED_GRAPHS if name in ("Classifier", "to_dense_batch", "SAGPooling") else ())
         for name in models
@@ -262,7 +262,7 @@ def test_more_models(name: str) -> None:
 @pytest.mark.parametrize("opset", [13, 16, 23])
 @OF_COUNTED_GRAPHS
 def test_other_opsets(opset: int) -> None:
-    """Reductions by index came with 16 and 18."""
+    """Scatter operators have reductions since opsets 16 and 18."""
     assert verify(MODELS["Classifier"](), opset).model.opset_imports[""] == opset
 
 

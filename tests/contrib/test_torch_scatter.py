@@ -1,4 +1,4 @@
-"""The operators of torch_scatter and pyg_lib: as functions, in models that call them, and where they stand in a graph."""
+"""The operators of torch_scatter and pyg_lib: as functions, in models that call them, and in captured graphs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def same(actual: Any, expected: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatter_functions(name: str, dtype: torch.dtype) -> None:
-    """Axes counted from either end, indices of fewer axes, empty places, none at all, and a tensor to start from."""
+    """Axes counted from either end, indices of fewer axes, empty groups, no elements, and a tensor to start from."""
     shapes: list[tuple[tuple[int, ...], int, tuple[int, ...]]] = [
         ((6, 3), 0, (6,)),
         ((4, 6), -1, (4, 6)),
@@ -95,13 +95,13 @@ def test_segment_functions(name: str, dtype: torch.dtype) -> None:
             for args in calls:
                 got, expected = ours(name)(*args), operator(name)(*args)
                 if special and isinstance(expected, tuple):
-                    # Where nothing in a segment counts, torch_scatter's position is left over from another one.
+                    # Where no element of a segment counts, torch_scatter's position is left over from another segment.
                     got, expected = got[0], expected[0]
                 same(got, expected)
 
 
 def test_a_group_of_nan_and_minus_infinity() -> None:
-    """torch_scatter starts at the least finite number: NaN and -inf are no better, and their group is as if empty."""
+    """torch_scatter starts at the least finite number: NaN and -inf are no better, and their group counts as empty."""
     x, index = torch.tensor([float("nan"), float("-inf"), 1.0]), torch.tensor([0, 0, 2])
     for function in (operator("scatter_max"), ours("scatter_max")):
         best, where = function(x, index, 0, None, 3)
@@ -112,7 +112,7 @@ def test_a_group_of_nan_and_minus_infinity() -> None:
 @pytest.mark.parametrize("opset", [13, 16, 21])
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatter_in_a_model(name: str, opset: int) -> None:
-    """Called by torch's namespace, as torch_scatter calls it: a size that is dynamic stays so."""
+    """The operator is called by torch's namespace, as torch_scatter calls it: a dynamic size stays dynamic."""
 
     def model(x: torch.Tensor, index: torch.Tensor) -> Any:
         return getattr(torch.ops.torch_scatter, name)(x, index, 0, None, x.size(0) + 1)
@@ -138,7 +138,7 @@ def test_size_that_values_decide(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["scatter_sum", "scatter_mul", "scatter_max", "segment_sum_coo"])
 def test_the_tensor_that_it_starts_from_is_written(name: str) -> None:
-    """Which the operators' schemas hide."""
+    """The operators' schemas hide the write."""
 
     def model(x: torch.Tensor, index: torch.Tensor, start: torch.Tensor) -> Any:
         out = start * 2

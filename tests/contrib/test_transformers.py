@@ -45,7 +45,7 @@ def test_decoding_by_fused_operators(seeded: None) -> None:
     )
     operators = program.statistics.operators
     assert operators.get("RotaryEmbedding") == 4
-    # Its heads share keys, which the plain form does not copy.
+    # The model's heads share keys, which the plain form does not copy.
     assert "MultiHeadAttention" not in operators
     for batch, length, step in ((2, 4, 3), (1, 1, 1), (3, 7, 2)):
         with torch.no_grad():
@@ -90,7 +90,7 @@ def test_mixture_of_experts(name: str, implementation: str | None, vision: None)
     model = mixture(name, implementation)
     before = model.config._experts_implementation
     program = experts_program(model)
-    # Captured in another way than it computes, perhaps; it computes as before.
+    # The capture may set another implementation; the model has its own again afterwards.
     assert model.config._experts_implementation == before
     loops = program.statistics.operators.get("Loop", 0)
     assert loops == (0 if implementation == "batched_mm" else 4)

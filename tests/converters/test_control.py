@@ -114,7 +114,7 @@ def test_scans(name: str, opset: int) -> None:
 @pytest.mark.parametrize("dynamic", [{}, {0: D, 1: D}], ids=["static", "dynamic"])
 @pytest.mark.long
 def test_scans_of_steps_that_broadcast(dynamic: dict[int, Any]) -> None:
-    """Sizes of 1 where an export before had others: those that are static stay static in the step."""
+    """Sizes of 1 where an export before had other sizes: static sizes stay static in the step."""
 
     def model(x: torch.Tensor, rates: torch.Tensor) -> Any:
         decay = -rates.exp()

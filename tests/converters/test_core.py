@@ -25,7 +25,7 @@ WRITING = {"aten::resize_.default", "aten::atan2.out", "aten::_native_batch_norm
 
 
 def core() -> dict[str, torch._ops.OpOverload]:
-    """All overloads that torch's dispatcher knows; `dir(torch.ops.aten)` lists only those used before."""
+    """The overloads with torch's tag `core`, from its dispatcher: `dir(torch.ops.aten)` lists only used overloads."""
     overloads = {}
     for full in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = full.partition("::")

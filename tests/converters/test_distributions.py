@@ -29,7 +29,7 @@ def test_gamma(shape: float, dtype: torch.dtype, opset: int) -> None:
 
 
 def test_gamma_of_torch_distributions() -> None:
-    """Shapes and rates of each element, of other sizes than those exported."""
+    """Shapes and rates of each element, of other sizes than at the export."""
     module = Call(lambda a, b: distributions.Gamma(a, b).rsample((4000,)))
     args = (torch.tensor([0.5, 3.0]), torch.tensor([2.0, 5.0]))
     auto = {0: torch.export.Dim.AUTO}
@@ -105,7 +105,7 @@ def test_requested_checks_are_left_out_with_a_warning() -> None:
 
 
 def of_counts(log_probability: torch.Tensor) -> torch.Tensor:
-    """The probabilities of 0, 1, …, those at the end joined to one."""
+    """The probabilities of 0, 1, …, normalised to the sum 1."""
     probability = log_probability.double().exp()
     return probability / probability.sum()
 
@@ -136,7 +136,7 @@ def test_binomial(n: int, p: float, opset: int) -> None:
 
 
 def are_counts(sample: torch.Tensor, probability: torch.Tensor) -> bool:
-    """Whether counts are distributed so: in bins of at least a hundredth, which rare ones at both ends join."""
+    """Whether counts have these probabilities: in bins of at least a hundredth, which rare counts at both ends join."""
     bins, total = torch.zeros(len(probability), dtype=torch.int64), 0.0
     for place, share in enumerate(probability.tolist()):
         bins[place] = bins[place - 1] + (total >= 0.01) if place else 0

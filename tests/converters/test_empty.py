@@ -1,4 +1,4 @@
-"""Tensors without elements: ONNX Runtime's Scan ends the process on such slices, and a size that a reshape infers is an error."""
+"""Tensors without elements: ONNX Runtime's Scan would end the process, and a size that a reshape infers is an error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where others are silently wrong: 64-bit integers, NaN, infinities, ties, empty and 0-dim tensors, each in a table.
+"""Values for which others are silently wrong: 64-bit integers, NaN, infinities, ties, empty and 0-dim tensors.
 
-Special values are tested with ``exact=True``; the results of ordinary ones are right without it.
+Special values are tested with ``exact=True``; the results of ordinary values are right without it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_bits_at_every_opset(opset: int) -> None:
     check(lambda x, y: (x & y, x | y, x ^ y), LARGE, OTHER, others=[(OTHER, LARGE)], opset=opset)
 
 
-#: Counts of shifts: none, some, all bits but one, all bits, and those that PyTorch takes as all bits.
+#: Counts of shifts: none, some, all bits but one, all bits, and counts that PyTorch takes as all bits.
 COUNTS = [0, 1, 3, 7, 8, 15, 16, 31, 32, 63, 64, -1, (0, 4, 6), (5, 70)]
 
 
@@ -203,7 +203,7 @@ def test_nan_and_infinity_in_double(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_small_results_of_sigmoid(dtype: torch.dtype) -> None:
-    """Also of integers; the logarithm shows their digits."""
+    """Small results, also those of integers, are exact: the logarithm shows their digits."""
     x = torch.tensor([-80.0, -30.0, -18.5, -17.0, -14.0, -1.0, -0.0, 0.5, 17.0, 90.0, INF, float("nan")], dtype=dtype)
     model = lambda x, n: (x.sigmoid().log(), n.sigmoid().log())  # noqa: E731
     n = torch.tensor([-60, -17, 0, 3])
@@ -273,7 +273,7 @@ def test_scattered_at_low_opsets(name: str, opset: int) -> None:
 @pytest.mark.parametrize("opset", [13, 16, 18])
 @pytest.mark.parametrize("mode", ["sum", "prod", "mean", "amax", "amin"])
 def test_nothing_to_scatter(mode: str, opset: int) -> None:
-    """Opsets without these reductions, where the maximum of no elements was NaN."""
+    """In opsets without these reductions the maximum of no elements was NaN."""
     x, index, v = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0, 2, 2]), torch.tensor([4.0, -5.0, 6.0])
     for dtype in (torch.float32, torch.int64):
         check(

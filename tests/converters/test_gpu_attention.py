@@ -1,4 +1,4 @@
-"""Attention operators that only a GPU has kernels for: programs captured on one have them. Exported from fake tensors.
+"""Attention operators with kernels on a GPU alone, in programs captured there. They are exported from fake tensors.
 
 Compared with scaled_dot_product_attention, and with the logarithms of the sums by their definition.
 """
@@ -31,7 +31,7 @@ def inputs(batch: int, queries: int, keys: int, shared: int = 4, masked: bool = 
 
 
 def exported(function: Callable[..., Any], args: Inputs, opset: int | None = None) -> onnxplug.OnnxProgram:
-    """Batch and lengths are dynamic."""
+    """An export with dynamic batch and lengths."""
     shapes = {"args": tuple({0: AUTO, 2: AUTO, **({3: AUTO} if i == 3 else {})} for i in range(len(args)))}
     return onnxplug.to_onnx(torch.export.export(Call(function), args, dynamic_shapes=shapes), opset_version=opset)
 
@@ -89,7 +89,7 @@ Results = Callable[..., list[torch.Tensor]]
 
 
 def check_at_all_sizes(function: Callable[..., Any], opset: int, results: Results, **options: Any) -> None:
-    """Compares an export with what ``results`` makes of the same inputs; ``options`` are those of :func:`inputs`."""
+    """Compares an export with ``results`` for the same inputs; ``options`` are those of :func:`inputs`."""
     program = exported(function, inputs(2, 5, 7, **options), opset)
     for seed, sizes in enumerate(SIZES):
         args = inputs(*sizes, **options, seed=seed)

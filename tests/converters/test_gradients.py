@@ -138,7 +138,7 @@ GRIDS = [
 
 @pytest.mark.parametrize(("axes", "mode", "padding", "corners"), GRIDS)
 def test_gradients_of_grid_sample(axes: int, mode: str, padding: str, corners: bool) -> None:
-    """Of image and grid, with static sizes, then with dynamic ones; a third of the points lies outside the image."""
+    """Gradients of image and grid, with static, then dynamic sizes; a third of the points lies outside the image."""
 
     def forward(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
         return F.grid_sample(x, grid, mode, padding, corners)
@@ -205,7 +205,7 @@ def of_pool(kernel: int, stride: int, padding: int, dilation: int = 1, ceil: boo
     return backward
 
 
-#: The operator's arguments after the tensors, the images' size and the gradient's, and others of both.
+#: The operator's arguments after the tensors, and pairs of sizes: of the images, and of the gradient's axes.
 POOLS = {
     "apart": (of_pool(2, 2, 0), [((2, 3, 8, 10), (4, 5)), ((1, 3, 6, 4), (3, 2)), ((3, 3, 2, 2), (1, 1))]),
     "overlapping": (of_pool(3, 2, 1), [((2, 3, 8, 10), (4, 5)), ((1, 3, 5, 4), (3, 2))]),
@@ -224,7 +224,7 @@ def test_max_pools_of_dynamic_sizes(name: str, opset: int, dtype: torch.dtype) -
     check(backward, *single[0], others=single[1:], dynamic=({1: DYNAMIC, 2: DYNAMIC},) * 2, opset=opset)
 
 
-#: Sizes of gradient, image and kernel at the export, then others; what is dynamic of each.
+#: Sizes of gradient, image and kernel at the export, then other sizes; the dynamic axes of images and of kernel.
 CONVOLVED = {
     "kernel": (((2, 5, 6, 7), (2, 3, 8, 9), (5, 3, 3, 3)), ((1, 5, 5, 7), (1, 3, 6, 8), (5, 3, 2, 2)), (0, 2, 3), (2, 3)),
     "channels": (((2, 5, 6, 7), (2, 3, 8, 9), (5, 3, 3, 3)), ((1, 4, 4, 3), (1, 2, 6, 5), (4, 2, 3, 3)), (0, 1, 2, 3), (0, 1)),
@@ -278,7 +278,7 @@ def test_interpolations(name: str, rest: tuple[Any, ...], axes: int, scale: floa
 
 @pytest.mark.parametrize(("name", "rest", "axes"), [row for row in RESIZED if 2.3 not in row[1]], ids=str)
 def test_interpolations_of_dynamic_sizes(name: str, rest: tuple[Any, ...], axes: int) -> None:
-    """torch itself takes symbolic sizes of two of them alone."""
+    """torch itself takes symbolic sizes of two of the operators alone."""
     pairs = [
         (image(n, 3, *(3 * size for size in sizes[:axes]), seed=1), image(n, 3, *sizes[:axes]))
         for n, sizes in ((2, (3, 4, 2)), (1, (5, 2, 3)), (3, (1, 1, 1)))

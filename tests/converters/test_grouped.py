@@ -26,7 +26,7 @@ def _seeded(seeded: None) -> None:
 
 @torch.library.custom_op("onnxplug_test::by_group", mutates_args=())
 def by_group(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """What grouped_product computes, one group after the other."""
+    """The results of grouped_product, computed one group after the other."""
     result = a.new_zeros(len(a), b.shape[2])
     start = 0
     for matrix, end in zip(b, ends.tolist(), strict=True):

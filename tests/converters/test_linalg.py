@@ -126,7 +126,7 @@ def test_positive(name: str) -> None:
     check(POSITIVE[name], definite(2, 4, 4), others=[(definite(3, 7, 7),), (definite(5, 1, 1),)], dynamic=True)
 
 
-#: torch 2.13 has neither of them; torch 2.15 does.
+#: torch 2.13 has neither linalg.polar nor linalg.matrix_sqrth; torch 2.15 does.
 newer = pytest.mark.skipif(not hasattr(linalg, "polar"), reason="torch 2.13 has no linalg.polar and no matrix_sqrth")
 
 
@@ -191,7 +191,7 @@ def test_cholesky_says_where_it_fails() -> None:
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("unit", [False, True])
 def test_solve_triangular(upper: bool, left: bool, unit: bool) -> None:
-    # What the other triangle and a unit diagonal hold is not read.
+    # The elements of the other triangle, and of a unit diagonal, are not read.
     a = matrices(2, 3, 3) + 3 * torch.eye(3)
     a = torch.where(torch.ones(3, 3).triu(1).bool() != upper, a, math.nan) if upper else a
     a = a.tril() if not upper else torch.where(torch.ones(3, 3).tril(-1).bool(), math.nan, a.nan_to_num(1.0))

@@ -1,4 +1,4 @@
-"""Eigenvalues of general matrices. Their order, and the phase of a real eigenvalue's vector, are free: compared are sets, and residuals."""
+"""Eigenvalues of general matrices: order and phases of vectors are free, so sets and residuals are compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.tolerances import looser
 linalg = torch.linalg
 AUTO = torch.export.Dim.AUTO
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
-#: An error of the eigenvalues by so many times rounding, the number of rows, and the condition of the eigenvectors, is allowed
+#: The allowed error of the eigenvalues: this many times rounding, the number of rows and the eigenvectors' condition
 #: (Bauer-Fike); LAPACK's own is 5 to 15 times less than ours at most.
 _BOUND = 16
 
@@ -41,7 +41,7 @@ def results(program: onnxplug.OnnxProgram, x: Tensor) -> list[Tensor]:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest distance of two sets of numbers, each of one paired with the closest that is left of the other."""
+    """The largest distance of two sets of numbers, each number paired with the closest one left."""
     rest, worst = other.tolist(), 0.0
     for value in one.tolist():
         closest = min(rest, key=lambda number: abs(number - value))
@@ -54,9 +54,9 @@ def compare(program: onnxplug.OnnxProgram, x: Tensor, condition: float | None = 
     """Eigenvalues and vectors of a stack of matrices against eager's.
 
     Args:
-        program: What computes them.
+        program: The program that computes them.
         x: The matrices.
-        condition: How much larger than rounding the eigenvalues' errors may be; by default as their vectors say.
+        condition: How much larger than rounding the eigenvalues' errors may be; by default their vectors' condition.
     """
     values, vectors, alone = results(program, x)
     expected, their_vectors = linalg.eig(x)
@@ -150,7 +150,7 @@ def hard() -> dict[str, Tensor]:
 def test_of_hard_matrices(dtype: torch.dtype) -> None:
     for name, a in hard().items():
         x = a.to(dtype) * (0.6 + 0.8j) if dtype.is_complex else a.to(dtype)
-        # Of defective matrices, and of matrices near them, the residual alone says that they are right.
+        # For defective matrices, and for matrices near them, the residual alone shows that they are right.
         exact = name in ("jordan", "jordan_lower", "nilpotent", "lower", "permuted_triangle")
         condition = 1.0 if exact else math.inf if name in ("defective_pairs", "rank_two") else None
         compare(program_of((6, 6), dtype), x, condition)

@@ -22,7 +22,7 @@ def matrices(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
 
 
 def indefinite(n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on some diagonals, so that blocks of two and exchanges are needed; a definite one; an upper triangle that differs."""
+    """Zeros on diagonals, which need blocks of two and exchanges; a definite matrix; upper triangles that differ."""
     a = matrices(5, n, n, seed=1, dtype=dtype)
     a[1].diagonal().zero_()
     a[2].diagonal()[::2] = 0

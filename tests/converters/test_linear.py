@@ -74,7 +74,7 @@ def test_einsum_with_ellipses_of_dynamic_sizes(equation: str, shapes: Any, other
 
 @pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float16)])
 def test_linear_with_a_bias_of_another_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """torch takes one where the operand is not contiguous, and the result has the product's dtype."""
+    """torch takes such a bias where the operand is not contiguous, and the result has the product's dtype."""
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

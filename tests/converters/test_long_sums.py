@@ -20,7 +20,7 @@ MILLION = 1_000_000
 #: Weights and biases of norms.
 W = torch.tensor([2.0, -0.5])
 
-#: Where the plain form is wrong by 1e-4 to 7 times the result, and the shape of eight million numbers near 100.
+#: Functions whose plain form is wrong by 1e-4 to 7 times the result, and shapes of eight million numbers near 100.
 LONG: dict[str, tuple[Function, tuple[int, ...]]] = {
     "mean": (lambda x: (x.mean(0), x.mean(0, True)), (4 * MILLION, 2)),
     "sum": (lambda x: x.sum((0, 2), keepdim=True), (2, 1, 4 * MILLION)),

@@ -15,7 +15,7 @@ from tests.support.sampling import examples
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
-#: Each returns values; indices too where torch defines the order of equal elements (stable, or no equal ones).
+#: Functions that return values, and indices where torch defines the order of equal elements (stable, or no equal ones).
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(stable=True, dim=-1),
     "sort descending": lambda x: x.sort(stable=True, dim=-1, descending=True),
@@ -41,7 +41,7 @@ QUANTILES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def rows(dtype: torch.dtype) -> torch.Tensor:
-    """Every row of three out of the special values and two ordinary ones: [512, 3]."""
+    """Every row of three out of the special values and two ordinary numbers: [512, 3]."""
     top = torch.finfo(dtype).max
     values = [float("nan"), float("inf"), float("-inf"), top, -top, 0.0, 1.0, -2.5]
     return torch.tensor(list(itertools.product(values, repeat=3)), dtype=dtype)

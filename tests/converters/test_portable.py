@@ -1,6 +1,6 @@
-"""Portable ONNX has the plain form of each operator; ONNX Runtime's kernels get the special one. Both are right.
+"""Portable ONNX has the plain form of each operator; ONNX Runtime's kernels get the special form. Both are right.
 
-The plain form is run by ``onnxplug.reference``, the special one by ONNX Runtime; both are compared with eager PyTorch.
+The plain form is run by ``onnxplug.reference``, the special form by ONNX Runtime; both are compared with eager PyTorch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Case(NamedTuple):
         call: The function or module.
         args: Its inputs.
         plain: The operators of the portable model.
-        special: What the model for ONNX Runtime has besides or instead.
+        special: The operators that the model for ONNX Runtime has besides or instead.
         opset: Version of ai.onnx, the default one when ``None``.
     """
 
@@ -203,7 +203,7 @@ CASES: dict[str, Case] = {
     ),
     "fold": Case(lambda x: F.fold(x, (3, 3), (2, 2)), (seeded(1, 4, 4, dtype=HALF),), "Col2Im", "Cast Col2Im"),
 }  # fmt: skip
-#: Where the reference does not know the modes of the opset: shapes and types are checked.
+#: Cases of modes that the reference does not know in the opset: shapes and types are checked.
 NOT_RUN = {"grid_sample"}
 
 
@@ -277,7 +277,7 @@ def test_gaps_are_gaps(gap: runtimes.Gap) -> None:
 
 
 def test_float_is_everywhere() -> None:
-    """``computed_in`` looks nothing up for it."""
+    """``computed_in`` looks nothing up for float."""
     assert not [gap for gap in runtimes.GAPS if runtimes.FLOAT in gap.dtypes]
     for gap in runtimes.GAPS:
         assert runtimes.has_kernel(_Portable(gap.until or 23), gap.operators, runtimes.FLOAT)

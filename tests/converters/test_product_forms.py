@@ -162,7 +162,7 @@ def narrowed(y: torch.Tensor) -> torch.Tensor:
     return y.narrow(-1, 0, 32) * y.narrow(2, -32, 32)
 
 
-#: The parts with a bias are Gemms, of all rows; those without are MatMuls.
+#: The parts with a bias are Gemms, of all rows; the parts without a bias are MatMuls.
 THREE = {"Gemm": 3, "MatMul": 0, "Split": 0, "Slice": 0}
 BARE = {**THREE, "Gemm": 0, "MatMul": 3}
 UNBOUND = {"Gemm": 3, "MatMul": 2, "Split": 0, "Squeeze": 0}

@@ -1,6 +1,6 @@
 """Tensors of torch's quantised dtypes: quantised, rearranged and dequantised.
 
-What has no rule here is computed by stand-ins (contrib/onnxplug-quantized/tests/test_without_layers.py), or an error.
+Operators without a rule have stand-ins (contrib/onnxplug-quantized/tests/test_without_layers.py), or give an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = {
 }
 
 
-#: onnxplug-quantized captures its stand-ins there, and has other errors (its own tests).
+#: With torch 2.9 onnxplug-quantized captures its stand-ins, and has other errors (its own tests).
 FAKE = pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 traces no quantised tensors")
 
 

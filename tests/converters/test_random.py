@@ -1,4 +1,4 @@
-"""Random operators, by the distribution of what ONNX Runtime draws: moments, and a test after Kolmogorov and Smirnov.
+"""Random operators, by the distribution of ONNX Runtime's numbers: moments, and a test after Kolmogorov and Smirnov.
 
 The seed is fixed and the limits are wide: five standard deviations for means, a probability of 1e-6 for distributions.
 """
@@ -174,7 +174,7 @@ def test_generator_of_the_model() -> None:
 
 
 def test_many_samples_of_many_categories() -> None:
-    """A table of both would take 20 GB."""
+    """A table of samples and categories would take 20 GB."""
     weights = torch.rand(2, 50000, generator=torch.Generator().manual_seed(0))
     weights[:, ::2] = 0
     sample = draw(lambda x: torch.multinomial(x, 50000, True), weights)
@@ -191,7 +191,7 @@ def test_without_replacement() -> None:
 
 @pytest.mark.parametrize("opset", [18, 22])
 def test_draws_are_independent(opset: int) -> None:
-    """Of one element from run to run, of neighbours, and of two draws in one model."""
+    """Draws of one element from run to run, draws of neighbours, and two draws in one model."""
     program = onnxplug.to_onnx(Call(lambda x: (torch.rand(4), torch.rand(4))), (EMPTY,), opset_version=opset)
     runs = torch.stack([torch.cat(program(EMPTY)) for _ in range(2000)])
     pairs = torch.cat([runs[:-1], runs[1:]], 1)

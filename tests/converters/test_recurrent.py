@@ -111,7 +111,7 @@ def test_empty_batch(name: str) -> None:
 
 
 def test_one_node_a_layer() -> None:
-    """Also for many steps, and where the number of steps is dynamic by name."""
+    """A layer is one node also for many steps, and where the number of steps is dynamic by name."""
     steps = torch.export.Dim("steps", min=2)
     for name, op_type in (("lstm_deep_both_batch_first", "LSTM"), ("gru_deep_both", "GRU"), ("rnn_deep_both", "RNN")):
         module = layer(name)

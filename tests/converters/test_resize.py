@@ -187,7 +187,7 @@ def test_places_beyond_the_tensor_are_zero(name: str, factor: float, size: tuple
     """A factor that does not match the output size gives coordinates beyond the end, where all weights are 0.
 
     For such a place torch reads a number behind the channel and multiplies it by 0, which is NaN where foreign memory
-    holds NaN. Channels of zeros follow those compared, so that it reads those.
+    holds NaN. Channels of zeros follow the compared channels, so that torch reads zeros.
     """
     function = getattr(torch.ops.aten, name).default
 
@@ -247,7 +247,7 @@ BYTES = [
     "named", [*BYTES, {"mode": "lanczos", "antialias": True}], ids=lambda named: " ".join(map(str, named.values()))
 )
 def test_bytes_are_those_of_pytorch(named: dict[str, Any], dynamic: Any) -> None:
-    """To larger sizes, to smaller ones, to one twenty times smaller, whose weights are all small, and where factors disagree."""
+    """To larger and smaller sizes, to one twenty times smaller, with small weights alone, by factors that disagree."""
 
     def bytes_of(*shape: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(sum(shape))
@@ -306,7 +306,7 @@ DOUBLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("name", DOUBLES)
 def test_doubles_of_dynamic_sizes(name: str, opset: int) -> None:
-    """ONNX Runtime has no kernel of Resize for doubles: other nodes give what it would."""
+    """ONNX Runtime has no kernel of Resize for doubles: other nodes compute its result."""
     x, other = torch.randn(1, 2, 7, 9, dtype=torch.float64), torch.randn(1, 2, 6, 11, dtype=torch.float64)
     sizes = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
     program = check(DOUBLES[name], x, dynamic=(sizes,), others=[(other,)], opset=opset)

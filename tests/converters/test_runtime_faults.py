@@ -61,7 +61,7 @@ def run(
 
 
 def off(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: str | None) -> float:
-    """The greatest difference from doubles in PyTorch, of the greatest element."""
+    """The greatest difference from PyTorch in double, as a share of the greatest element."""
     module = model if isinstance(model, torch.nn.Module) else Call(model)
     exact = isinstance(model, torch.nn.Module)
     expected = module(*args) if exact else module(*(x.double() if x.is_floating_point() else x for x in args))
@@ -139,7 +139,7 @@ def test_every_fault_is_shown() -> None:
     assert {id(fault) for fault, _ in FAULTS.values()} == {id(fault) for fault in runtimes.FAULTS}
 
 
-#: Operators whose rule for ONNX Runtime is there for a wrong number.
+#: Operators with a rule for ONNX Runtime that avoids a wrong number.
 RULES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "clamp": (lambda x: x.clamp(min=0.0), (torch.tensor([float("inf"), -1.0]),)),
     "addmm": (lambda x, a, b: torch.addmm(x, a, b, beta=2), (noise(2, 3), torch.zeros(2, 0), torch.zeros(0, 3))),

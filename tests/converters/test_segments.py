@@ -37,7 +37,7 @@ def test_embedding_bag(mode: str, padding: int | None, opset: int) -> None:
 @pytest.mark.parametrize("padding", [None, 2])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_items_after_the_last_offset(mode: str, padding: int | None, dtype: torch.dtype) -> None:
-    """Eager excludes them from its fast sums; otherwise they belong to the last bag."""
+    """Eager excludes these items from its fast sums; otherwise they belong to the last bag."""
     table = TABLE.to(dtype)
     check(
         lambda i, o: F.embedding_bag(i, table, o, mode=mode, include_last_offset=True, padding_idx=padding),
@@ -62,7 +62,7 @@ def test_results_for_the_gradient(mode: int, padding: int, dtype: torch.dtype, l
     dynamic = ({0: torch.export.Dim.DYNAMIC}, {0: torch.export.Dim.DYNAMIC})
     other = (torch.tensor([10, 4, 11, 5]), torch.tensor([0, 1, 1, 3]))
     operators = [torch.ops.aten._embedding_bag]
-    if not last:  # the fake kernel of the other one gives a shape that eager does not
+    if not last:  # the fake kernel of the other operator gives another shape than eager
         operators.append(torch.ops.aten._embedding_bag_forward_only)
     for operator in operators:
         check(

@@ -263,7 +263,7 @@ def test_reshaping_tensors_that_may_be_empty(form: str) -> None:
 
 
 def test_sizes_of_the_call_beside_long_expressions() -> None:
-    """For the size 8, torch computes an expression of the length; the size given is used."""
+    """For the size 8, torch computes an expression of the length; the given size is used."""
 
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         padded = F.pad(x, (0, 0, 0, (8 - x.shape[1] % 8) % 8))
@@ -282,7 +282,7 @@ def test_chunks_of_a_dynamic_axis(chunks: int) -> None:
     check(lambda x: x.chunk(chunks, 1), torch.randn(3, 8), others=others, dynamic=({1: torch.export.Dim.DYNAMIC},))
 
 
-#: Strict: the test says when a release of torch 2.9 has it.
+#: Strict: the test fails once a release of torch 2.9 has it.
 LEFT = pytest.mark.xfail(
     torch.__version__.startswith("2.9."),
     strict=True,

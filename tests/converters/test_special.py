@@ -69,7 +69,7 @@ def test_negative_zero(name: str) -> None:
         check(lambda x: torch.sign(1.0 / function(x)), torch.tensor([0.0, -0.0, 0.5], dtype=dtype))
 
 
-#: Where torch's own value at 1e20 is exact enough to be compared.
+#: Functions whose values by torch at 1e20 are exact enough to be compared.
 _WIDE = {"erf", "erfc", "exp2", "i0", "i0e", "i1", "i1e", "lgamma", "gammaln", "digamma", "psi", "log_ndtr", "log1p"}
 
 

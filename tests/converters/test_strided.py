@@ -1,4 +1,4 @@
-"""Memory seen with other strides: through views, beside what the tensor itself has, after writes."""
+"""Memory seen with other strides: through views, beyond the tensor's own elements, after writes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_value_that_the_graph_lacks_is_no_element() -> None:
 
 
 def test_strides_and_offsets_of_views() -> None:
-    """They are those of the memory, not of a contiguous tensor."""
+    """Strides and offsets are those of the memory, not of a contiguous tensor."""
 
     def model(x: torch.Tensor) -> Any:
         part, turned, last = x[:, :2], x.transpose(0, 2), x[x.shape[0] - 1 :]

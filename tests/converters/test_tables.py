@@ -1,4 +1,4 @@
-"""The rule tables: every rule is for an operator that torch has, and every docstring says the operator's own schema."""
+"""The rule tables: every rule is for an operator of torch, and every docstring states the operator's own schema."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_rules_are_for_operators_of_torch() -> None:
 
 #: Operators that have no ATen schema: Python's functions on sizes, higher-order operators, and a library that tests may lack.
 WITHOUT_SCHEMA = re.compile(r"(_operator|torch|math|builtins|torchao)::|(quantized:)?\w+$")
-#: Converters for dozens of operators at once, by what the operators' arguments are.
+#: Converters for dozens of operators at once, by the kinds of the operators' arguments.
 FOR_MANY = {"partwise", "partwise_mixed", "moved", "shape_of"}
 
 

@@ -39,7 +39,7 @@ def _seeded(seeded: None) -> None:
 
 def ints(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
     numbers = torch.randint(low, high + 1, shape, dtype=dtype)
-    # Both ends are there.
+    # Both ends of the range occur.
     numbers.view(-1)[0], numbers.view(-1)[-1] = low, high
     return numbers
 
@@ -152,7 +152,7 @@ def test_shared_weights_are_stored_once() -> None:
         **{n: d for n, d in dtypes(program).items() if n.startswith("constant")},
     }
     stored = dtypes(check(Raw(-8, 7, 8), x, others=others, dynamic=DYNAMIC))
-    # The bytes are read themselves: they keep their name.
+    # The bytes themselves are read too, so they keep their name.
     assert (stored["levels"], stored["levels.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
     assert (stored["zeros"], stored["zeros.packed"]) == (ir.DataType.INT8, ir.DataType.INT4)
 
@@ -170,7 +170,7 @@ def test_replaced_weights() -> None:
     program.apply_weights(dict(other.named_buffers()))
     assert (model(x) - other(x)).abs().max() > 0.1
     torch.testing.assert_close(program(x)[0], other(x))
-    # One of them alone.
+    # A single weight is replaced.
     program.apply_weights({"levels": model.levels})
     other.levels = model.levels
     torch.testing.assert_close(program(x)[0], other(x))
@@ -341,7 +341,7 @@ def exactly(model: nn.Module, **options: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "use", "opset"), rotated(KINDS, USES, [18, 21], every=2))
 def test_activations_are_not_rounded(kind: str, use: str, opset: int) -> None:
-    """ONNX Runtime's own fusion of DequantizeLinear and MatMul would round them to bytes, a hundredth off."""
+    """ONNX Runtime's own fusion of DequantizeLinear and MatMul would round activations to bytes, a hundredth off."""
     exactly(Restored(kind, use), opset=opset)
 
 

@@ -1,7 +1,7 @@
 """Counts the writes of a process, and lets one of them fail.
 
-A *point* is a call that changes files: bytes that go to one, a new file or folder, a flush, a truncation, a new name, a removal.
-What Python buffers is written when its buffer is, as in life; at a kill it is lost.
+A *point* is a call that changes files: a write, a new file or folder, a flush, a truncation, a new name, a removal.
+Bytes that Python buffers are written when Python writes its buffer, as without faults; a kill loses them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-#: What can happen at a point: no room; the process is killed before it, or when half of the bytes are written.
+#: The faults at a point: no room; the process is killed before it, or after half of its bytes are written.
 FULL, KILLED, TORN = "full", "killed", "torn"
 FAULTS = (FULL, KILLED, TORN)
 #: The exit status of a process that was killed.
@@ -24,8 +24,8 @@ class Points:
     """The points of one action.
 
     Args:
-        number: The point at which the fault is, from 1; ``None``: there is none.
-        fault: What it is.
+        number: The number of the point with the fault, from 1; ``None``: there is no fault.
+        fault: One of :data:`FAULTS`.
     """
 
     def __init__(self, number: int | None, fault: str) -> None:
@@ -34,7 +34,7 @@ class Points:
         self.seen = 0
 
     def at(self, half: Callable[[], Any] | None = None) -> None:
-        """Comes to a point; ``half`` does a part of it."""
+        """Counts a point, and does the fault there; ``half`` writes half of the point's bytes."""
         self.seen += 1
         if self.seen != self.number:
             return
@@ -64,7 +64,7 @@ _NAMES = ("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "fsync", "f
 
 
 def install(points: Points) -> None:
-    """Makes the calls of this process, which is a fork, come to points."""
+    """Counts the calls of this process, a fork, as points."""
     kind = type("File", (_File,), {"points": points})
     originals = {name: getattr(os, name) for name in _NAMES}
     os_open = os.open
@@ -119,8 +119,8 @@ def attempt(action: Callable[[], Any], number: int | None, fault: str) -> tuple[
     """Does an action in a fork, with a fault at a point.
 
     Returns:
-        What became of it (``"done"``, ``"killed"``, or the name of the error and its message), and the points that it came to;
-        of a process that was killed those until then.
+        The outcome (``"done"``, ``"killed"``, or the name of the error and its message), and the number of points; of a
+        killed process the number until then.
     """
     reading, writing = os.pipe()
     fork = os.fork()

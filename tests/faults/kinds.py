@@ -1,4 +1,4 @@
-"""What is saved under faults: each kind of file that onnxplug writes, with what tells the old one from the new."""
+"""The kinds of files that onnxplug writes, each with a number that tells the old file from the new file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxplug_compile.cache import path_of, read_model, write_model
 
 import onnxplug
 
-#: Old and new: what the numbers of everything that is written are.
+#: The number in every old file, and in every new file.
 OLD, NEW = 1.0, 2.0
 
 
@@ -31,12 +31,12 @@ class Kind:
 
     Attributes:
         name: Its name.
-        write: Writes it into a folder, for a number.
-        read: The number that is there, ``None`` where nothing is; raises where it is a mixture or broken.
-        files: How many files there are at most once it is written again: of a process that was killed after the new model had its
-            name, a data file that no model refers to may stay.
-        prepare: What is there before anything is written: files that a save reads, folders.
-        may_drop: Whether a write that fails leaves the old one without an error: a cache.
+        write: Writes the file into a folder, for a number.
+        read: The number in the file, ``None`` where there is no file; raises where it is broken or has both numbers.
+        files: The most files after it is written again: where a process was killed after the new model had its name,
+            a data file that no model refers to may stay.
+        prepare: Makes files and folders that a write needs.
+        may_drop: Whether a failed write leaves the old file without an error, as a cache does.
     """
 
     name: str
@@ -98,7 +98,7 @@ def _model(**options: Any) -> Callable[[Path, float], Any]:
 
 
 def _changing(before: bool, after: bool) -> Callable[[Path, float], Any]:
-    """The new model has its weights beside it where the old one has not, or the other way round."""
+    """Saves the old model with external data and the new model without, or the other way round."""
     return lambda folder, value: program(value).save(
         folder / "model.onnx", external_data=before if value == OLD else after
     )
@@ -123,7 +123,7 @@ def _linked(folder: Path, value: float) -> None:
 
 
 def _weights(folder: Path) -> None:
-    """One file for each number: a model keeps those that it refers to."""
+    """A file of weights for each number, as a model keeps the files that it refers to."""
     from safetensors.torch import save_file
 
     for value in (OLD, NEW):
@@ -131,7 +131,7 @@ def _weights(folder: Path) -> None:
 
 
 def _from_files(external: str | None) -> Callable[[Path, float], Any]:
-    """A save of weights from files."""
+    """A save with weights from files."""
 
     def write(folder: Path, value: float) -> None:
         weights = folder / f"weights-{value}.safetensors"
@@ -141,13 +141,13 @@ def _from_files(external: str | None) -> Callable[[Path, float], Any]:
 
 
 def _chain(folder: Path) -> float | None:
-    """The pieces: each is whole, and the chain runs those of one save alone and says so of others."""
+    """The number of a chain: each piece is whole, and the chain runs pieces of one save alone and refuses others."""
     if not (folder / "first.onnx").exists() or not (folder / "second.onnx").exists():
         return None
     first, second = number_in(folder / "first.onnx"), number_in(folder / "second.onnx")
     assert first in (OLD, NEW)
     assert second in (OLD, NEW)
-    if not (folder / "chain.py").exists():  # it comes last
+    if not (folder / "chain.py").exists():  # chain.py is written last
         return None
     chain = runpy.run_path(str(folder / "chain.py"))
     inputs = {name: np.ones((1, 24), np.float32) for name in chain["INPUTS"]}

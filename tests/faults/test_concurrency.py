@@ -1,4 +1,4 @@
-"""Many exports in one process, in threads, and processes that save one file: as one alone."""
+"""Many exports in one process and in threads, and processes that save one file: the results are those of one alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faults.kinds import NEW, OLD, Model, number_in, program
 from tests.run.saved import age
 from tests.support.child import run_child
 
-#: Megabytes that a process may have more after 800 exports than after 200.
+#: Megabytes by which a process's memory may grow from 200 to 1000 exports.
 GROWTH = 48
 
 
@@ -61,7 +61,7 @@ def resident() -> float:
 
 
 def in_threads(*actions: Callable[[], Any]) -> list[Any]:
-    """Does actions at once; what each returned, or raised."""
+    """Does actions at the same time; returns the result of each, or the text of its error."""
     results: list[Any] = [None] * len(actions)
     start = threading.Barrier(len(actions))
 
@@ -98,7 +98,7 @@ def test_exports_in_one_process_are_equal() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_thousand_exports_in_one_process() -> None:
-    """Each is equal to the first, and memory does not grow. Not in pytest's process: it keeps every line that torch logs."""
+    """Each export equals the first, and memory does not grow. In a new process, as pytest keeps what torch logs."""
     code = "from tests.faults.test_concurrency import _exported_often; print(*_exported_often(1000))"
     child = run_child("-c", code, cwd=Path.cwd())
     assert child.returncode == 0, child.stderr
@@ -138,7 +138,7 @@ def test_threads_that_export_and_verify(tmp_path: Path) -> None:
 
 
 def test_threads_with_a_backend() -> None:
-    """Models are compiled and run in threads. Not while another thread exports: torch traces one at a time (docs/security.md)."""
+    """Models are compiled and run in threads, not beside an export: torch traces one at a time (docs/security.md)."""
     models = [Model(value).eval() for value in (0.01, 0.02, 0.03)]
     inputs = torch.ones(2, 24)
 
@@ -155,10 +155,10 @@ def test_threads_with_a_backend() -> None:
 @pytest.mark.parametrize("turns", [6, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("period", [1, 3, 0], ids=["data", "now and then", "single"])
 def test_processes_that_save_one_file(tmp_path: Path, turns: int, period: int) -> None:
-    """The file is whole at any time, with the data of its own model; a save a day later leaves no more than its files.
+    """The file is whole in the end, with the data of its own model; a save two days later leaves only its own files.
 
     Args:
-        period: The weights lie in a data file in each save, in two of three, or in none.
+        period: The weights lie in a data file in each save (1), in two of three saves (3), or in none (0).
     """
     path = tmp_path / "model.onnx"
     external = period > 0

@@ -1,4 +1,4 @@
-"""A fault at every write: what was there stays, or the new one is there whole; and a later save makes all well."""
+"""A fault at every write: the old file stays, or the new file is whole; and a later save removes the leftovers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.faults.injection import FAULTS, FULL, attempt
 from tests.faults.kinds import KINDS, NEW, OLD, Kind, pieces, program
 from tests.run.saved import age
 
-#: In the default run one of so many points is taken.
+#: In the default run one of this many points is taken.
 EVERY = 5
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> Iterator[None]:
-    """What every fork needs is made once; a collection in a fork would copy every page."""
+    """Makes in advance the programs that every fork needs; a garbage collection in a fork would copy every page."""
     torch.set_num_threads(1)
     for value in (OLD, NEW):
         program(value)
@@ -41,7 +41,7 @@ def _prepared(kind: Kind, folder: Path, before: bool) -> None:
 
 
 def _points(kind: Kind, folder: Path, before: bool) -> int:
-    """How many points a write of the new one comes to."""
+    """The number of points of a write of the new file."""
     _prepared(kind, folder, before)
     message, count = attempt(lambda: kind.write(folder, NEW), None, FULL)
     assert message == "done"
@@ -50,13 +50,13 @@ def _points(kind: Kind, folder: Path, before: bool) -> int:
 
 
 def _check(kind: Kind, folder: Path, before: bool, number: int, fault: str) -> str:
-    """One fault, and a write after it; what became of the one with the fault."""
+    """Writes with a fault, then without; returns the outcome of the write with the fault."""
     _prepared(kind, folder, before)
     message, _ = attempt(lambda: kind.write(folder, NEW), number, fault)
     result = kind.read(folder)
     where = f"{kind.name}, point {number}, {fault}: {message}"
     assert result in ((OLD, NEW) if before else (None, NEW)), where
-    if message == "done":  # what a save does at its end may fail: the model is there
+    if message == "done":  # the end of a save may fail in silence: the model is there
         assert result == NEW or kind.may_drop, where
     elif message != "killed":
         assert message.startswith("SaveError: "), where

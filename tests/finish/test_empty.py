@@ -1,4 +1,4 @@
-"""Reshapes to sizes of which one is 0 when the model runs."""
+"""Reshapes whose target has a size of 0 when the model runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""View or copy, decided by the expressions of strides, against what PyTorch does at sizes that fulfil the conditions."""
+"""View or copy, decided by the expressions of strides, against PyTorch at sizes that fulfil the conditions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxplug.torch_private import is_alias_of
 
 SIZES = (1, 2, 3, 4, 6)
 
-#: Views of a tensor of shape [a, b, 4], and what is made of them.
+#: Views of a tensor of shape [a, b, 4], and operators on the views.
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "itself": lambda x: torch.ops.aten.alias(x),
     "transposed": lambda x: x.transpose(0, 1),
@@ -98,7 +98,7 @@ def test_nothing_is_assumed_of_a_contiguous_tensor() -> None:
 
 
 def test_pieces_of_random_strides() -> None:
-    """Static sizes, axes of size 1 and repeated elements among them: the answer of torch.Tensor.view itself."""
+    """On static sizes, with axes of size 1 and repeated elements, the answer is that of torch.Tensor.view itself."""
     chance = random.Random(0)
     for _ in range(400):
         shape = [chance.choice((1, 2, 3, 4)) for _ in range(chance.randint(1, 4))]

@@ -1,4 +1,4 @@
-"""Names of outputs that are new values of inputs, and what the model writes left away."""
+"""Names of outputs that are new values of inputs, and exports that leave the new values out."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_outputs_called_after_the_inputs_that_they_renew() -> None:
 
 
 def test_a_file_with_present_names_is_verified(tmp_path: Path) -> None:
-    """The command line reads off the names which outputs are new values of inputs."""
+    """The command line recognises by the names the outputs that are new values of inputs."""
 
     def model(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         state.mul_(2)
@@ -114,7 +114,7 @@ def test_a_file_with_present_names_is_verified(tmp_path: Path) -> None:
 
 
 def test_a_value_in_the_way_of_a_present_name() -> None:
-    """A name stands once: the input's stays."""
+    """No name stands twice: the input keeps its name."""
     program = onnxplug.to_onnx(
         lambda past, present: {"past": past + present}, (torch.ones(2), torch.ones(2)), present_names=True, verify=True
     )

@@ -63,7 +63,7 @@ WITH_AXES: list[Step] = [
     lambda t, r: t.index_put_((torch.tensor([0]),), torch.tensor(3.0)),
     lambda t, r: t.cumsum_(0),
 ]
-#: These need sizes that are known.
+#: Steps that need static sizes.
 WITH_SIZES: list[Step] = [
     lambda t, r: t.squeeze() if t.dim() else t,
     lambda t, r: t.narrow(0, 0, t.shape[0] - 1) if t.dim() else t,
@@ -73,7 +73,7 @@ WITH_SIZES: list[Step] = [
     lambda t, r: t.fill_diagonal_(4) if t.dim() == 2 else t,
     lambda t, r: t.diagonal(0, 0, 1) if t.dim() > 1 else t,
 ]
-#: Of two tensors of the same shape.
+#: Steps of two tensors of the same shape.
 PAIRS: list[Pair] = [
     lambda t, u: t.copy_(u),
     lambda t, u: torch.add(t, u, out=u),
@@ -82,7 +82,7 @@ PAIRS: list[Pair] = [
     lambda t, u: [torch._foreach_add_([t, u], 1), t][1:],
     lambda t, u: torch.where(t > u, t, u),
 ]
-#: These change the tensor itself, which torch allows of no input.
+#: Steps that change the tensor object itself, which torch allows of no input.
 TURNS: list[Step] = [
     lambda t, r: t.unsqueeze_(0),
     lambda t, r: t.transpose_(0, 1) if t.dim() > 1 else t,
@@ -148,7 +148,7 @@ def program(seed: int, dynamic: bool = False) -> Callable[..., Tensors]:
 
 
 class Checked(torch.fx.Interpreter):
-    """Runs a graph and holds every value against what the graph says of it, where that doesn't depend on sizes."""
+    """Runs a graph, and compares every value's dtype, and its shape where it is static, with the graph's metadata."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         value = super().run_node(n)
@@ -161,9 +161,9 @@ class Checked(torch.fx.Interpreter):
 
 
 def compare(seed: int) -> str:
-    """``"linear"`` where our pass did it, ``"torch"`` where it gave up, ``"refused"`` where eager torch raises.
+    """``"linear"`` where our pass succeeded, ``"torch"`` where it gave up, ``"refused"`` where eager torch raises.
 
-    Both happen for writes to what is expanded.
+    Giving up and raising both happen at writes to expanded tensors.
     """
     function, inputs = program(seed), (torch.randn(3, 4), torch.randn(2, 3, 2))
     try:
@@ -180,7 +180,7 @@ def compare(seed: int) -> str:
 
 
 def hold(function: Callable[..., Tensors], traced: torch.fx.GraphModule, done: Functionalized, sets: Any) -> None:
-    """Compares a functional graph with the program on sets of inputs: results, and what the inputs hold in the end."""
+    """Compares a functional graph with the program on sets of inputs: results, and final values of the inputs."""
     assert not writes(done.graph)
     result: Any = done.graph.output_node().args[0]
     done.graph.output_node().args = ([*result, *done.mutated.values()],)
@@ -209,12 +209,12 @@ def test_random_programs(first: int, seeded: None) -> None:
     assert done.count("torch") < 6
 
 
-#: Sizes of the three symbols: those of the trace, and others.
+#: Sizes of the three symbols: the sizes of the trace, and others.
 TRACED, OTHERS = (3, 4, 2), [(5, 7, 6), (2, 8, 3), (7, 3, 9), (1, 4, 2), (3, 1, 2), (3, 4, 1)]
 
 
 def compare_dynamic(seed: int) -> tuple[str, int]:
-    """As :func:`compare`, with symbolic sizes; and how many sizes it was compared at beside those of the trace."""
+    """As :func:`compare`, with symbolic sizes; and the number of compared sizes beside the trace's."""
     function = program(seed, dynamic=True)
 
     def draw(a: int, b: int, c: int) -> tuple[torch.Tensor, ...]:

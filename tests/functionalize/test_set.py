@@ -1,4 +1,4 @@
-"""``x.set_(y)``: a tensor that is given the memory of another one, an input or buffer among them."""
+"""``x.set_(y)``: a tensor that takes the memory of another tensor, among them inputs and buffers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def in_branch(m: Model, x: torch.Tensor, y: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, replaced, lambda x, y: x + y, (x, y))
 
 
-#: What each writes.
+#: The outputs with new values of each model.
 WRITTEN: dict[Callable[..., Any], list[str]] = {
     to_input: ["x_out"],
     to_result: ["x_out"],

@@ -1,4 +1,4 @@
-"""What intervals and factors say of sizes: never more than what is so."""
+"""Conditions on sizes decided by intervals and factors: a condition that is taken to hold does hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sympy
 from onnxplug.functionalize.sizes import Sizes
 
 A, B = sympy.symbols("a b", integer=True, positive=True)
-#: Sympy settles some of these itself where sizes are known to be positive; torch's symbols of sizes are.
+#: Sympy decides some of these conditions itself where sizes are known to be positive, as torch's symbols of sizes are.
 CONDITIONS: list[tuple[Any, bool]] = [
     (sympy.Ge(A**2, A), True),
     (sympy.Gt(A * B, A), True),
@@ -51,7 +51,7 @@ def test_ranges() -> None:
 
 @pytest.mark.long
 def test_known_sizes_are_right() -> None:
-    """Random conditions: whatever is said to hold does, at every size of a grid."""
+    """Random conditions: a condition that is taken to hold does hold at every size of a grid."""
     chance = random.Random(0)
     known = 0
     for _ in range(300):

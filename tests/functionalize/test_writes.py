@@ -1,4 +1,4 @@
-"""Kinds of writes that our own pass makes functional, without a second trace: each compared with eager PyTorch."""
+"""Kinds of writes that our own pass makes functional, without a second trace: each is compared with eager PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS_AND_COLUMNS = ({0: Dim("n"), 1: Dim("m")},)
 
 
 def strategy(model: Callable[..., Any], *args: Any, dynamic: Any = None) -> str:
-    """Which way a model's writes take."""
+    """The strategy that makes a model's writes functional."""
     module = model if isinstance(model, nn.Module) else Call(model)
     shapes = (dynamic,) if dynamic is not None and isinstance(module, Call) else dynamic
     return prepare(capture(copy.deepcopy(module), args, dynamic_shapes=shapes)).strategy

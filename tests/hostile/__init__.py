@@ -1,1 +1,1 @@
-"""Hostile input: tables of bad arguments and bad files, and what judges how each is answered (see ``worker.py``)."""
+"""Hostile input: tables of bad arguments and bad files, and the judge of the answers to them (see ``worker.py``)."""

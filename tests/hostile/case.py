@@ -21,8 +21,8 @@ class Case:
         id: Its name.
         make: Makes the case's files in the current folder, which is empty, and returns a command line, or a function that is
             called. Whatever it does itself is not judged.
-        expected: The exit statuses that may be; of a function the names of the errors that may be raised, ``""`` for none.
-        words: What the message says, each of them.
+        expected: The allowed exit statuses; of a function the names of the errors that it may raise, ``""`` for none.
+        words: Words that the message must have.
         writes: Patterns of files that may come into being, below the current folder.
     """
 
@@ -61,7 +61,7 @@ def cli(
     files: Callable[[Path], Any] | None = None,
     writes: tuple[str, ...] = (),
 ) -> Case:
-    """A command line; ``m.py:make`` is the model of the case where it is named."""
+    """A case of a command line; ``m.py:make`` in it is the model of the case."""
 
     def make(folder: Path) -> Sequence[str]:
         if any("m.py" in text for text in argv):
@@ -87,7 +87,7 @@ def call(
     files: Callable[[Path], Any] | None = None,
     writes: tuple[str, ...] = (),
 ) -> Case:
-    """A call; the function takes nothing, or the current folder."""
+    """A case of a call; the function takes nothing, or the current folder."""
 
     def make(folder: Path) -> Callable[[], Any]:
         if files is not None:

@@ -79,7 +79,7 @@ def _strange() -> list[Case]:
 
 
 def _files_of_code() -> list[Case]:
-    """TARGETs that are there, and are not what they should be."""
+    """TARGETs that exist, and give no model."""
     results = [
         cli(
             "target/syntax-error",
@@ -257,7 +257,7 @@ def _files_of_code() -> list[Case]:
 
 
 def _values() -> list[Case]:
-    """Options with values that are none."""
+    """Options with invalid values."""
     inputs = {
         "no-shape": "x=float32",
         "unknown-dtype": "x=floot[2]",
@@ -449,7 +449,7 @@ def _options() -> list[Case]:
 
 
 def _destinations() -> list[Case]:
-    """What -o can't be. None is written, nor anything beside it."""
+    """Invalid destinations of -o: nothing is written there, nor beside them."""
 
     def link(folder: Path) -> None:
         os.symlink("o.onnx", folder / "o.onnx")
@@ -487,7 +487,7 @@ def _destinations() -> list[Case]:
 
 
 def _settings() -> list[Case]:
-    """A pyproject.toml that is none."""
+    """Invalid files pyproject.toml."""
     texts = {
         "not-toml": "[tool.onnxplug",
         "unknown-key": "[tool.onnxplug]\nfast = true",

@@ -74,7 +74,7 @@ def _unreadable() -> list[Case]:
 
 
 def _cut() -> list[Case]:
-    """Files that end at a boundary of their messages may be whole models; of one that is, nothing is said."""
+    """Files that end at a boundary of their messages may be whole models: the commands may accept them."""
     results = []
     for place, content in models.truncations(6):
         write = models.of_bytes(content)

@@ -1,4 +1,4 @@
-"""Bad files of weights and of programs: .safetensors, what torch.save wrote, indices, folders, .pt2, .npy."""
+"""Bad files of weights and of programs: .safetensors, files of torch.save, indices, folders, .pt2, .npy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.hostile.case import FAILED, USAGE, Case, call, cli
 
 Write = Callable[[Path], Any]
 _WEIGHTS = {"linear.weight": torch.ones(2, 4), "linear.bias": torch.ones(2)}
-#: What a pickle does where it is loaded: it leaves a file beside the case's folder.
+#: The file that a pickle leaves beside the case's folder where it is loaded.
 _TRACE = "../outside/pwned"
 
 
 class _Code:
-    """What is pickled as a call."""
+    """An object that is pickled as a call."""
 
     def __reduce__(self) -> Any:
         return os.system, (f"touch {_TRACE}",)

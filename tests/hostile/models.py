@@ -1,4 +1,4 @@
-"""Hostile .onnx files: each function writes ``bad.onnx``, and what goes with it, into a folder.
+"""Hostile .onnx files: each function writes ``bad.onnx``, and the files that go with it, into a folder.
 
 The good model of which they are made takes ``x`` and ``y`` and returns ``x @ w + b + y``, as the target of the cases does.
 """
@@ -40,7 +40,7 @@ def good() -> onnx.ModelProto:
 
 
 def changed(change: Callable[[onnx.ModelProto], Any]) -> Write:
-    """A good model that was changed."""
+    """Writes a good model after a change."""
 
     def write(folder: Path) -> None:
         model = good()
@@ -71,7 +71,7 @@ def field(key: int, content: bytes) -> bytes:
 
 
 def boundaries(content: bytes, depth: int = 4) -> list[int]:
-    """Where the fields of a message begin and end, those of the messages in it too."""
+    """The places where the fields of a message begin and end, also those of the messages in it."""
     result: set[int] = set()
 
     def walk(start: int, end: int, left: int) -> bool:
@@ -388,7 +388,7 @@ WRONG: dict[str, Callable[[onnx.ModelProto], Any]] = {
     "other-inputs": lambda m: m.graph.input.append(helper.make_tensor_value_info("more", 1, [3, 2])),
     "other-dtype": lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 11),
 }
-#: Those that are as good as a good one where nothing is run, or where the library at hand passes it over.
+#: Models that count as good where nothing is run, or where the library at hand passes over the fault.
 HARMLESS = set(
     "unsorted outputs-twice no-output input-without-type ir-version-none ir-version-9999 ir-version-negative other-outputs "
     "attribute-refers-to-nothing attribute-without-name attribute-graph-empty constant-twice no-nodes".split()
@@ -404,9 +404,9 @@ def external(
     """A model whose weight ``w`` is in another file.
 
     Args:
-        files: Makes what else is there.
-        data: What ``w.bin`` holds; ``None``: it isn't there.
-        entries: What the model says of it, ``location`` and others.
+        files: Makes the other files.
+        data: The content of ``w.bin``; ``None``: there is no such file.
+        entries: The model's entries about ``w.bin``, ``location`` and others.
     """
 
     def write(folder: Path) -> None:
@@ -548,7 +548,7 @@ NAMES: dict[str, str] = {
 
 
 def named(name: str) -> Write:
-    """A good model, but for its names: of the graph, its values, nodes, domains, metadata, and of who made it."""
+    """A good model, but for its names: of the graph, its values, nodes, domains, metadata, and of its producer."""
 
     def write(folder: Path) -> None:
         model = good()

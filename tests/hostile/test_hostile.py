@@ -1,4 +1,4 @@
-"""Every bad input has one clear answer (``case.py`` says what a case is, ``worker.py`` what is asked of the answer)."""
+"""Every bad input has one clear answer (``case.py`` describes a case, ``worker.py`` the demands on the answer)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.hostile.worker import cases
 
 CASES = cases()
-#: One of so many cases is in the default run; which, their names decide.
+#: One of this many cases is in the default run, chosen by their names.
 SAMPLED = 24
 ROOT = Path(__file__).resolve().parents[2]
 

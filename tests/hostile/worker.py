@@ -1,13 +1,13 @@
 """Runs cases, each in a fork of a process that has imported torch, and judges how they are answered.
 
 Run as a script it takes ids of cases on its standard input, and answers each with a line of JSON: the id, the problems that
-were found, the seconds and the bytes of memory. ``python -m tests.hostile.worker [PATTERN]`` runs all, or those whose id has the
-pattern, and prints the problems.
+were found, the seconds and the bytes of memory. ``python -m tests.hostile.worker [PATTERN]`` runs all cases, or the
+cases whose id has the pattern, and prints the problems.
 
-What is asked of every case: it ends within the time, in the memory, not by a signal. A command line has an exit status that the
-case expects; one error on standard error where that isn't 0; no traceback, no "did not expect"; no character that a terminal
-takes for a command. A call raises one of the errors that the case expects, with a message. Nothing outside of what the case
-names has come into being, has changed or is gone: neither in its folder, nor beside it, in the home or in the folder of
+Every case must end within the time, in the memory, not by a signal. A command line has an exit status that the case
+expects; one error on standard error where that isn't 0; no traceback, no "did not expect"; no character that a terminal
+takes for a command. A call raises one of the errors that the case expects, with a message. No file that the case does
+not name has come into being, has changed or is gone: neither in its folder, nor beside it, in the home or the folder of
 temporary files.
 """
 
@@ -36,18 +36,18 @@ from typing import Any
 from tests.hostile.case import DONE, MEMORY, SECONDS, Case
 from tests.support.forking import PRELOADED
 
-#: Address space above what the process has already: it ends a case that would take the machine down with it.
+#: Address space beyond the process's own: it ends a case that would take the machine down with it.
 _ROOM = 8 << 30
 #: The longest text of an error.
 _LONGEST = 20_000
-#: What ONNX Runtime 1.31 makes when it is imported, whoever does so.
+#: Files that ONNX Runtime 1.31 makes when it is imported, in any program.
 _OF_ONNXRUNTIME = ("tmp/.ses", "home/.cache/Microsoft/DeveloperTools")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _ERROR = re.compile(r"^(error: |Error: |╭─ Error)", re.MULTILINE)
 
 
 def snapshot(root: Path) -> dict[str, list[Any]]:
-    """All that is below a folder: links, folders, and files with the digests of what they hold."""
+    """All that is below a folder: links, folders, and files with the digests of their contents."""
     results: dict[str, list[Any]] = {}
     for place, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -65,7 +65,7 @@ def snapshot(root: Path) -> dict[str, list[Any]]:
 
 
 def _do(case: Case, root: Path, answer: Path) -> None:
-    """What the fork does; it writes what became of it to a file."""
+    """Runs the case in the fork, and writes its outcome to a file."""
     here = root / "here"
     os.chdir(here)
     os.environ.update(HOME=str(root / "home"), TMPDIR=str(root / "tmp"), COLUMNS="160", ONNXPLUG_METADATA="short")
@@ -113,7 +113,7 @@ def _called(function: Callable[[], Any]) -> dict[str, Any]:
 
 
 def judge(case: Case) -> dict[str, Any]:
-    """Runs a case, and says what is wrong with the answer."""
+    """Runs a case, and finds the problems of the answer."""
     base = Path(tempfile.mkdtemp(prefix="onnxplug-hostile-"))
     root, answer = base / "root", base / "answer"
     for name in ("here", "home", "tmp", "outside"):
@@ -151,7 +151,7 @@ def judge(case: Case) -> dict[str, Any]:
 
 
 def _await(fork: int) -> bool:
-    """Waits for a process, and ends it where it takes too long; whether it did."""
+    """Waits for a process, and ends it where it takes too long; returns whether it did."""
     descriptor = os.pidfd_open(fork)
     try:
         if select.select([descriptor], [], [], SECONDS)[0]:

@@ -1,4 +1,4 @@
-"""Calls as converters see them: they can't be changed, other calls are made of them, and what surrounds them is restored."""
+"""Calls as converters see them: unchangeable, made into other calls, and with restored surroundings."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_converter_that_declines_leaves_the_call_as_it_was(change: str) -> Non
 
 
 def test_defaults_are_not_shared_between_calls() -> None:
-    """``aten::sum.dim_IntList``'s siblings have lists as defaults."""
+    """Defaults may be lists, as those of ``aten::avg_pool2d``."""
 
     lists = 0
 
@@ -136,7 +136,7 @@ def test_defaults_are_not_shared_between_calls() -> None:
 
 
 def test_the_rules_that_remain() -> None:
-    """Each rule hands on to the next one; a rule that asks twice gets the same twice."""
+    """Each rule hands on to the next rule; a rule that asks twice gets the same result twice."""
     order: list[str] = []
 
     def named(name: str) -> Callable[..., Any]:
@@ -169,7 +169,7 @@ def test_another_operator() -> None:
 
 
 def test_a_call_that_no_rule_takes_declines() -> None:
-    """The converter that asks declines with it, and the next rule is taken."""
+    """A converter that converts such a call declines, and the next rule is taken."""
     library = torch.library.Library("calls", "DEF")
     library.define("nobody(Tensor x) -> Tensor")
     library.impl("nobody", lambda x: x.clone(), "CompositeExplicitAutograd")
@@ -197,7 +197,7 @@ def test_other_arguments() -> None:
 
 
 def test_the_value_of_another_node() -> None:
-    """A converter may look behind its arguments, and use what stands there."""
+    """A converter may look behind its arguments, and use the values there."""
 
     def of_the_source(g: Any, node: Any) -> Any:
         source = node.fx.args[0]

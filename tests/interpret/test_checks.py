@@ -1,4 +1,4 @@
-"""The check of what a converter returns: a size that torch leaves dynamic must not be a number, nor another size."""
+"""The check of a converter's results: a size that torch leaves dynamic must not be a number, nor another size."""
 
 from __future__ import annotations
 

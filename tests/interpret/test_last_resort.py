@@ -1,4 +1,4 @@
-"""The last resort: programs that torch decomposes as a whole, because of what nothing else translates or by request."""
+"""The last resort: programs that torch decomposes as a whole, where a node has no other translation or by request."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_transforms(name: str) -> None:
 
 
 def test_a_program_that_torch_exported() -> None:
-    """What is verified against is the program as it was given, not what torch made of it."""
+    """Verification compares with the program as it was given, not with torch's decomposition of it."""
     exported = torch.export.export(Call(VMAPS["plain"]), (X,), dynamic_shapes=(({0: torch.export.Dim.DYNAMIC},),))
     program = onnxplug.to_onnx(exported)
     assert program.statistics.decomposed
@@ -194,7 +194,7 @@ def test_a_decomposition_keeps_composite_operators_of_dynamic_sizes(layer: torch
 
 @pytest.mark.xfail(_IS_29, strict=True, reason="torch 2.9's decomposition of an LSTM gives states of four axes")
 def test_a_recurrent_layer_of_a_table_is_decomposed() -> None:
-    """Also step by step, where the caller asks for it."""
+    """A recurrent layer is also decomposed into steps, where the caller asks for it."""
     steps = torch.export.default_decompositions()[torch.ops.aten.lstm.input]
     table = {torch.ops.aten.lstm.input: steps}
     model = Recurrent(torch.nn.LSTM(4, 5, batch_first=True)).eval()
@@ -244,7 +244,7 @@ def test_a_range_in_which_a_condition_holds() -> None:
 
 
 def test_operators_that_nothing_translates_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is not asked where it can't help."""
+    """torch's decomposition is not tried where it can't help."""
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", None)
     with pytest.raises(MissingRuleError) as raised:
         onnxplug.to_onnx(lambda x: torch.ops.lastresort.unknown(in_halves(x)), (ROWS,), dynamic_shapes=BATCH)
@@ -262,7 +262,7 @@ def test_a_failing_decomposition_leaves_the_first_error(monkeypatch: pytest.Monk
 
 
 def test_a_refused_decomposition_leaves_no_condition_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the next one for the same sizes would find it true, and be taken with the example's branch."""
+    """Otherwise the next decomposition would find the condition true, and be taken with the example's branch."""
 
     def by_size(x: torch.Tensor) -> torch.Tensor:
         return x.exp() if x.shape[0] > 2 else x.sin()
@@ -280,7 +280,7 @@ def gelu_by_sigmoid(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 
 def test_a_table() -> None:
-    """The function given is what is exported, and the rule of the operator is not asked."""
+    """The given function is exported, and the operator's rule is not used."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).eval()
     table = {torch.ops.aten.gelu.default: gelu_by_sigmoid}
     program = onnxplug.to_onnx(model, (X,), dynamic_shapes=BATCH, decompositions=table)
@@ -315,14 +315,14 @@ def test_torchs_own_table() -> None:
     ],
 )
 def test_tables_that_are_refused(table: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found before the model is captured."""
+    """The error comes before the model is captured."""
     monkeypatch.setattr("onnxplug.pipeline.capture_model", None)
     with pytest.raises(UsageError, match=message):
         onnxplug.to_onnx(lambda x: x, (X,), decompositions=table)
 
 
 def test_a_rule_of_the_call_is_not_decomposed_away() -> None:
-    """Torch's whole table, tried last, leaves alone what a rule from outside claims."""
+    """torch's whole table, tried last, leaves alone the operators of rules from outside."""
 
     def convert(g: Any, node: Any) -> Any:
         return g.op.HardSwish(node.args[0])
@@ -341,7 +341,7 @@ def _broadcast_first(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_decomposition_that_holds_for_a_size_of_1_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In words of our own: torch's ranges refuse to be empty."""
+    """The error has words of our own: torch's ranges refuse to be empty."""
     library = torch.library.Library("last_resort", "FRAGMENT")
     library.define("first(Tensor x, Tensor y) -> Tensor")
     library.impl("first", _broadcast_first, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""Dtypes that do not match: what eager PyTorch refuses is refused with its message; what it runs is exported."""
+"""Dtypes that do not match: calls that eager PyTorch refuses are refused with its message; other calls are exported."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_calls_that_eager_runs_are_exported(name: str) -> None:
 
 
 def test_a_number_is_refused_and_others_are_not() -> None:
-    """A call says nothing of another one of the same dtypes."""
+    """The refusal of a call does not concern another call of the same dtypes."""
     with pytest.raises(OnnxplugError, match=r"(?i)integers to (a )?negative"):
         onnxplug.to_onnx(Call(lambda x: x**-1), (r(3, dtype=LONG),))
     check(lambda x: x**2, r(3, dtype=LONG), others=[(r(3, dtype=LONG) - 2,)])

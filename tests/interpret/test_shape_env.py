@@ -1,4 +1,4 @@
-"""Traces of single operators leave what torch knows of a program's sizes as it was."""
+"""Traces of single operators leave torch's knowledge of a program's sizes as it was."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_example_of_0_or_1_stands_for_larger_ones(size: int) -> None:
 
 
 def test_questions_about_strides_are_kept() -> None:
-    """The example's matrix is square, so that its transpose has strides of a kind; no size is 3 for what comes later."""
+    """The example's matrix is square, so that its transpose has strides of a kind; later nodes take no size for 3."""
     x = fake(3, 3)
     env = x.fake_mode.shape_env
 

@@ -1,4 +1,4 @@
-"""A file that was exported, run by ONNX Runtime and compared with the model in eager PyTorch."""
+"""The comparison of an exported file, run by ONNX Runtime, with the model in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxplug.verification.compare import compare
 
 
 def assert_same(file: str | Path, model: Any, *examples: Sequence[Any]) -> None:
-    """The file computes what the model does.
+    """Asserts that the file computes the model's results.
 
     Args:
         file: The ONNX file.

@@ -18,7 +18,7 @@ def render(measured: Mapping[Library, Mapping[str, dict[str, Outcome]]]) -> str:
     """The page.
 
     Args:
-        measured: By library and way, the outcome of each test; nothing where a way is missing.
+        measured: By library and way, the outcome of each test; empty where a way is missing.
     """
     tables = {library: exporting(dict(outcomes)) for library, outcomes in measured.items()}
     lines = [

@@ -22,9 +22,9 @@ from tests.libraries.ways import WAYS
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "out/libraries"
 PAGE = ROOT / "docs/libraries.md"
-#: Of a test, and of a process: all the tests of a library with one exporter.
+#: Time limits of a test, and of a process, which runs all the tests of a library with one exporter.
 SECONDS_OF_TEST, SECONDS_OF_PROCESS = 240, 3600
-#: What pip asks of source distributions before it hands them over.
+#: Build backends that pip needs to download source distributions.
 BACKENDS = (
     "hatchling",
     "pdm-backend",
@@ -40,11 +40,11 @@ _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one test with one exporter.
+    """The outcome of one test with one exporter.
 
     Attributes:
-        outcome: ``passed``, ``failed``, ``skipped``, or ``ended`` where its process did before it.
-        exports: How many exports it asked for.
+        outcome: ``passed``, ``failed``, ``skipped``, or ``ended`` where the process ended first.
+        exports: The number of exports that the test asked for.
         reason: The message of a failure.
     """
 
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def fetch(library: Library) -> Path:
-    """The folder of a library's unpacked source distribution; what it needs lies in ``packages`` beside it."""
+    """The folder of a library's unpacked source distribution; its further projects lie in ``packages`` beside it."""
     folder = OUT / library.name
     source = folder / f"source-{library.version}"
     if source.is_dir():
@@ -78,7 +78,7 @@ def fetch(library: Library) -> Path:
 
 
 def measure(library: Library, way: str) -> None:
-    """Runs what exercises a library's exports with one exporter, and keeps the outcomes."""
+    """Runs the tests of a library's exports with one exporter, and keeps the outcomes."""
     source = fetch(library)
     folder = OUT / library.name
     outcomes = _file(library, way)
@@ -115,7 +115,7 @@ def _file(library: Library, way: str) -> Path:
 
 
 def read(file: Path) -> dict[str, Outcome]:
-    """The outcomes in a file, by test: the last line of each counts."""
+    """The outcomes in a file, by test: any line replaces ``ended``, and ``failed`` replaces any line."""
     results = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -126,7 +126,7 @@ def read(file: Path) -> dict[str, Outcome]:
 
 
 def exporting(outcomes: dict[str, dict[str, Outcome]]) -> dict[str, dict[str, Outcome]]:
-    """The tests that ask for an export, each with its outcome in every way; by test, then by way."""
+    """The tests that ask for an export in some way, with their outcomes by way."""
     absent = Outcome("absent", 0, "its process ended before it")
     names = dict.fromkeys(name for of_way in outcomes.values() for name in of_way)
     rows = {name: {way: outcomes[way].get(name, absent) for way in outcomes} for name in names}
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def outcomes_of(library: Library) -> dict[str, dict[str, Outcome]]:
-    """The outcomes that are kept, by way and test; nothing where a way was not measured."""
+    """The outcomes that are kept, by way and test; empty where a way was not measured."""
     files = {way: _file(library, way) for way in WAYS}
     return {way: read(file) for way, file in files.items()} if all(file.is_file() for file in files.values()) else {}
 

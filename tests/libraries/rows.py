@@ -11,15 +11,15 @@ CALLS = Path(__file__).parent / "calls"
 
 @dataclass(frozen=True)
 class Library:
-    """A library, and what exercises its exports.
+    """A library, and the tests of its exports.
 
     Attributes:
         name: The project on PyPI.
         version: The release whose source distribution is unpacked.
         needs: Further projects, pinned, that are installed without their own dependencies.
         folder: Where the packages are within the source distribution.
-        tests: Paths of tests within the source distribution; none: a file of ``calls`` named after the library.
-        chosen: The expression for pytest's ``-k`` that chooses among those tests.
+        tests: Paths of tests within the source distribution; may be none where ``calls`` has a file for the library.
+        chosen: The expression for pytest's ``-k`` that chooses among the tests of the source distribution.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Library:
 
     @property
     def calls(self) -> Path:
-        """The file with calls of the library's entry points; it need not be there."""
+        """The file with calls of the library's entry points; it may be absent."""
         return CALLS / f"exports_of_{self.module}.py"
 
 

@@ -1,4 +1,4 @@
-"""The measurement of libraries, on a library made for it: what each exporter does, what is counted, and the page."""
+"""The measurement of libraries, on a library made for the test: the exporters, the counts and the page."""
 
 from __future__ import annotations
 

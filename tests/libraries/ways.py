@@ -1,8 +1,8 @@
 """Runs the tests of a library with one exporter in the place of ``torch.onnx.export``.
 
 ``python -m tests.libraries.ways WAY FILE ROOT ARGUMENTS``, from the root of this checkout, runs pytest with the arguments in the folder
-ROOT. It appends lines of JSON to the file: the outcome of a test, with the number of exports that it asked for. Before it ends, that is
-``ended``, which stays where a crash or a time limit ends the process.
+ROOT. It appends lines of JSON to the file: the outcome of a test, with the number of exports that it asked for.
+Until the test ends, the outcome is ``ended``, which stays where a crash or a time limit ends the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.vision_kernels import define_vision_kernels
 
-#: The exporters: torch's of old, torch's own, and ours in the place of the one that the library calls.
+#: The exporters: torch's older exporter, torch's own, and ours in the place of the exporter that the library calls.
 WAYS = ("dynamo=False", "dynamo=True", "onnxplug")
 
 
@@ -42,7 +42,7 @@ class Recorder:
     """A plugin of pytest that counts exports, and writes outcomes.
 
     Attributes:
-        exports: How many exports the test that runs asked for.
+        exports: The number of exports that the running test asked for.
         in_place: Puts torch's function back at its end.
     """
 
@@ -75,18 +75,18 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """A test starts, runs and ends."""
+        """Resets the count, and notes that the test has begun."""
         self.exports, self._test = 0, item.nodeid
         self._write("ended", "its process ended before it")
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """The outcome of a test, or of what is before and after it where that failed."""
+        """Writes the outcome of a test, or of a setup or teardown that did not pass."""
         if report.when == "call" or report.outcome != "passed":
             self._write(report.outcome, _reason(report))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported."""
+        """Writes the error of a file that cannot be imported."""
         if report.failed:
             self._test = report.nodeid
             self._write("failed", str(report.longrepr).strip().splitlines()[-1])

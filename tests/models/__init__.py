@@ -1,1 +1,1 @@
-"""Every architecture of transformers, timm and torchvision: small ones of each, exported and compared."""
+"""Every architecture of transformers, timm and torchvision: small models of each, exported and compared."""

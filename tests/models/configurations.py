@@ -1,4 +1,4 @@
-"""Small configurations of transformers' architectures: by the names of their settings, and the few that need their own."""
+"""Small configurations of transformers' architectures: by the names of settings, and some architectures' own."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ _SMALL: tuple[tuple[str, Any], ...] = (
     ("num_mel_bins", 16),
 )
 _LAYERS = frozenset(("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
-#: Small enough as they are, and of sizes that depend on each other.
+#: Model types whose configurations are small as they are, with sizes that depend on each other.
 _AS_THEY_ARE = frozenset(
     "convnext convnextv2 efficientnet hiera levit mobilevitv2 swin swinv2 donut-swin hgnet_v2 resnet rt_detr_resnet "
     "d_fine deimv2 rt_detr rt_detr_v2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_mobile_det pp_ocrv5_server_det "
     "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv5_mobile_rec pp_ocrv5_server_rec slanet efficientloftr swin2sr "
     "mask2former data2vec-vision superglue timm_wrapper gemma3n_vision maskformer-swin edgetam edgetam_vision_model".split()
 )
-#: What the names don't tell, by model type, or by kind and model type.
+#: Settings that the names don't decide, by model type, or by kind and model type.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "conditional_detr": {**PLAIN_BACKBONE, "backbone_config": LAST_STAGE},
     "dab-detr": {**PLAIN_BACKBONE, "backbone_config": LAST_STAGE},
@@ -182,7 +182,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             "max_position_embeddings": 128,
         },
     },
-    "clvp_encoder": {"hidden_size": 128, "projection_dim": 32},  # a head turns 32 at least
+    "clvp_encoder": {"hidden_size": 128, "projection_dim": 32},  # at least 32 features of a head are rotated
     "clvp": {"projection_dim": 32},
     "audioflamingo3_encoder": {"max_source_positions": 40},
     "fun_asr_nano": {
@@ -240,7 +240,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "num_queries": 8,
         "group_detr": 1,
     },
-    "timesfm2_5": {"context_length": 512},  # 16384 are 512 patches, one Python loop each
+    "timesfm2_5": {"context_length": 512},  # 16384 are 512 patches, with a Python loop for each
     "rf_detr": {"num_queries": 5},
     "grounding-dino": {"num_queries": 10, "backbone_config": WIDE_SWIN},
     "mm-grounding-dino": {"num_queries": 10, "backbone_config": WIDE_SWIN},
@@ -465,11 +465,11 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8, "input_size": 32, "max_2d_position_embeddings": 200},
     "audio-spectrogram-transformer": {"max_length": 80, "num_mel_bins": 32},
     "align_vision_model": {"initializer_range": 0.02},  # 55 convolutions: larger weights lose all digits
-    "glpn": {"initializer_range": 0.02},  # of larger weights, sigmoids below 1e-7, which ONNX Runtime's kernel rounds
+    "glpn": {"initializer_range": 0.02},  # larger weights give sigmoids below 1e-7, which ONNX Runtime's kernel rounds
     "whisper": {"max_source_positions": 40},
     "wav2vec2-bert": {"vocab_size": VOCABULARY},
     "wav2vec2-conformer": {"vocab_size": VOCABULARY},
-    "speecht5": {"speech_decoder_prenet_dropout": 0.0},  # it drops in evaluation too
+    "speecht5": {"speech_decoder_prenet_dropout": 0.0},  # the dropout is active in evaluation too
     "slanext_vision": {"output_channels": 256},  # its neck takes no other number
     "vits": {"use_stochastic_duration_prediction": False, "noise_scale": 0.0},
     "dbrx": {
@@ -501,7 +501,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
     "nemotron3_5_transcribe_word_timestamp": {"num_key_value_heads": 4},
-    "nemotron3_diarization_audio": {"num_key_value_heads": 4},  # its values have the heads of queries
+    "nemotron3_diarization_audio": {"num_key_value_heads": 4},  # values have as many heads as queries
     "neucodec": FEW_FILTERS,
     "xcodec2": FEW_FILTERS,
     **dict.fromkeys((f"pocket_tts_audio_tokenizer{half}" for half in ("", "_encoder", "_decoder")), FEW_LATENTS),
@@ -556,7 +556,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, Any]:
-    """The settings of a configuration that is like another one, and small.
+    """The settings of a small configuration that is like another configuration.
 
     Args:
         config: The class, or an instance of it with its default settings.
@@ -585,7 +585,7 @@ def small_settings(config: Any, model_type: str, kind: str = "") -> dict[str, An
         elif isinstance(value, list) and name in ("layer_types", "mlp_layer_types") and value:
             each = list(dict.fromkeys(value))
             results[name] = (each * layers)[:layers] if name == "mlp_layer_types" else (kinds * layers)[:layers]
-        elif isinstance(value, Mapping) and "mrope_section" in value:  # of half a head, or of the part that turns
+        elif isinstance(value, Mapping) and "mrope_section" in value:  # half a head, or half its rotated part
             half = int(results.get("head_dim", 8) * value.get("partial_rotary_factor", 1)) // 2
             results[name] = {**value, "mrope_section": [half - half // 3 * 2, half // 3, half // 3]}
     if settings.get("kv_lora_rank"):  # latent attention has as many heads of keys as of queries

@@ -1,4 +1,4 @@
-"""Small transformers of diffusers, and how its models are written down."""
+"""Small transformers of diffusers, and the description of a model of diffusers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.models.small import Small
 
-#: Settings of every model whose class has them.
+#: Settings of the models whose classes have them.
 COMMON: Mapping[str, Any] = {
     **dict.fromkeys(
         """num_layers num_single_layers num_single_dit_layers num_mmdit_layers num_refiner_layers mmdit_layers num_text_blocks
@@ -51,7 +51,7 @@ _IDS_OF_4 = "img_ids: tokens 4; txt_ids: text 4"
 def row(
     name: str, *inputs: str, sizes: Mapping[str, int] = {}, constants: Mapping[str, Any] = {}, **settings: Any
 ) -> tuple[str, Small]:
-    """A model by the name of its class; attention over all pixels of a film needs few, as sizes of four times these are drawn."""
+    """A model by its class name; films are small: attention is over all pixels, and four times the sizes are drawn."""
     if any("frames 4 height" in text or "frames height" in text for text in inputs):
         sizes = {"height": 4, "width": 6, **sizes}
     return name, Small(f"diffusers:{name}", "; ".join(inputs), settings, sizes, constants)

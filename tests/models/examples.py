@@ -1,4 +1,4 @@
-"""A small model with its inputs, other sizes of them, and which of the sizes are dynamic."""
+"""A small model with its inputs, inputs of other sizes, and the dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Example(NamedTuple):
     """A small model with random weights, its arguments and their dynamic dimensions.
 
     Attributes:
-        eager: What the export is compared with where that isn't ``module``.
-        more: What it is compared on, where random sizes and values won't do.
-        narrow: The same with images of the model's own size, where ``args`` or ``kwargs`` have images of another.
+        eager: The model to compare with, where it isn't ``module``.
+        more: Further calls to compare on, where random sizes and values won't do.
+        narrow: The example with images of the model's own size, where ``args`` or ``kwargs`` have images of another.
         plugins: The packages of contrib/ that belong to its library.
     """
 
@@ -46,7 +46,7 @@ class Example(NamedTuple):
 
 
 def fixed(example: Example, names: Collection[str] | None = None) -> Example:
-    """The same with the example's sizes along dimensions of these names, or along all."""
+    """The example with static sizes along the dimensions of these names, or along all."""
     if names is None:
         kept = None
     elif isinstance(example.dynamic, Mapping):
@@ -59,7 +59,7 @@ def fixed(example: Example, names: Collection[str] | None = None) -> Example:
 
 
 def numbered(example: Example) -> Example | None:
-    """With sizes of images as Python numbers, by which models crop and split; ``None`` where there are none."""
+    """The example with image sizes as Python numbers, by which models crop and split; ``None`` where it has none."""
     if _SIZES_OF_IMAGES not in example.kwargs:
         return None
 
@@ -77,7 +77,7 @@ def numbered(example: Example) -> Example | None:
 
 
 def _without(axes: Any, names: Collection[str]) -> Any:
-    """The dynamic dimensions of an argument, a nested one too, but for those of these names."""
+    """The dynamic dimensions of an argument, also of a nested one, without the dimensions of these names."""
     if isinstance(axes, Mapping):
         return {axis: kept for axis, name in axes.items() if (kept := _without(name, names)) is not None}
     if isinstance(axes, list | tuple):
@@ -107,9 +107,9 @@ def sizes(example: Example, call: Call) -> dict[str, int]:
 
 
 def widened(example: Example) -> Example:
-    """With dynamic heights and widths, where the model has images and takes them in other sizes.
+    """The example with dynamic heights and widths, where the model takes images of other sizes.
 
-    The images are larger than the model's own size, where many a model has a branch that other sizes don't take, and not square.
+    The images are not square, and larger than the model's own size, at which many models take a branch of their own.
     """
     if not example.dynamic or example.more:
         return example
@@ -148,7 +148,7 @@ def _drawn(example: Example, batch: int, sides: tuple[int, int]) -> Call:
 
 
 def _like(x: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Of its kind and range."""
+    """A tensor of this shape, of the kind and range of another."""
     if x.is_floating_point():
         return torch.rand(shape) * x.max() if x.min() >= 0 else torch.randn(shape) * x.std()
     return torch.randint(int(x.min()), int(x.max()) + 1, shape).to(x.dtype)

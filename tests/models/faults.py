@@ -1,4 +1,4 @@
-"""What the error of an outcome comes from."""
+"""The origins of the errors of outcomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.models.measure import Outcome
 
-#: Texts of errors, and what they come from: the first line that fits.
+#: Patterns of errors' texts, and the origins of the errors: the first pattern that matches counts.
 _TEXTS = (
     (
         r"Failed to export the model with torch\.export|step 1/3|GuardOnDataDependent|ConstraintViolation",

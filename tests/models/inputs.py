@@ -1,4 +1,4 @@
-"""Inputs of the architectures of transformers: by the names of the parameters of ``forward``, and the few models that need others."""
+"""Inputs of transformers' architectures: by the names of ``forward``'s parameters, for a few models by functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Inputs = tuple[dict[str, torch.Tensor], dict[str, dict[int, str]]]
 #: An input, and its dynamic dimensions by axis.
 Input = tuple[torch.Tensor, dict[int, str]]
 
-#: Inputs that a kind of models gets beside those that ``forward`` requires, where it has them.
+#: Inputs of a kind of models beside the required parameters of ``forward``, where ``forward`` has them.
 _GIVEN: Mapping[str, tuple[str, ...]] = {
     "causal": ("input_ids",),
     "masked": ("input_ids",),
@@ -68,7 +68,7 @@ def draw_inputs(model: nn.Module, config: Any, model_type: str, kind: str) -> In
     ]
     inputs = {name: _BY_NAME[name](config) for name in names}
     if kind == "classification" and getattr(config, "is_encoder_decoder", False):
-        inputs["input_ids"][0][:, -1] = config.eos_token_id  # of which the class is read
+        inputs["input_ids"][0][:, -1] = config.eos_token_id  # the token whose state is classified
     return {name: value for name, (value, _) in inputs.items()}, {name: axes for name, (_, axes) in inputs.items()}
 
 
@@ -163,7 +163,7 @@ _BY_NAME: Mapping[str, Callable[[Any], Input]] = {
 
 
 def _written(inputs: str, **sizes: int) -> Callable[[Any], Inputs]:
-    """As :class:`tests.models.small.Small` has them."""
+    """Inputs as :class:`tests.models.small.Small` describes them."""
     return lambda config: draw_arguments(Small("", inputs, sizes=sizes))
 
 
@@ -173,14 +173,14 @@ def _text(config: Any) -> Inputs:
 
 
 def _prefixed_text(config: Any) -> Inputs:
-    """With the tokens of the prefix, which sees all of itself."""
+    """Text with token types of a prefix, which attends to all of itself."""
     inputs, axes = _text(config)
     kinds = (torch.arange(9) > 5).long().repeat(2, 1)
     return {**inputs, "token_type_ids": kinds}, {**axes, "token_type_ids": axes["input_ids"]}
 
 
 def _text_pair_and_mask(config: Any) -> Inputs:
-    """These make a mask themselves, but not while torch.export traces them."""
+    """Two texts and a mask, for models that make a mask themselves, but not while torch.export traces them."""
     mask = (torch.arange(9)[None] < torch.tensor([[9], [6]])).long()
     text, axes = {0: "batch", 1: "sequence"}, {0: "batch", 1: "target"}
     inputs = {"input_ids": _ids(2, 9), "decoder_input_ids": _ids(2, 7), "attention_mask": mask}
@@ -234,7 +234,7 @@ def _films(config: Any) -> Inputs:
 
 
 def _masked_films(config: Any) -> Inputs:
-    """As many tubes of patches are hidden in each film."""
+    """Films with an equal number of hidden tubes of patches."""
     inputs, axes = _films(config)
     tubes = config.num_frames // config.tubelet_size * (config.image_size // config.patch_size) ** 2
     hidden = (torch.arange(tubes) % 3 > 0).repeat(2, 1)
@@ -242,7 +242,7 @@ def _masked_films(config: Any) -> Inputs:
 
 
 def _hidden_by_noise(config: Any) -> Inputs:
-    """Patches are hidden in the order of the noise, which the model draws otherwise."""
+    """Noise that decides which patches are hidden; without it the model draws noise itself."""
     image, axes = _picture(config)
     patches = (config.image_size // config.patch_size) ** 2
     return {"pixel_values": image, "noise": torch.rand(2, patches)}, {"pixel_values": axes, "noise": {0: "batch"}}
@@ -266,7 +266,7 @@ def _masked_choices(config: Any) -> Inputs:
 
 
 def _mel_of_length(length: int, *more: str) -> Callable[[Any], Inputs]:
-    """Mel bins before frames, the number of which is the model's; with what a decoder takes."""
+    """Mel bins before ``length`` frames, and the inputs ``more``, such as a decoder's."""
 
     def draw(config: Any) -> Inputs:
         inputs = {"input_features": torch.randn(2, config.num_mel_bins, length)}
@@ -287,12 +287,12 @@ def _longer_waveform(config: Any) -> Inputs:
 
 
 def _blocks_of_sound(config: Any) -> Inputs:
-    """Two blocks of samples, which the model asks for."""
+    """Two blocks of samples, as the model requires."""
     return {"input_values": torch.randn(2, 3840)}, {"input_values": {0: "batch"}}
 
 
 def _channel_of_sound(config: Any) -> Inputs:
-    """What a codec takes: channels before samples."""
+    """The input of a codec: channels before samples."""
     return {"input_values": torch.randn(2, 1, 3200)}, {"input_values": {0: "batch", 2: "samples"}}
 
 
@@ -339,7 +339,7 @@ def _frames_and_text(width: Callable[[Any], int]) -> Callable[[Any], Inputs]:
 
 
 def _series(config: Any) -> Inputs:
-    """The past, and what is known of the future."""
+    """The past of a series, and the values and features of its future."""
     past, ahead = config.context_length + max(config.lags_sequence), config.prediction_length
     inputs = {
         "past_values": torch.rand(2, past) + 0.5,
@@ -381,14 +381,14 @@ def _classes_and_task(config: Any) -> Inputs:
 
 
 def _masked_mel(config: Any) -> Inputs:
-    """Mel bins before frames, the number of which is the model's, and how many of them are of the sound."""
+    """Mel bins before frames, of a number that the model fixes, with a mask of the frames of sound."""
     mask = (torch.arange(80)[None] < torch.tensor([[80], [60]])).long()
     inputs = {"input_features": torch.randn(2, config.num_mel_bins, 80), "input_features_mask": mask}
     return inputs, {name: {0: "batch"} for name in inputs}
 
 
 def _frames(width: Callable[[Any], int], name: str = "input_features", masked: bool = False) -> Callable[[Any], Inputs]:
-    """Frames of a width, with which of them are of the sound where the model asks for that."""
+    """Frames of a width, with a mask of the frames of sound where ``masked``."""
 
     def draw(config: Any) -> Inputs:
         axes = {0: "batch", 1: "frames"}
@@ -401,7 +401,7 @@ def _frames(width: Callable[[Any], int], name: str = "input_features", masked: b
 
 
 def _muted(config: Any) -> Inputs:
-    """Frames of mel bins, with which of them are padding."""
+    """Frames of mel bins, with a mask of the padding."""
     inputs, axes = _frames(lambda config: config.input_feat_size, "audio_mel", masked=True)(config)
     return inputs | {"audio_mel_mask": ~inputs["audio_mel_mask"]}, axes
 

@@ -23,7 +23,7 @@ from tests.models.unets import AUTOENCODERS, CONTROLNETS, UNETS
 from tests.support.vision_kernels import define_vision_kernels
 from tests.support.zoo import stirred
 
-#: The kinds, each with its models by name.
+#: The kinds, which are libraries, each with its models by name.
 OTHERS: Mapping[str, Mapping[str, Small]] = {
     "diffusers": {**TRANSFORMERS, **UNETS, **CONTROLNETS, **AUTOENCODERS},
     "open_clip": OPEN_CLIP,
@@ -32,7 +32,7 @@ OTHERS: Mapping[str, Mapping[str, Small]] = {
     "kornia": KORNIA,
     "ultralytics": ULTRALYTICS,
 }
-#: The packages of contrib/ that belong to them.
+#: The packages of contrib/ that belong to each kind.
 PLUGINS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
     "diffusers": ("onnxplug-transformers", "onnxplug-diffusers"),
     **dict.fromkeys(list(OTHERS)[1:], ("onnxplug-torchvision",)),
@@ -40,7 +40,7 @@ PLUGINS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
 _KINDS_OF_NUMBERS = ("mask", "image", "flags")
 PACKAGES = Path(__file__).resolve().parents[2] / "out/models-packages"
 _PINNED = {library.module: (f"{library.name}=={library.version}", *library.needs) for library in LIBRARIES}
-#: What lies in a kind's folder: projects of PyPI, installed without their dependencies.
+#: The projects of PyPI in a kind's folder, installed without their dependencies.
 PROJECTS: dict[str, tuple[str, ...]] = {
     **{kind: _PINNED[kind] for kind in OTHERS if kind in _PINNED},
     "diffusers": ("diffusers==0.42.1", "importlib_metadata==10.2.0", "zipp==4.1.2"),
@@ -82,7 +82,7 @@ def other_model(kind: str, name: str) -> tuple[nn.Module, dict[str, Any], dict[s
 
 
 def draw_arguments(small: Small) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of a small model, and the dynamic dimensions of each by axis; ``None`` of what is no tensor."""
+    """Arguments of a small model, and the dynamic dimensions of each by axis; ``None`` for constants."""
     arguments: dict[str, Any] = dict(small.constants)
     dynamic: dict[str, Any] = tree_map(lambda _: None, dict(small.constants))
     for part in small.inputs.split(";"):
@@ -93,7 +93,7 @@ def draw_arguments(small: Small) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _size(word: str, sizes: Mapping[str, int]) -> int:
-    """``8*height``, ``height`` or ``4``."""
+    """The size that ``8*height``, ``height`` or ``4`` stands for."""
     factor, _, name = word.rpartition("*")
     return int(factor or 1) * (int(name) if name.isdigit() else {**SIZES, **sizes}[name])
 

@@ -27,13 +27,13 @@ class WithoutList(nn.Module):
 def _without(results: Mapping[str, Any], place: list[str]) -> dict[str, Any]:
     name, *inner = place
     kept = dict(results)
-    left_out = kept.pop(name, None)  # transformers 5.24 returns none with some
+    left_out = kept.pop(name, None)  # transformers 5.24 returns no list with some models
     if inner and isinstance(left_out, Mapping):
         kept[name] = _without(left_out, inner)
     return kept
 
 
-#: The result that such a model is measured without, by its class. Of SmolVLM it is one of the encoder's results.
+#: The result without which a model is measured, by the model's class; for SmolVLM it is a result of the encoder.
 LISTS: Mapping[str, str] = {
     **dict.fromkeys(
         (

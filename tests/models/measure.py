@@ -36,7 +36,7 @@ from tests.support.contrib import plugged
 from tests.support.vision import define_vision_schemas
 from tests.support.zoo import stirred
 
-#: Kinds of models of transformers, and its tables of them.
+#: Kinds of models of transformers, each with the names of its tables in transformers.
 TABLES = {
     "causal": ("CAUSAL_LM",),
     "masked": ("MASKED_LM",),
@@ -69,7 +69,7 @@ TABLES = {
 _TEXT = ("causal", "masked", "seq2seq")
 #: All kinds.
 KINDS = (*TABLES, "timm", "torchvision", *OTHERS)
-#: The exporters: onnxplug, ``torch.onnx.export(dynamo=True)``, and transformers' own, which patches the former.
+#: The exporters: onnxplug, ``torch.onnx.export(dynamo=True)``, and transformers' own, which patches torch's.
 EXPORTERS = ("onnxplug", "torch.onnx", "OnnxExporter")
 
 
@@ -89,19 +89,19 @@ class Architecture(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of an architecture.
+    """The outcome of an architecture's measurement.
 
     Attributes:
         status: ``pass``; ``unfit`` (no small model of it runs in PyTorch); ``capture`` (it can't be captured); ``convert``
             (refused after capture; the others' refusals are all of this kind); ``wrong`` (another result than PyTorch);
             ``error``. The parent adds ``crash`` and ``timeout``.
-        detail: The error's first lines; where a way round was needed, those of the error without it.
-        seconds: How long the export took.
-        nodes: How many the model has, those of its subgraphs and functions among them.
+        detail: The error's first lines; where a way round was needed, the first lines of the plain call's error.
+        seconds: The time of the export.
+        nodes: The number of the model's nodes, with the nodes of its subgraphs and functions.
         way: The way round: ``plugins``, ``torch.jit.trace`` or neither, then which sizes are static where not all can be dynamic;
             empty where the plain call was enough.
-        dynamic: The names of the dynamic dimensions, of those that eager PyTorch takes in other sizes.
-        commit: Of the checkout that measured it; the parent's.
+        dynamic: The names of the dynamic dimensions, among the dimensions that eager PyTorch takes in other sizes.
+        commit: The commit of the checkout that measured it; the parent adds it.
     """
 
     status: str
@@ -138,7 +138,7 @@ def architectures() -> Iterator[Architecture]:
 
 
 def small_model(architecture: Architecture) -> Example:
-    """A small model of an architecture, and how to call it."""
+    """A small model of an architecture, with its inputs."""
     define_vision_schemas()
     if architecture.kind in TABLES:
         return widened(_transformer(architecture))
@@ -158,10 +158,10 @@ def _transformer(architecture: Architecture) -> Example:
     model_class = getattr(transformers, architecture.model)
     text, known = config.get_text_config(decoder=True), model_class.config_class or object
     if architecture.kind in (*_TEXT, "base") and not isinstance(config, known) and isinstance(text, known):
-        config = text  # of the text alone, as AutoModelForCausalLM takes it
+        config = text  # the text's configuration alone, as AutoModelForCausalLM takes it
     for part in (config, config.get_text_config(decoder=True)):
         if architecture.kind == "classification" and getattr(part, "pad_token_id", None) is None:
-            part.pad_token_id = 0  # which tells the last token of a text
+            part.pad_token_id = 0  # by which a model finds the last token of a text
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 1
     torch.manual_seed(0)
@@ -216,17 +216,17 @@ def measure(architecture: Architecture, exporter: str = "onnxplug") -> Outcome:
     for way, attempt in _ways_round(example, peer):
         try:
             changed = attempt()
-        except Exception:  # torch.jit.trace has many of its own
+        except Exception:  # torch.jit.trace raises many kinds
             continue
         outcome = export(changed, way.startswith("plugins"))
-        # A branch that the trace doesn't have is no fault of the conversion: that way leads nowhere.
+        # A trace that lacks a branch of the model is no fault of the conversion: this way round leads nowhere.
         if not _is_refused(outcome, changed, peer) and (changed.eager is None or outcome.status == "pass"):
             return _known(replace(outcome, way=way, detail=outcome.detail or first.detail), changed)
     return first
 
 
 def _is_refused(outcome: Outcome, example: Example, peer: bool) -> bool:
-    """Whether an outcome is no export, or one for other heights and widths than the example's, of which onnxplug warns."""
+    """Whether an outcome is no export, or is wrong at other heights and widths, of onnxplug after a warning."""
     if outcome.status == "wrong" and example.narrow is not None:
         return peer or "as the export warned" in outcome.detail
     return outcome.status in ("convert", "capture")
@@ -237,7 +237,7 @@ def _known(outcome: Outcome, example: Example) -> Outcome:
 
 
 def _ways_round(example: Example, peer: bool) -> Iterator[tuple[str, Callable[[], Example]]]:
-    """The ways round a refusal, each with what makes the example for it."""
+    """The ways round a refusal, each with a function that makes its example."""
     if not peer:
         yield "plugins", lambda: example
     smaller = {"static height and width": example.narrow, "sizes of images as numbers, static batch": numbered(example)}
@@ -271,7 +271,7 @@ class _FirstOutput(nn.Module):
 
 
 def _traced(example: Example) -> Example:
-    """A transformer as torch.jit.trace records it. Its branches are those of the example inputs: the comparison tells."""
+    """A transformer as torch.jit.trace records it, with the example's branches: the comparison finds wrong ones."""
     if not example.kwargs:
         return example
     args = tuple(example.kwargs.values())
@@ -313,7 +313,7 @@ def _by_onnxplug(example: Example, plugins: bool) -> Outcome:
 
 
 def _bound(program: onnxplug.OnnxProgram, example: Example) -> str:
-    """A bound of the model's code, of which an export warns, that leaves out images of the model's own size or others."""
+    """The bound of the model's code that excludes the images of a further call, in words; empty where there is none."""
     ranges = json.loads(program.model.graph.metadata_props.get("onnxplug.dimensions", "{}"))
     for call in example.more if example.narrow else ():
         for name, size in sizes(example, call).items():
@@ -324,10 +324,10 @@ def _bound(program: onnxplug.OnnxProgram, example: Example) -> str:
 
 
 def _verify_each(example: Example, compare: Callable[..., Any], seeds: Sequence[int] = ()) -> None:
-    """Compares on the example and on more; where rounding alone decides what comes out, one of them is left out.
+    """Compares on the example and on more; calls whose results rounding alone decides don't count, if three others do.
 
     Args:
-        seeds: Those of random sizes and values, beside these.
+        seeds: Seeds of random sizes and values, for further calls like the example.
     """
     uncertain: list[Uncertain] = []
     for number, (args, kwargs) in enumerate(((example.args, example.kwargs), *example.more)):
@@ -384,7 +384,7 @@ def _by_torch(example: Example, plugins: bool) -> Outcome:
 
 
 def _by_transformers(example: Example, plugins: bool) -> Outcome:
-    """As its authors call it; where it fixes a size that is to be dynamic, without a word, that is a refusal."""
+    """Exports as the exporter's authors do; a dynamic size that it fixes without a word is a refusal."""
     exporter = importlib.import_module("transformers.exporters.exporter_onnx")
     config = exporter.OnnxConfig(dynamic=example.dynamic is not None)
     started = time.process_time()

@@ -1,4 +1,4 @@
-"""Inputs of models that read images and text: as many image tokens as the model makes states of an image."""
+"""Inputs of models that read images and text: as many image tokens as the model makes states of the images."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Inputs = tuple[dict[str, torch.Tensor], dict[str, dict[int, str]]]
 
 
 class Sizes(NamedTuple):
-    """How many rows of text there are, an image in each; the text's tokens; rows and columns of patches where images are packed."""
+    """The number of texts, with an image each; the tokens of a text; rows and columns of patches of a packed image."""
 
     batch: int = 2
     text: int = 5
     grid: tuple[int, int] = (4, 4)
 
 
-#: Those of the example, and others that it is compared at.
+#: The sizes of the example, and other sizes for the comparison.
 SIZES = (Sizes(), Sizes(3, 8, (4, 8)), Sizes(1, 6, (8, 4)), Sizes(2, 9, (4, 8)), Sizes(2, 3), Sizes())
 
 
 def depend_on_each_other(model: nn.Module, model_type: str, kind: str) -> bool:
-    """Whether the inputs of a model are drawn here."""
+    """Whether a model's inputs are drawn by this module."""
     return (
         kind == "multimodal"
         or not OWN.keys().isdisjoint((f"{kind} {model_type}", type(model).__name__))
@@ -44,7 +44,7 @@ def draw_images_and_text(model: nn.Module, config: Any, model_type: str, kind: s
         config: Its configuration.
         model_type: Its name in transformers.
         kind: One of :data:`tests.models.measure.TABLES`.
-        sizes: How large.
+        sizes: Their sizes.
     """
     parameters = inspect.signature(model.forward).parameters
     draw = OWN.get(type(model).__name__) or OWN.get(f"{kind} {model_type}") or OWN.get(model_type)
@@ -57,7 +57,7 @@ def draw_images_and_text(model: nn.Module, config: Any, model_type: str, kind: s
         if (start := getattr(config, "vision_start_token_id", None)) not in (None, _image_token(config)):
             image = torch.cat([torch.full((sizes.batch, 1), start), image], 1)
         text = _ids(sizes.batch, sizes.text)
-        text[text == _image_token(config)] = 4  # for which there is no state
+        text[text == _image_token(config)] = 4  # an image token, which would have no state
         inputs["input_ids"] = torch.cat([image, text], 1)
         axes["input_ids"] = {0: "batch", 1: "sequence"}
     if "input_features" in inputs:
@@ -96,7 +96,7 @@ def _image_token(config: Any) -> int:
 
 
 def _count_states(model: Any, images: Mapping[str, torch.Tensor]) -> int:
-    """How many states the model makes of images."""
+    """The number of states that the model makes of images."""
     names = ("get_image_features", "get_video_features", "get_audio_features")
     parts = (getattr(model, "model", None), *model.modules())
     make = next((found for part in parts for name in names if (found := getattr(part, name, None))), None)
@@ -117,7 +117,7 @@ def _vision(config: Any) -> Any:
 
 
 def _number(config: Any, *names: str, otherwise: int = 0) -> int:
-    """The first of these settings that the vision part, or the whole, has."""
+    """The first of these settings that the vision part's configuration has, else the whole configuration."""
     for part in (_vision(config), config, _vision(getattr(config, "vlm_config", config))):
         for name in names:
             value = getattr(part, name, None)
@@ -188,7 +188,7 @@ def _sized(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _whole_and_part(config: Any, sizes: Sizes) -> Inputs:
-    """Each image as it is, and the tiles that it is cut into: here one."""
+    """Each image as it is, and its tiles: here one."""
     inputs, axes = _sized(config, sizes)
     return inputs | {"pixel_values": torch.stack([inputs["pixel_values"]] * 2, 1)}, axes
 
@@ -206,34 +206,34 @@ def _positioned(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _packed_squares(config: Any, sizes: Sizes) -> Inputs:
-    """As in :func:`_packed`, but with an axis each for channels, rows and columns of a patch."""
+    """As :func:`_packed`, with an axis each for channels, rows and columns of a patch."""
     inputs, axes = _packed(config, sizes)
     side = _number(config, "patch_size")
     return inputs | {"pixel_values": inputs["pixel_values"].unflatten(1, (-1, side, side))}, axes
 
 
 def _packed_tokens(config: Any, sizes: Sizes) -> Inputs:
-    """The pixels of each image token together, and sizes in such tokens."""
+    """As :func:`_packed`, with the pixels of each image token together, and sizes in image tokens."""
     inputs, axes = _packed(config, sizes)
     side = _vision(config).spatial_merge_size * _number(config, "patch_size")
     return inputs | {"pixel_values": torch.randn(len(inputs["pixel_values"]), side, side, 3)}, axes
 
 
 def _packed_rows(config: Any, sizes: Sizes) -> Inputs:
-    """Images have rows and columns, and no frames."""
+    """As :func:`_packed`, with rows and columns of each image, and no frames."""
     inputs, axes = _packed(config, sizes)
     inputs["image_grid_hw"] = inputs.pop("image_grid_thw")[:, 1:]
     return inputs, {**axes, "image_grid_hw": {0: "batch"}}
 
 
 def _packed_of_sizes(config: Any, sizes: Sizes) -> Inputs:
-    """With how many rows of patches are merged, of each image."""
+    """As :func:`_packed`, with the number of merged rows of patches of each image."""
     inputs, axes = _packed(config, sizes)
     return inputs | {"image_merge_sizes": torch.full((sizes.batch,), 2)}, axes | {"image_merge_sizes": {0: "batch"}}
 
 
 def _masked_tiles(config: Any, sizes: Sizes) -> Inputs:
-    """With a mask of tiles, not of pixels."""
+    """As :func:`_tiles`, with a mask of tiles, not of pixels."""
     inputs, axes = _tiles(config, sizes)
     return inputs | {"pixel_attention_mask": torch.ones(sizes.batch, 2, dtype=torch.bool)}, axes
 
@@ -280,7 +280,7 @@ def _of(**shapes: tuple[str | int, ...]) -> Callable[[Any, Sizes], Inputs]:
 
 
 _PICTURE, _FILM, _TEXT = ("batch", 3, "image", "image"), ("batch", 4, 3, "image", "image"), ("batch", "sequence")
-#: What InstructBLIP asks about a picture or a film.
+#: The question that InstructBLIP gets about a picture or a film.
 _QUESTION = ("batch", "question")
 
 
@@ -296,7 +296,7 @@ def _side_by_side(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _regions(config: Any, sizes: Sizes) -> Inputs:
-    """Ten parts of each image, and where they are."""
+    """Features of ten parts of each image, and their positions."""
     draw = _of(
         input_ids=_TEXT,
         visual_feats=("batch", 10, config.visual_feat_dim),
@@ -306,7 +306,7 @@ def _regions(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _cameras(config: Any, sizes: Sizes) -> Inputs:
-    """What two cameras see, and noise of which actions come."""
+    """Images of two cameras, and the noise from which actions are made."""
     vision = config.vlm_config.vision_config
     inputs, axes = _of(
         state=("batch", config.max_state_dim),
@@ -321,7 +321,7 @@ def _cameras(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _after(draw: Callable[[Any, Sizes], Inputs], count: int) -> Callable[[Any, Sizes], Inputs]:
-    """With text after so many image tokens."""
+    """The inputs of ``draw`` with text after ``count`` image tokens."""
 
     def drawn(config: Any, sizes: Sizes) -> Inputs:
         inputs, axes = draw(config, sizes)
@@ -344,7 +344,7 @@ def _flattened(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _in_places(draw: Callable[[Any, Sizes], Inputs]) -> Callable[[Any, Sizes], Inputs]:
-    """With a mask of the places in the text where the image's states go."""
+    """The inputs of ``draw`` with a mask of the places in the text for the image's states."""
 
     def drawn(config: Any, sizes: Sizes) -> Inputs:
         inputs, axes = draw(config, sizes)
@@ -358,7 +358,7 @@ def _in_places(draw: Callable[[Any, Sizes], Inputs]) -> Callable[[Any, Sizes], I
 
 
 def _strip(config: Any, sizes: Sizes) -> Inputs:
-    """All images' patches in one row of one image."""
+    """All images' patches as one row of one image."""
     rows, columns = sizes.grid
     side = _number(config, "patch_size")
     inputs = {
@@ -369,7 +369,7 @@ def _strip(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _pooled(config: Any, sizes: Sizes) -> Inputs:
-    """A crop of each image, and which four of its patches make a state."""
+    """A crop of each image, and the four patches of each state."""
     count = config.vision_config.num_position_embeddings
     width = 3 * config.vision_config.patch_size**2
     inputs = {
@@ -387,7 +387,7 @@ def _volumes(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _actions(config: Any, sizes: Sizes) -> Inputs:
-    """What two cameras see, and the states of actions."""
+    """Images of two cameras, and the states of actions."""
     inputs, axes = _cameras(config, sizes)
     kept = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask", "input_ids")}
     kept["action_embeds"] = torch.randn(sizes.batch, sizes.text + 3, config.dit_config.hidden_size)
@@ -402,30 +402,30 @@ def _question_and_text(config: Any, sizes: Sizes) -> Inputs:
 
 
 def _question_and_answers(config: Any, sizes: Sizes) -> Inputs:
-    """The same with each of three answers."""
+    """A question with each of three answers, as :func:`_question_and_text` has them."""
     ids = torch.stack([_question_and_text(config, sizes)[0]["input_ids"] for _ in range(3)], 1)
     return {"input_ids": ids}, {"input_ids": {0: "batch", 2: "sequence"}}
 
 
 def _questions(config: Any, sizes: Sizes) -> Inputs:
-    """Where two questions are in each text."""
+    """Texts with the positions of two questions in each."""
     inputs, axes = _of(input_ids=_TEXT)(config, sizes)
     return inputs | {"question_positions": torch.tensor([[0, 2]] * sizes.batch)}, axes | {
         "question_positions": {0: "batch"}
     }
 
 
-#: Of which the prefix sees all of itself, by token types that are theirs: without them PyTorch's fused attention has no mask, and
-#: any other a causal one.
+#: Model types whose prefix attends to all of itself by token types: without them PyTorch's fused attention has no mask,
+#: and any other attention has a causal mask.
 _PREFIXED = ("paligemma",)
-#: What encoders of images call inputs of whole models.
+#: The names of inputs of whole models, and their names in encoders of images.
 _OTHER_NAMES = {
     "image_grid_thw": "grid_thw",
     "image_merge_sizes": "merge_sizes",
     "image_position_ids": "pixel_position_ids",
     "pixel_values": "hidden_states",
 }
-#: By a parameter of ``forward``: the first that the model has.
+#: Functions that draw inputs, by a parameter of ``forward``: the first parameter that the model has.
 _BY_PARAMETER: tuple[tuple[str, Callable[[Any, Sizes], Inputs]], ...] = (
     ("image_grid_thw", _packed),
     ("grid_thw", _packed),
@@ -438,7 +438,7 @@ _BY_PARAMETER: tuple[tuple[str, Callable[[Any, Sizes], Inputs]], ...] = (
 )
 _TOKENS_AND_BOXES = _of(input_ids=_TEXT, bbox=("batch", "sequence", 8))
 _DOCUMENT = _of(pixel_values=_PICTURE, input_ids=_TEXT, bbox=("batch", "sequence", 4))
-#: By model type, by kind and model type, or by class.
+#: Functions that draw inputs, by model type, by kind and model type, or by class.
 OWN: Mapping[str, Callable[[Any, Sizes], Inputs]] = {
     **dict.fromkeys("git vilt".split(), _of(pixel_values=_PICTURE, input_ids=_TEXT)),
     "blip": _of(pixel_values=_PICTURE, input_ids=_TEXT),

@@ -28,7 +28,7 @@ def _pairs(text: str) -> dict[str, str]:
     return dict(pair.split("=") for pair in text.split())
 
 
-#: Each encoder family with a U-Net, and each other decoder.
+#: Each encoder family with a U-Net, and each further decoder.
 SEGMENTATION_MODELS: Mapping[str, Small] = {
     **{f"encoder {family}": _segmentation("Unet", encoder) for family, encoder in _pairs(_ENCODERS).items()},
     **{decoder: _segmentation(decoder, encoder) for decoder, encoder in _pairs(_DECODERS).items()},
@@ -116,9 +116,9 @@ _LEVELS: dict[str, Any] = {
     "attention_levels": (False, True),
     "norm_num_groups": 4,
 }
-#: A sample that is its mean, as in the models' own ``reconstruct``: random numbers can't be compared.
+#: A sampling that returns the mean, as in the models' own ``reconstruct``: random numbers can't be compared.
 _MEAN = {"sampling": lambda z_mu, z_sigma: z_mu}
-#: monai's networks; of planes, and where they differ of volumes.
+#: monai's networks for planes, and for volumes where they differ.
 MONAI: Mapping[str, Small] = {
     "AHNet": _net(
         "AHNet",
@@ -540,7 +540,7 @@ KORNIA: Mapping[str, Small] = dict(
     ]
 )
 
-#: What ultralytics' exporter sets in heads and blocks.
+#: The attributes that ultralytics' exporter sets in heads and blocks.
 _EXPORTED = {"export": True, "dynamic": True, "format": "onnx"}
 _CONFIGURATIONS = {
     "DetectionModel": "yolov3-tiny yolov5n yolov6n yolov8n yolov8n-ghost yolov8n-p2 yolov8n-p6 yolov9t yolov10n yolo11n yolo12n yolo26n",

@@ -141,7 +141,7 @@ REPVIT = {
     },
     **MAPS,
 }
-#: Of images of 64 pixels.
+#: Prompt encoders and mask decoders.
 PROMPTS = {
     "prompt_encoder_config": {"hidden_size": 32, "image_size": 32, "patch_size": 8},
     "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32},
@@ -178,7 +178,7 @@ DEPTH_ANYTHING = NECK | {
     "reassemble_hidden_size": 32,
     "head_hidden_size": 8,
 }
-#: Of Xcodec's encoder, which doubles them with each of five strides; and the width of what is quantized.
+#: The filters of Xcodec's encoder, doubled at each of five strides, and the width of the quantized vectors.
 FEW_FILTERS = {"encoder_hidden_size": 2, "quantization_dim": 64, "num_key_value_heads": 4}
 FEW_LATENTS = {"upsample_groups": 32, "num_filters": 4, "upsampling_ratios": [4, 2], "latent_stride": 4}
 SHALLOW = {"num_filters": 4, "depths": [1] * 7}

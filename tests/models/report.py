@@ -28,14 +28,14 @@ from tests.models.libraries import OTHERS, PROJECTS, install
 from tests.models.lists import LISTS
 from tests.models.measure import EXPORTERS, KINDS, TABLES, Architecture, Outcome, architectures
 
-#: Of processor time that an architecture may take, all ways round together; and of waiting for an answer on a loaded machine.
+#: Seconds of processor time for an architecture with all ways round, and of waiting for an answer on a loaded machine.
 SECONDS, WAITING = 120.0, 2400.0
 #: The outcomes that docs/models.md shows.
 OUTCOMES = Path(__file__).with_name("outcomes")
 
 
 class _Worker:
-    """A process with its answers."""
+    """A measuring process, and its answers."""
 
     def __init__(self, exporter: str) -> None:
         command = [sys.executable, "-m", "tests.models.worker", exporter]
@@ -52,7 +52,7 @@ class _Worker:
         self.answers.put(None)
 
     def ask(self, architecture: Architecture) -> Outcome:
-        """The outcome; ``crash`` or ``timeout`` end the process."""
+        """The outcome of an architecture; ``crash`` and ``timeout`` end the process."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(architecture) + "\n")
         self.process.stdin.flush()
@@ -77,7 +77,7 @@ class _Worker:
 
 
 def _processor_time(pid: int) -> float:
-    """Seconds that a process has computed; 0 of one that has ended."""
+    """The processor time of a process in seconds; 0 where it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -93,15 +93,15 @@ def run(
     until: float = math.inf,
     again: bool = False,
 ) -> dict[Architecture, Outcome]:
-    """Measures the architectures of which the folder has no outcome, in ascending order of the time that they may take.
+    """Measures the architectures of which the folder has no outcome, in ascending order of their expected time.
 
     Args:
         chosen: The architectures.
         folder: Where outcomes are kept, a file for each exporter.
-        workers: How many processes.
+        workers: The number of processes.
         exporter: One of :data:`tests.models.measure.EXPORTERS`.
         until: No measurement begins after this time of ``time.monotonic``.
-        again: Measure the architectures too whose outcome is another commit's.
+        again: Measure also the architectures whose outcome is of another commit.
 
     Returns:
         The outcomes that are known.
@@ -142,7 +142,7 @@ def run(
 
 
 def _expected(results: dict[Architecture, Outcome]) -> Callable[[Architecture], float]:
-    """What tells how long an architecture may take: the mean of those of its name that are known, else of its kind."""
+    """The expected time of an architecture: the mean of the known times of its name, else of its kind, else of all."""
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for a, outcome in results.items():
         for key in (a.name, a.kind, ""):
@@ -233,7 +233,7 @@ def main() -> None:
 
 
 def _absent(kinds: set[str]) -> set[str]:
-    """Those whose library is neither in its folder nor to be had."""
+    """The kinds whose library is not in its folder and can't be fetched."""
     absent = {kind for kind in OTHERS if kind in kinds and not install(kind)}
     for kind in sorted(absent):
         print(f"{kind} is left out: its library was not installed into out/models-packages (pip's error is above)")
@@ -241,7 +241,7 @@ def _absent(kinds: set[str]) -> set[str]:
 
 
 def _takes(exporter: str, architecture: Architecture) -> bool:
-    """Whether an exporter is for an architecture."""
+    """Whether an exporter takes an architecture."""
     return exporter != "OnnxExporter" or architecture.kind in TABLES
 
 
@@ -250,9 +250,9 @@ def _print(name: str, results: dict[Architecture, Outcome]) -> None:
     print(f"{name}: " + ", ".join(f"{status} {count}" for status, count in counts.most_common()))
 
 
-#: Statuses of architectures that nothing is known of.
+#: Statuses of architectures without a result.
 _NOT_COUNTED = ("unfit", "unmeasured")
-#: What the ways round of :class:`~tests.models.measure.Outcome` mean to a reader.
+#: The ways round of :class:`~tests.models.measure.Outcome`, as advice to a reader.
 _WAYS = {
     "plugins": "install `onnxplug-transformers`, `-torchvision` or `-diffusers`",
     "static sizes": "static batch and lengths: leave out `dynamic_shapes`",
@@ -263,7 +263,7 @@ _WAYS = {
 }
 
 
-#: What is left where none of them passed.
+#: Advice where no way round passed.
 _OTHERWISE = {"capture": "export the modules that can be captured: `onnxplug.diagnose`, `pieces=`"}
 
 
@@ -271,7 +271,7 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
     """docs/models.md.
 
     Args:
-        peers: By exporter, what is known of it.
+        peers: By exporter, its known outcomes.
     """
     commits = Counter(o.commit or "not kept" for o in results.values() if o.status != "unmeasured")
     wide = sum("height" in outcome.dynamic for outcome in results.values())
@@ -341,7 +341,7 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
 
 
 def _beside(exporter: str, results: dict[Architecture, Outcome], others: dict[Architecture, Outcome]) -> list[str]:
-    """The classes in which another exporter does more than onnxplug, and the time of those that both export."""
+    """The classes in which another exporter does more than onnxplug, and the times of the classes that both export."""
     both = [(a, results[a], other) for a, other in others.items() if results[a].status == other.status == "pass"]
     timed = [pair for pair in both if pair[1].seconds and pair[2].seconds]
     if not both:
@@ -375,7 +375,7 @@ def _beside(exporter: str, results: dict[Architecture, Outcome], others: dict[Ar
 
 
 def _counts(outcomes: list[Outcome]) -> tuple[int, int, int]:
-    """How many pass, pass by a way round, and don't pass."""
+    """The numbers of outcomes that pass, that pass by a way round, and that don't pass."""
     passed = [outcome for outcome in outcomes if outcome.status == "pass"]
     plain = sum(not outcome.way for outcome in passed)
     return plain, len(passed) - plain, len(outcomes) - len(passed)
@@ -389,7 +389,7 @@ def _cause(detail: str) -> str:
 
 
 def _cells(outcome: Outcome | None, exporter: str) -> tuple[str, str, str]:
-    """Result, seconds and nodes."""
+    """The cells of the table: result, seconds and nodes."""
     if outcome is None:
         return "", "", ""
     text = outcome.status + (f", {outcome.way}" if outcome.way else "")

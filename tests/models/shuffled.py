@@ -1,4 +1,4 @@
-"""Models whose results PyTorch gives in another order at each run, with these results sorted, so that they can be compared."""
+"""Models whose results PyTorch gives in another order at each run, with sorted results, which can be compared."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class Shuffled(nn.Module):
         return states[:, :first], states[:, first:].sort(1).values, pooled
 
 
-#: What such a model is measured as, by its class.
+#: The wrapper in which a model is measured, by the model's class.
 SORTED: Mapping[str, Callable[[nn.Module], nn.Module]] = {"ViltModel": Shuffled}

@@ -1,4 +1,4 @@
-"""How small models of other libraries are written down."""
+"""The description of small models of other libraries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Small(NamedTuple):
         inputs: Arguments with their dimensions, ``sample: batch 4 height width; timestep: batch < 1000``: a dimension with a name
             is dynamic. Numbers are drawn from a normal distribution; ``< 1000``: integers; ``mask``: ones, then zeros; ``flags``:
             booleans; ``image``: between 0 and 1.
-        settings: What it is made with.
-        sizes: Sizes of the example inputs where :data:`SIZES` does not do.
-        constants: Other arguments.
-        attributes: What the library's own exporter sets in modules that have it.
+        settings: Arguments of ``target``.
+        sizes: Sizes of the example inputs that differ from :data:`SIZES`.
+        constants: Arguments that are not drawn.
+        attributes: Attributes that the library's own exporter sets in modules that have them.
     """
 
     target: str

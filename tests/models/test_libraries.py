@@ -1,4 +1,4 @@
-"""Models of libraries that are not installed here: how they are written down, and what happens without the library."""
+"""Models of libraries that are not installed here: their descriptions, and the effect of a missing library."""
 
 from __future__ import annotations
 

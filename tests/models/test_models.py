@@ -1,4 +1,4 @@
-"""The run over all architectures: a few of them, and that it goes on where it was."""
+"""The run over all architectures: a few architectures, and a run that resumes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_way_round(architecture: Architecture, way: str) -> None:
 
 
 def test_shuffled_results_are_sorted() -> None:
-    """ViLT's are the same in each run then, and each patch counts."""
+    """ViLT's sorted results are the same in each run, and each patch counts."""
     example = small_model(Architecture("base", "vilt", "ViltModel"))
     with torch.no_grad():
         first, again = (example.module(**example.kwargs) for _ in range(2))
@@ -93,7 +93,7 @@ def test_shuffled_results_are_sorted() -> None:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_nothing_but_lists_of_images_is_left_out(name: str) -> None:
-    """The result that is left out has a tensor for each image, so as many as the batch; the others are those of the model."""
+    """The result that is left out has a tensor for each image of the batch; the other results are the model's."""
     example = small_model(next(a for a in architectures() if a.model == name))
     for _, kwargs in (((), example.kwargs), *example.more[:2]):
         with torch.no_grad():
@@ -122,7 +122,7 @@ def test_nothing_but_lists_of_images_is_left_out(name: str) -> None:
     ],
 )
 def test_images_fit_their_tokens(row: str) -> None:
-    """The model takes the example and the other sizes; a token less, and it refuses."""
+    """The model takes the example and the other sizes, and refuses a text with a token less."""
     example = small_model(Architecture("multimodal", *row.split()))
     results = [example.module(**kwargs).logits for _, kwargs in (((), example.kwargs), *example.more)]
     assert [len(logits) for logits in results] == [2, 3, 1, 2, 2, 2]
@@ -173,7 +173,7 @@ def test_heights_and_widths(module: nn.Module, dynamic: str, way: str, monkeypat
 def test_what_an_export_warned_of(
     branches: Callable[[int], bool], status: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result that is right on the example and wrong on another size is found, and one size of images is left."""
+    """A result that is right on the example and wrong at another size is found; images of one size are left."""
 
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -220,7 +220,7 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         lines.write(json.dumps({"architecture": chosen[2], "status": "pass", "seconds": 0.5}) + "\n")
     assert run([*chosen, slow, quick], tmp_path, 1, until=0) == run(chosen, tmp_path, 1)
     run([*chosen, slow, quick], tmp_path, 1)
-    assert requests == ["b", "c", "c", "a"]  # what may take the least time first
+    assert requests == ["b", "c", "c", "a"]  # the least expected time first
     known = read(tmp_path, "onnxplug")
     assert list(known) == [*chosen, quick, slow]
     assert known[quick].commit

@@ -1,6 +1,6 @@
 """One small model of each of timm's families and of torchvision's, with example inputs.
 
-A family is what the library keeps in a module of its own.
+A family is a module of the library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Small(NamedTuple):
     Attributes:
         model: The name that the library's ``create_model`` or ``get_model`` takes.
         size: Height and width of the images in pixels; 0 stands for the size that the model was made for.
-        settings: What else the model is made with, where none of the family is small.
+        settings: Further settings of the model, where no model of the family is small.
     """
 
     model: str
@@ -43,7 +43,7 @@ swin_transformer_v2_cr=swinv2_cr_tiny_224 tiny_vit=tiny_vit_5m_224 tnt=tnt_s_pat
 vision_transformer=test_vit vision_transformer_hybrid=vit_tiny_r_s16_p8_224 vision_transformer_relpos=test_vit_relpos
 vitamin=vitamin_small_224 volo=volo_d1_224 xcit=xcit_nano_12_p8_224
 """
-#: Those whose smallest model takes images of any size.
+#: The families of timm whose smallest model takes images of any size.
 _OF_ANY_SIZE = """
 byobnet=test_byobnet convmixer=convmixer_768_32 convnext=test_convnext cpubone=cpubone_nano csatv2=csatv2 cspnet=cs3darknet_focus_s
 cspnext=cspnext_tiny davit=davit_tiny densenet=densenet121 dla=dla46x_c dpn=dpn48b edgenext=edgenext_xx_small
@@ -70,7 +70,7 @@ TIMM: Mapping[str, Small] = {
     "deepseek_vit": Small("deepseek_vit_412m", 56, _SMALL_VIT),
     "efficientvit_msra": Small(
         "efficientvit_m0", 256
-    ),  # the model's own size is one of whole windows, a branch of its own
+    ),  # at the model's own size, of whole windows, it takes a branch of its own
     "gemma4_vit": Small("gemma4_vit_167m", 96, _SMALL_VIT),
     "hieradet_sam2": Small("sam2_hiera_tiny", 224),
     "naflexvit": Small("naflexvit_base_patch16_gap", 96, _SMALL_VIT),
@@ -129,7 +129,7 @@ def timm_model(family: str) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def torchvision_model(family: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model of a family of torchvision, random weights, and images: two, a list of one, a film or a pair of films."""
+    """A model of a torchvision family with random weights, and images: two, a list of one, two films or two pairs."""
     define_vision_kernels()
     small = TORCHVISION[family]
     settings: dict[str, Any] = {"weights": None, **small.settings}
@@ -154,7 +154,7 @@ def torchvision_model(family: str) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def _small_mvit(size: int) -> nn.Module:
-    """mvit_v2_s with 4 of its 16 blocks, for frames of another size: comparing a whole one takes minutes."""
+    """mvit_v2_s with 4 of its 16 blocks, for frames of another size: comparing the whole model takes minutes."""
     mvit: Any = importlib.import_module("torchvision.models.video.mvit")
     rows = ((1, 96, 96, [1, 1, 1], [1, 8, 8]), (2, 96, 192, [1, 2, 2], [1, 4, 4]))
     rows += ((4, 192, 384, [1, 2, 2], [1, 2, 2]), (8, 384, 768, [1, 2, 2], [1, 1, 1]))
@@ -183,11 +183,11 @@ def _small_mvit(size: int) -> nn.Module:
 
 
 def _spread(model: Any, family: str) -> None:
-    """Results that rounding leaves as they are: scores well apart, masks that are neither 0 nor 1."""
+    """Makes results independent of rounding: scores well apart, masks that are neither 0 nor 1."""
     with torch.no_grad():
         if family == "detection.mask_rcnn":
             model.roi_heads.mask_predictor.mask_fcn_logits.weight.mul_(0.03)
-        elif family.startswith("detection.ssd"):  # nothing of the image reaches the scores of a fresh one
+        elif family.startswith("detection.ssd"):  # the scores of a fresh model don't depend on the image
             for parameter in model.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0, 1.4 / parameter[0].numel() ** 0.5)

@@ -1,4 +1,4 @@
-"""What is expected not to pass, each with its reason. Strict: what passes all the same is reported too."""
+"""Runs that are expected not to pass, each with its reason. Strict: an unexpected pass is reported too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONLY = {
     "linalg.polar": "2.15",
 }
 
-#: Entries that factor a matrix, which complex ones are not yet.
+#: Entries that factor a matrix; complex matrices have no rules yet.
 _FACTOR = """
 cholesky geqrf linalg.cholesky_ex linalg.cholesky linalg.cond linalg.det
 linalg.eigh linalg.eigvalsh linalg.householder_product linalg.inv_ex linalg.inv
@@ -77,7 +77,7 @@ _CSR = "its sparse CSR inputs have no storage that torch can copy"
 _NO_SHAPES = "torch has no kernel for the shapes of its results"
 
 #: Entries of which eager torch or torch.export refuses every sample, with the reason: by name, ``name|dtype`` or
-#: ``name||dynamic``. Strict as well: one that can be captured is reported.
+#: ``name||dynamic``. Strict as well: an entry that can be captured is reported.
 UNCAPTURED: dict[str, str] = {
     "allclose": _SYNC,
     "equal": _SYNC,

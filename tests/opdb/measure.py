@@ -24,7 +24,7 @@ from onnxplug.verification.compare import Scale, compare
 from onnxplug.verification.inputs import Sizes, generated_inputs
 from tests.opdb.tolerances import comparable, tolerance, valid_inputs
 
-#: What each status means; the ones in GOOD count as passed, those in UNMEASURABLE as not counted.
+#: Statuses that count as passed; samples with a status in UNMEASURABLE are not counted.
 GOOD = frozenset({"pass", "pass-reference", "pass-wide", "pass-exact"})
 #: Integers beyond it are special values, as NaN and infinities are.
 ORDINARY = 2**53
@@ -34,14 +34,14 @@ UNMEASURABLE = frozenset({"eager", "capture"})
 
 @dataclass
 class Outcome:
-    """What became of one sample.
+    """The outcome of one sample.
 
     Attributes:
         status: ``pass``; ``pass-reference`` (ONNX Runtime has no kernel, ``onnxplug.reference`` agrees); ``pass-wide`` (of
             half dtypes: agrees not with torch's half result but with its float one, rounded once); ``pass-exact`` (of
             samples with NaN, infinities or integers beyond 2**53: agrees with ``exact=True``, and without it on
-            ordinary numbers); ``eager`` (torch itself refuses); ``capture`` (torch.export itself can't); ``missing``, ``unsupported``, ``convert``, ``run``,
-            ``dtype``, ``shape``, ``value``, ``count``: what went wrong; ``crash``, ``timeout``.
+            ordinary numbers); ``eager``: torch refuses; ``capture``: torch.export can't; ``missing``, ``unsupported``,
+            ``convert``, ``run``, ``dtype``, ``shape``, ``value``, ``count``: the failures; ``crash``, ``timeout``.
         detail: The error's first line.
         conversion_seconds: Time after capture.
         rules: Whether rules did it ("rule") or a decomposition was needed ("decomposition").
@@ -212,7 +212,7 @@ def _exported(
     target: str | None,
     exact: bool = False,
 ) -> Outcome:
-    """What becomes of one export and its runs."""
+    """The outcome of one export and its runs."""
     dynamic = shapes is not None
     try:
         program = onnxplug.to_onnx(
@@ -225,7 +225,7 @@ def _exported(
             exact=exact,
         )
     except CaptureError as error:
-        # Ours to answer for only where torch.export itself can do it.
+        # A failure is ours only where torch.export itself captures the sample.
         try:
             torch.export.export(module, module.inputs(), dynamic_shapes=shapes, strict=False)
         except Exception as torchs:
@@ -266,7 +266,7 @@ def _how(program: Any) -> str:
 
 
 def _other_sizes(program: Any, module: Sample, dtype: torch.dtype, name: str, random_op: str) -> Outcome | None:
-    """The exported program at sizes that it was not exported with; ``None`` when torch accepts no others."""
+    """The outcome of the exported program at other sizes than the export's; ``None`` when torch accepts no others."""
     exported = program.exported_program
     leaves = list(module.inputs())
     values = [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
@@ -344,7 +344,7 @@ def _compare(
 
 
 def _written(program: Any, module: Sample, inputs: tuple[torch.Tensor, ...], results: int) -> list[torch.Tensor]:
-    """What the inputs become that the operator writes, for each output of the program beyond the results."""
+    """The new values of the inputs that the operator writes, for each output of the program beyond the results."""
     slots = program.outputs[results:]
     if not slots:
         return []
@@ -377,7 +377,7 @@ def _difference(
 
 
 def _in_float(module: Sample, inputs: tuple[torch.Tensor, ...]) -> list[Any] | None:
-    """What torch computes in float from the same half inputs, rounded once; ``None`` where it can't."""
+    """torch's results in float from the same half inputs, rounded once; ``None`` where it has none."""
     try:
         dtypes = {x.dtype for x in inputs if x.is_floating_point()}
         result = module(*[x.float() if x.dtype in HALVES else x for x in inputs])
@@ -392,7 +392,7 @@ def _in_float(module: Sample, inputs: tuple[torch.Tensor, ...]) -> list[Any] | N
 
 
 def _distribution(actual: torch.Tensor, reference: torch.Tensor, name: str) -> tuple[str, str] | None:
-    """The means of two samples of one distribution, within five standard errors."""
+    """The problem of two samples of one distribution whose means are more than five standard errors apart."""
     if any(part in name for part in ("feature", "dropout2d", "dropout3d")):
         # A channel is dropped as a whole: as many draws as channels.
         actual, reference = (x.flatten(2).mean(2) if x.dim() > 2 else x for x in (actual, reference))

@@ -35,7 +35,7 @@ def plan() -> list[dict[str, Any]]:
 
 
 def surprises(tasks: list[dict[str, Any]], results: Results) -> list[str]:
-    """What differs from the table of expectations, a line each."""
+    """Differences from the table of expectations, a line each."""
     lines = []
     for task in tasks:
         outcomes = results[key_of(task)]
@@ -57,7 +57,7 @@ def surprises(tasks: list[dict[str, Any]], results: Results) -> list[str]:
 
 
 def figures(results: Results) -> list[tuple[str, int, int, int, int]]:
-    """For each kind of run: its name, entries passed, measurable, of those by ``onnxplug.reference``, unmeasurable."""
+    """For each kind of run: its name, entries passed, measurable, passed with ``onnxplug.reference``, unmeasurable."""
     kinds: dict[str, Counter[str]] = {}
     for key, outcomes in results.items():
         kind = key.split("|", 1)[1]

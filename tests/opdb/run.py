@@ -51,7 +51,7 @@ class Worker:
 
 
 def run_task(worker: Worker, task: dict[str, Any]) -> tuple[Worker, list[dict[str, Any]]]:
-    """All samples of one entry; a crashed or hanging worker is replaced and goes on at the next sample."""
+    """Measures all samples of one entry; a crashed or hanging worker is replaced and goes on at the next sample."""
     results: list[dict[str, Any]] = []
     worker.send(task)
     current = task["first"]

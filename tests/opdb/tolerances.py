@@ -1,4 +1,4 @@
-"""Tolerances other than torch.testing's own, and results compared by what they stand for, each with its reason."""
+"""Tolerances other than torch.testing's own, and forms in which results are compared, each with its reason."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _complex(x: Tensor) -> Tensor:
 
 
 def _power_sums(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The means of powers of eigenvalues, the largest of which is made 1: they say which ones there are, in any order."""
+    """The largest size of eigenvalues, and means of powers of the scaled ones: these determine them in any order."""
     values = _complex(outputs[0])
     if not values.numel():
         return [values.abs()]
@@ -99,7 +99,7 @@ def _relative_complex(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 #: Entries whose row in FORMS holds for complex inputs too.
 _COMPLEX_FORMS = ("linalg.eig", "linalg.eigvals", "matrix_exp")
-#: Entry name, or ``name|complex64``, to (dtype or None for any, what to compare instead of the results, reason).
+#: Entry name, or ``name|complex64``, to (dtype or None for any, the function of the results to compare, reason).
 FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Tensor]], str]] = {
     "linalg.eigh": (None, _eigen, "the sign of an eigenvector is free"),
     "linalg.eig": (None, _general_eigen, "the order of eigenvalues and the phase of an eigenvector are free"),
@@ -116,7 +116,7 @@ FORMS: dict[str, tuple[torch.dtype | None, Callable[[Sequence[Tensor]], list[Ten
 
 
 def comparable(name: str, dtype: torch.dtype, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """What of an entry's results is compared: they themselves where no row says otherwise."""
+    """The values by which an entry's results are compared: the results themselves where there is no row."""
     row = (FORMS.get(f"{name}|complex64") if dtype == torch.complex64 else None) or FORMS.get(name)
     if row is None or row[0] not in (None, dtype) or (dtype.is_complex and name not in _COMPLEX_FORMS):
         return list(outputs)
@@ -177,7 +177,7 @@ def _same_heads(inputs: list[Tensor]) -> list[Tensor]:
     return [query, *(x.new_zeros(shape) + x.mean() for x in (key, value)), *masks]
 
 
-#: Entry name to what makes valid inputs of the random ones of other sizes, and reason.
+#: Entry name to the function that makes random inputs of other sizes valid, and the reason.
 INPUTS: dict[str, tuple[Callable[[list[Tensor]], list[Tensor]], str]] = {
     **dict.fromkeys(
         (

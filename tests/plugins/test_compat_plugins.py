@@ -1,4 +1,4 @@
-"""A plugin that ships what was written for torch.onnx: symbolic functions, autograd functions, a translation table."""
+"""A plugin that ships code for torch.onnx: symbolic functions, autograd functions, a translation table."""
 
 from __future__ import annotations
 

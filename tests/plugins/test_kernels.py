@@ -15,7 +15,7 @@ from onnxplug.plugins.onnxruntime_cpu import KERNELS, VERSION
 
 #: Operators of one type variable T, with as many inputs of one shape.
 SAMPLE = {"Add": 2, "Relu": 1, "MatMul": 2, "Softmax": 1, "Transpose": 1, "Neg": 1, "Max": 2, "Tanh": 1, "Mod": 2}
-#: float16 is left out: ONNX Runtime computes in float32 by itself what it has no kernel for.
+#: float16 is left out: ONNX Runtime itself computes operators without such a kernel in float32.
 TYPES = {"float": 1, "double": 11, "bfloat16": 16, "int8": 3, "int16": 5, "uint8": 2, "int32": 6, "int64": 7}
 
 

@@ -1,4 +1,4 @@
-"""A model that uses a library for which there is a package: every error that a user meets says what to install."""
+"""A model that uses a library with a package: every error that a user meets names the package to install."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Annex:
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Operators of a library, one with a fake kernel and one without; a package is known for it."""
+    """Operators of a library, one with a fake kernel and one without; the table names a package for the library."""
     for name in ("annex", "annex_models"):
         monkeypatch.setitem(LIBRARIES, name, "onnxplug-annex")
     fragment = torch.library.Library("annex", "FRAGMENT")

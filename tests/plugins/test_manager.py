@@ -55,7 +55,7 @@ EXPORT = "print(ops(onnxplug.to_onnx(model, (X,), verify=True)))"
 
 
 def test_an_installed_package_translates_its_operator(tmp_path: Path) -> None:
-    """In a new process, built and installed by pip; the others start from files that ``place`` writes."""
+    """In a new process, built and installed by pip; the other tests start from files that ``place`` writes."""
     shop, again = (
         Dist("onnxplug-shop", rule(MUL), version="1.2"),
         Dist("onnxplug-again", None, "again", "onnxplug_shop"),

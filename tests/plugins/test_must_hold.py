@@ -1,4 +1,4 @@
-"""What must hold of plugins that misbehave; each is a distribution of its own."""
+"""Guarantees that hold though plugins misbehave; each plugin is a distribution of its own."""
 
 from __future__ import annotations
 

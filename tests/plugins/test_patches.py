@@ -78,7 +78,7 @@ LEVEL = 1
 
 
 def raised(module: nn.Module, request: onnxplug.CaptureRequest) -> list[onnxplug.CaptureMode]:
-    """A way that fails at a branch, and a way that doesn't get there."""
+    """A mode that fails at a branch of the model, and a mode that avoids the branch."""
     assert isinstance(module, Branching)
     assert request.options.opset_version == 20
     assert request.registry.find is not None
@@ -129,7 +129,7 @@ def test_a_patch_of_a_library_is_made_where_the_library_is_imported(module: str)
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A library of a function, a static method and an operator, of which another module has the function."""
+    """A library with a function, a static method and an operator; another module has the function too."""
 
     def doubled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
         raise RuntimeError("needs a GPU")
@@ -196,7 +196,7 @@ def test_functions_of_another_version(library: Any, version: str) -> None:
 
 
 def test_functions_with_other_parameters(library: Any) -> None:
-    """Operators and functions of extensions name theirs otherwise, or none."""
+    """Operators and functions of extensions have other names of parameters, or no names."""
     with with_functions({"annexed.ops:doubled": lambda x, factor: x, "annexed.ops:builtin": lambda a, b: a}) as item:
         item.check()
         assert item.places()[-1][1] == "builtin"
@@ -217,7 +217,7 @@ def test_a_library_that_is_absent() -> None:
 
 
 def test_an_export_reads_no_version_of_a_library_that_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading one from the files of what is installed takes milliseconds, of each such patch and attempt to capture."""
+    """Reading a version from the files of the installed packages takes milliseconds, for each patch and attempt."""
     read: list[str] = []
     monkeypatch.setattr("importlib.metadata.version", lambda name: read.append(name) or "1")
     onnxplug.LibraryFunctions({"package_that_is_not_there.ops:f": ours}, "package_that_is_not_there>=1").places()

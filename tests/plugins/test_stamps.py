@@ -1,4 +1,4 @@
-"""What tells two states of a plugin's code apart."""
+"""Stamps, which tell two states of a plugin's code apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of plugins that an export itself tells, with the plugin's name, and that leave everything else alone."""
+"""Faults of plugins that an export itself reports, with the plugin's name, and that leave everything else alone."""
 
 from __future__ import annotations
 

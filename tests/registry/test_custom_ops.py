@@ -372,5 +372,5 @@ def test_triton_op(expect_graph: Any) -> None:
     rules = [Rule("shapes::tripled", lambda g, node: g.op.Mul(node.args[0], 3.0))]
     program = check(lambda x: tripled(x) + 1, X, others=OTHERS, dynamic=DYNAMIC, rules=rules)
     expect_graph(program, "Mul Add")
-    # Its body is made of operators that torch knows, so that it can be taken apart where no rule claims it.
+    # Its body is made of operators that torch knows, so that it is decomposed where no rule claims it.
     check(lambda x: tripled(x) + 1, X, others=OTHERS, dynamic=DYNAMIC)

@@ -1,4 +1,4 @@
-"""Custom domains: what a converter can emit, and what is checked when."""
+"""Custom domains: the nodes that a converter can emit, and the times of the checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _export(convert: Any, op: str = "cd::one", model: Any = None, **options: Any
 def test_imports_are_those_of_the_nodes() -> None:
     program = _export(lambda g, node: g.domain("com.acme", 3).Foo(node.args[0]))
     assert program.model.opset_imports == {"": 21, "com.acme": 3}
-    # One that the user names is the one that is emitted, and one that nothing uses isn't imported.
+    # The user's version is emitted, and a domain that nothing uses isn't imported.
     program = _export(
         lambda g, node: g.domain("com.acme").Foo(node.args[0]),
         opset_version={"": 20, "com.acme": 7, "com.microsoft": 1},
@@ -191,7 +191,7 @@ def test_optional_and_variadic_inputs_and_several_outputs() -> None:
 
 
 def test_functions_are_callable_from_subgraphs_and_from_functions() -> None:
-    """Built for the target opset; their own domains and those inside their branches are imported."""
+    """Functions are built for the target opset; their own domains and the domains in their branches are imported."""
 
     def convert(g: Any, node: Any) -> Any:
         x = node.args[0]
@@ -337,5 +337,5 @@ def test_without_a_schema_anything_goes() -> None:
     made = g.domain("com.free", 9).Foo(None, x, None, 1, anything="goes", _outputs=4)
     assert len(made) == 4
     assert [v is None for v in made[0].producer().inputs] == [True, False, True, False]
-    # Nobody said that it is pure: two calls are two nodes.
+    # Nothing declares the operator pure: two calls are two nodes.
     assert g.domain("com.free").Bar(x) is not g.domain("com.free").Bar(x)

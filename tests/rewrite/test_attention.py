@@ -19,14 +19,14 @@ Biases = Callable[[torch.Tensor, nn.Parameter], list[torch.Tensor]]
 
 
 def of_positions(x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
-    """T5's: [1, H, S, S]."""
+    """T5's bias of positions, [1, H, S, S]."""
     rows = torch.arange(x.shape[1])
     places = (rows[:, None] - rows[None]).abs().clamp(max=3)
     return table[places].permute(2, 0, 1)[None]
 
 
 def mask(x: torch.Tensor, hidden: float = torch.finfo(torch.float32).min) -> torch.Tensor:
-    """[B, 1, 1, S]: some of the keys."""
+    """A mask of some of the keys, [B, 1, 1, S]."""
     return torch.where(x[:, :, 0] > 1, hidden, 0.0).to(x.dtype)[:, None, None]
 
 
@@ -35,7 +35,7 @@ def both(x: torch.Tensor, table: nn.Parameter) -> list[torch.Tensor]:
 
 
 def masks(x: torch.Tensor, table: nn.Parameter) -> list[torch.Tensor]:
-    """Of fewer elements than the scores: heads share them."""
+    """Masks of fewer elements than the scores, which heads share."""
     return [mask(x), table.sum() * x[:, None, :, :1]]
 
 
@@ -76,7 +76,7 @@ FORMS: dict[str, Form] = {
 @pytest.mark.parametrize(("alone", "opset"), [(True, 13), (True, 21), (False, 21)])
 @pytest.mark.parametrize("name", FORMS)
 def test_form(name: str, alone: bool, opset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``Add``: those of the scores and of the biases; the layers' own are in Gemm."""
+    """The Adds are of the scores and of the biases; the layers' own sums are in Gemm."""
     check_form(FORMS[name], opset, monkeypatch, [REWRITES[FORMS[name].name]] if alone else None)
 
 

@@ -1,4 +1,4 @@
-"""Products of which some columns are gathered: only those between the least index and the greatest are computed."""
+"""Products of which some columns are gathered: only those between the least and the greatest index are computed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_relative_positions(scores: Scores, alone: bool, opset: int, exported: E
     module = Relative(scores).eval()
     program = exported(module, (torch.randn(2, 5, 16),), alone, opset)
     assert (counted(program)["ReduceMin"] == 1) == (scores is not read_again)
-    # 60: the outer positions are clamped.
+    # At the length 60 the outer positions are clamped.
     for batch, length in ((2, 5), (3, 7), (1, 1), (2, 60)):
         x = torch.randn(batch, length, 16)
         torch.testing.assert_close(program(x)[0], module(x))
@@ -120,7 +120,7 @@ def test_only_the_columns_between_are_computed(exported: Export) -> None:
 
 @pytest.mark.parametrize("index", [(0, 69), (3, 3), (69, 69), (40, 12)])
 def test_places(index: tuple[int, int], exported: Export) -> None:
-    """Both ends, one column for all, and none at all."""
+    """Indices of both ends, of one column alone, and no indices."""
     module = Gathered()
     x, here = torch.randn(2, 3, SIZE), torch.tensor(index).expand(2, 3, -1).contiguous()
     program = exported(module, (x, torch.zeros(2, 3, 2, dtype=torch.int64)))
@@ -130,7 +130,7 @@ def test_places(index: tuple[int, int], exported: Export) -> None:
 
 
 def test_indices_from_the_end(exported: Export) -> None:
-    """torch has none, ONNX does: they count from the last of all columns."""
+    """torch has no indices from the end, ONNX has: they count from the last of all columns."""
     module = Gathered()
     x, index = torch.randn(2, 3, SIZE), torch.tensor([[-1, 5], [-70, -3], [2, 69]]).repeat(2, 1, 1)
     program = exported(module, (x, index.clamp(0)))

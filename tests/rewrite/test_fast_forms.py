@@ -99,7 +99,7 @@ def test_every_rewrite_has_a_form() -> None:
 @pytest.mark.parametrize("target", [None, "onnxruntime:cpu", "onnxruntime"])
 @pytest.mark.parametrize("name", ["norm of a sum", "root mean square"])
 def test_the_forms_of_targets(name: str, target: str | None) -> None:
-    """What one runtime alone computes faster is not the default's."""
+    """A form that one runtime alone computes faster is not the default."""
     program = onnxplug.to_onnx(
         stirred(FORMS[name].module(), 1),
         (torch.randn(2, 5, 16),),

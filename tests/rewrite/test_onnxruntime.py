@@ -43,7 +43,7 @@ def quantised(x: torch.Tensor) -> torch.Tensor:
     return torch.fake_quantize_per_tensor_affine(x, 0.02, 3, -128, 127)
 
 
-#: What ONNX Runtime gets wrong in the plain form.
+#: Functions that ONNX Runtime gets wrong in the plain form.
 WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "pad, max pool": (lambda x: F.max_pool2d(F.pad(x, [1, 1, 1, 1]), 3, 2), IMAGE),
     "pad, max pool, of one axis": (lambda x: F.max_pool1d(F.pad(x, [1, 0]), 2), IMAGE[0]),
@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     ),
 }
 
-#: Their neighbours, which must stay right.
+#: These functions and their neighbours, which must be right with the rewrites.
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     **WRONG,
     "relu read twice": (lambda x: [(r := x.relu()).clamp(0, 6), r + 1], HEADS.double() * 5),
@@ -105,7 +105,7 @@ TRANSPOSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "double": lambda x: x.double().mT @ VECTOR.double(),
     "computed vector": lambda x: x.mT @ x[0, 0].sin(),
 }
-#: Their neighbours, which must stay right.
+#: These products and their neighbours, which must be right with the rewrites.
 BESIDE_TRANSPOSED: dict[str, Callable[[torch.Tensor], Any]] = {
     **TRANSPOSED,
     "relu": lambda x: x.mT.relu() @ VECTOR,
@@ -173,7 +173,7 @@ def test_factors_that_a_float_holds_stay_numbers(expect_graph: Any) -> None:
 
 
 def outcome(model: bytes, x: torch.Tensor, optimised: bool) -> Any:
-    """What ONNX Runtime computes, or the error it raises."""
+    """ONNX Runtime's results, or the text of its error."""
     try:
         ort = session(model, optimised)
         return ort.run(None, {ort.get_inputs()[0].name: x.numpy()})
@@ -222,7 +222,7 @@ def test_infinite_inputs_of_a_pool(value: float) -> None:
 
 
 def test_a_computed_minimum_stays_apart_from_relu() -> None:
-    """It is a Max, which ONNX Runtime leaves alone: wherever the exporter makes a Clip, the minimum is a constant."""
+    """A computed minimum is a Max, which ONNX Runtime leaves alone: the exporter makes a Clip of constants only."""
     x = HEADS.double() * 5
     program = check(lambda x: x.relu().clamp(x.amin(), x.amax() / 2), x, others=[(x.abs() + 1,), (-x.abs(),)])
     assert "Clip" not in [node.op_type for node in program.model.graph]
@@ -258,7 +258,7 @@ def test_gather_by_a_range(name: str, opset: int) -> None:
 
 
 def test_gather_by_a_range_upwards_is_plain() -> None:
-    """ONNX Runtime's Slice is right there, and faster."""
+    """For ranges upwards ONNX Runtime's Slice is right, and faster."""
     for function in (lambda x: x[torch.arange(x.shape[0])], lambda x: x[:, torch.arange(1, x.shape[1], 2)]):
         both = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
         program = check(function, torch.randn(5, 6), others=[(torch.randn(2, 3),)], dynamic=(both,))
@@ -287,7 +287,7 @@ def test_accumulating(name: str, opset: int) -> None:
 
 
 def test_accumulating_rows_takes_few_nodes() -> None:
-    """As a layer of a graph network sums over edges."""
+    """Rows are added as a layer of a graph network sums over edges."""
 
     def add(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(x).index_add(0, index, x[index]) / x[:, 0].index_add(0, index, x[index, 1]).unsqueeze(1)
@@ -316,7 +316,7 @@ def test_nothing_is_lost_between_threads() -> None:
 
 
 def test_nodes_that_are_left_alone() -> None:
-    """A Pad before another operator than a pool stays; a MaxPool's of −∞ is its own."""
+    """A Pad before another operator than a pool stays; a MaxPool pads with −∞ itself."""
     program = onnxplug.to_onnx(Call(lambda x: F.pad(x, [1, 1, 1, 1]).relu()), (IMAGE,))
     assert [n.op_type for n in program.model.graph] == ["Pad", "Relu"]
     program = onnxplug.to_onnx(Call(lambda x: F.max_pool2d(x, 3, padding=1)), (IMAGE,))

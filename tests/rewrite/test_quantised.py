@@ -23,7 +23,7 @@ from tests.support.check import Call, check
 from tests.support.sampling import rotated
 from tests.support.tolerances import looser
 
-#: What Linux tells of the processor; elsewhere it is taken to be a newer one.
+#: Linux's description of the processor; elsewhere it is taken to be a newer processor.
 CPU = CPUINFO.read_text(encoding="utf-8") if (CPUINFO := Path("/proc/cpuinfo")).is_file() else "vnni"
 
 torch.manual_seed(0)
@@ -61,7 +61,7 @@ def coarse(x: torch.Tensor) -> torch.Tensor:
 
 
 def ranged(x: torch.Tensor) -> torch.Tensor:
-    """In bytes, from the least number to the greatest."""
+    """Quantised to bytes, from the least number to the greatest, and back."""
     ops = torch.ops.quantized_decomposed
     outcome = (*ops.choose_qparams.tensor(x, 0, 255, 6e-5, torch.uint8), 0, 255, torch.uint8)
     result: torch.Tensor = ops.dequantize_per_tensor.tensor(ops.quantize_per_tensor.tensor(x, *outcome), *outcome)
@@ -94,7 +94,7 @@ LARGE, LARGE_ROWS = torch.full((8, 5), 6.35), torch.full((4, 3, 8), 5.0)
 LARGE_KERNEL, LARGE_IMAGE = torch.full((6, 4, 3, 3), 6.35), torch.full((3, 4, 6, 6), 5.0)
 
 
-#: What ONNX Runtime gets wrong in the plain form on x86 processors without VNNI.
+#: Functions that ONNX Runtime gets wrong in the plain form on x86 processors without VNNI.
 SATURATING: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "pairs, uint8": (lambda x: coarse(u8(x) @ s8(LARGE)), LARGE_ROWS),
     "pairs, uint8, numbers": (lambda x: u8(x) @ s8(LARGE), LARGE_ROWS),
@@ -106,7 +106,7 @@ SATURATING: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "pairs, convolution, int8": (lambda x: coarse(F.conv2d(s8(x), s8(LARGE_KERNEL))), LARGE_IMAGE),
 }
 
-#: What ONNX Runtime gets wrong in the plain form.
+#: Functions that ONNX Runtime gets wrong in the plain form.
 WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "weight, computed": (lambda x: x @ w8(WEIGHT / WEIGHT.norm(dim=0)), ROWS),
     "weight, computed and transposed": (lambda x: F.linear(x, w8((WEIGHT / WEIGHT.norm(dim=0)).t())), ROWS),
@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "output, transposed and sliced": (lambda x: ((y := x.sin()), fine(y.mT[:, 1:])), ROWS),
 }
 
-#: The same since opset 21 alone.
+#: Functions that ONNX Runtime gets wrong since opset 21 alone.
 SINCE_21: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "narrow int8, transposed": (lambda x: narrow(x).mT.sin(), ROWS),
     "four bits, sliced": (lambda x: narrow(x, -8, 7)[..., 1:].sin(), ROWS),
@@ -147,7 +147,7 @@ SINCE_21: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     ),
 }
 
-#: Their neighbours, which must stay right.
+#: All these functions and their neighbours, which must be right with the rewrites.
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     **WRONG,
     **SINCE_21,
@@ -184,7 +184,7 @@ def test_right_with_optimisations(name: str, opset: int) -> None:
 
 @pytest.mark.parametrize("opset", [13, 21])
 def test_halves(opset: int) -> None:
-    """ONNX Runtime computes them in float between Casts, which it removes."""
+    """ONNX Runtime computes halves in float between Casts, which it removes."""
     weight, x = WEIGHT.half(), ROWS[:, 0].half()
     for function in (lambda x: s8(x) @ c8(weight, 0), lambda x: x @ w8(weight / weight.norm(dim=0))):
         check(function, x, others=[(x * 2,)], opset=opset, **looser("quantised layers, float16"))
@@ -222,7 +222,7 @@ class Bytes(torch.nn.Module):
 
 
 def test_weights_beside_bytes_are_unsigned() -> None:
-    """Of 7 bits they stay as they are, for another runtime too; new weights are stored alike."""
+    """Beside 7 bits, or for another runtime, weights stay signed; new weights are stored like the old weights."""
     model, x = Bytes(), torch.randn(4, 8) * 5
     program = check(model, x, others=[(-x * 3,)])
     assert program.model.graph.initializers["weight.unsigned"].dtype == ir.DataType.UINT8
@@ -300,7 +300,7 @@ def test_stored_integers_beside_quantised_activations(
         check(model, x, others=[(x[:1] * 2,)], dynamic=[{0: torch.export.Dim.DYNAMIC}], opset=opset, atol=1e-5)
 
 
-#: Forms that ONNX Runtime makes right integer kernels of.
+#: Functions for which ONNX Runtime makes right integer kernels.
 INTEGER: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "product": (lambda x: s8(x) @ w8(WEIGHT), ROWS),
     "product by column": (lambda x: s8(x) @ c8(WEIGHT, 1), ROWS),

@@ -150,7 +150,7 @@ def test_rewrites_for_a_target_and_an_exactness() -> None:
 
 
 def run_both(build: Any, rewrites: list[Rewrite]) -> ir.Model:
-    """The rewritten model, which computes what the plain one does."""
+    """The rewritten model, which has the results of the plain model."""
     results = []
     for chosen in ([], rewrites):
         g, x = GraphBuilder({"": 21}), value("x", 2, 4)
@@ -163,7 +163,7 @@ def run_both(build: Any, rewrites: list[Rewrite]) -> ir.Model:
 
 
 def test_a_rewrite_replaces_more_than_its_root() -> None:
-    """Both halves of a Split, and what reads one of them: Slices."""
+    """Slices replace both halves of a Split, and the reader of one half."""
 
     def build(g: GraphBuilder, x: ir.Value) -> list[ir.Value]:
         left, right = g.op.Split(x, [2, 2], axis=1, _outputs=2)
@@ -233,7 +233,7 @@ def test_a_cycle_is_named() -> None:
 
 
 def test_a_size_of_a_rewrite_that_declined_is_forgotten() -> None:
-    """It left the graph with what else the rewrite emitted: the next one that asks for it must not get it."""
+    """The size left the graph with the rewrite's other nodes: the next rewrite that asks for it must not get it."""
 
     def in_vain(g: GraphBuilder, node: ir.Node) -> Any:
         g.dim(node.inputs[0], 0)

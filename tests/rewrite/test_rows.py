@@ -23,7 +23,7 @@ def added(x: torch.Tensor, index: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 
 def scattered(x: torch.Tensor, index: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """As torch_geometric adds messages."""
+    """Adds rows as torch_geometric adds messages."""
     return x.scatter_add(0, index.view(-1, *[1] * (v.dim() - 1)).expand_as(v), v)
 
 
@@ -51,7 +51,7 @@ def run(program: onnxplug.OnnxProgram, threads: int, *args: torch.Tensor) -> np.
 @pytest.mark.parametrize("function", [added, scattered])
 @pytest.mark.parametrize("width", [(32,), (2, 3)])
 def test_rows(function: Callable[..., torch.Tensor], width: tuple[int, ...], opset: int) -> None:
-    """Few rows, more than one ScatterND takes, none, one, and one node."""
+    """Few rows, more rows than one ScatterND takes, no rows, one row, and one node."""
     many = rows.MOST_ELEMENTS // 6 * 2 + 5
     others = [drawn(n, e, *width) for n, e in ((50, many), (3, 0), (2, 1), (1, 7))]
     dynamic = ({0: NODES}, {0: EDGES}, {0: EDGES})
@@ -62,7 +62,7 @@ def test_rows(function: Callable[..., torch.Tensor], width: tuple[int, ...], ops
 
 
 def test_a_large_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large tensor isn't copied for each few rows."""
+    """A large tensor isn't copied for every few rows."""
     monkeypatch.setattr(rows, "_MOST_COPIED", 100)
     others = [drawn(n, rows.MOST_ELEMENTS // 2 + 1, 4) for n in (25, 26)]
     check(added, *drawn(4, 9, 4), others=others, dynamic=({0: NODES}, {0: EDGES}, {0: EDGES}), **CPU)
@@ -87,7 +87,7 @@ def test_sizes_that_are_known(dtype: torch.dtype) -> None:
 
 
 def test_what_is_left_alone() -> None:
-    """Single elements, another axis, another reduction, an unknown width, part of the columns."""
+    """The form is not for single elements, another axis or reduction, an unknown width, or part of the columns."""
     x, index, v = drawn(4, 9, 5)
     vectors, others = tuple(a[:, 0] if a.dim() == 2 else a for a in (x, index, v)), [drawn(3, 7)]
     dynamic = ({0: NODES}, {0: EDGES}, {0: EDGES})
@@ -106,7 +106,7 @@ def test_what_is_left_alone() -> None:
 
 
 def test_nothing_is_lost_between_threads() -> None:
-    """Each of 250,000 rows; the last ScatterND has fewer than the others."""
+    """Each of 250,000 rows is added; the last ScatterND has fewer rows than the others."""
     x, index, v = torch.zeros(3, 2), torch.arange(250_000).remainder(3), torch.ones(250_000, 2)
     dynamic = ({0: NODES}, {0: EDGES}, {0: EDGES})
     program = onnxplug.to_onnx(Call(added), (x, index, v), dynamic_shapes={"args": dynamic}, **CPU)
@@ -118,7 +118,7 @@ def test_nothing_is_lost_between_threads() -> None:
 
 @pytest.mark.parametrize("width", [1, 32])
 def test_onnx_runtime_adds_few_rows_in_one_thread(width: int) -> None:
-    """A plain ScatterND, for what the form rests on: half as many elements again lose none either."""
+    """The form relies on a plain ScatterND, which loses no row, not even of half as many elements again."""
     count = rows.MOST_ELEMENTS * 3 // 2 // width
     x, index, v = torch.zeros(2, width), torch.arange(count).remainder(2), torch.ones(count, width)
     program = onnxplug.to_onnx(Call(added), (x, index, v), target=None)

@@ -1,4 +1,4 @@
-"""What the tests of saving share: two programs that differ in a weight."""
+"""Common parts of the tests of saving: two programs that differ in a weight."""
 
 from __future__ import annotations
 

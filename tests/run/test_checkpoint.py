@@ -34,7 +34,7 @@ def untouched() -> dict[str, onnxplug.OnnxProgram]:
 
 @pytest.fixture
 def meta(untouched: dict[str, onnxplug.OnnxProgram]) -> Iterator[onnxplug.OnnxProgram]:
-    """A program without numbers, which a test may give some."""
+    """A program whose weights have no values; a test may give it some."""
     program = untouched["meta"]
     values = list(program.model.graph.initializers.values())
     before = [value.const_value for value in values]
@@ -45,7 +45,7 @@ def meta(untouched: dict[str, onnxplug.OnnxProgram]) -> Iterator[onnxplug.OnnxPr
 
 
 def untied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What safetensors takes: tensors of their own."""
+    """A state_dict as safetensors takes it: each tensor has memory of its own."""
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
@@ -276,7 +276,7 @@ def test_bad_mappings(untouched: Any) -> None:
 
 
 def test_some_of_the_weights(tmp_path: Path) -> None:
-    """strict=False leaves the others as they are, and what is no weight alone."""
+    """strict=False leaves the other weights as they are, and ignores tensors that are no weights."""
     real, other, path = Tied().eval(), Tied().eval(), tmp_path / "model.safetensors"
     save_file({"inner.bias": other.inner.bias.detach(), "more": torch.ones(1)}, path)
     program = onnxplug.to_onnx(real, (X,))

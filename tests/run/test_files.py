@@ -33,7 +33,7 @@ def test_files_of_torch_are_read_again(name: str, tmp_path: Path, caplog: pytest
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_a_write_of_torch_that_fails(name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that is raised within torch's writer ends the process: it comes after it."""
+    """An error that is raised within torch's writer ends the process: here it is raised after the writer."""
     path = tmp_path / "a.pt2"
     path.write_bytes(b"before")
 

@@ -86,7 +86,7 @@ def both(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds a library of one operator, each once."""
+    """Builds a library of one operator; each library is built once."""
     folder = tmp_path_factory.mktemp("libraries")
 
     def build(name: str = "leaky", domain: str = "kernels.test", op: str = "Leaky") -> Path:
@@ -107,7 +107,7 @@ class Shop:
         self.folder = folder
 
     def install(self, name: str, *sources: str, runtime: str | None = None) -> None:
-        """A distribution as pip leaves it; ``runtime`` is what its hook ``onnxplug_runtime`` returns."""
+        """Writes a distribution as pip leaves it; ``runtime`` is the result of its hook ``onnxplug_runtime``."""
         module = name.replace("-", "_")
         header = "from onnxplug import Domain, OrtLibrary, PluginInfo, ReferenceOp, Rule, hookimpl"
         hook = f"@hookimpl\ndef onnxplug_runtime(): return {runtime}" if runtime is not None else ""
@@ -391,7 +391,7 @@ def test_another_provider_and_a_reference_kernel(shop: Shop, library: Any) -> No
 
 
 def test_the_library_of_a_provider_that_is_there(shop: Shop, library: Any) -> None:
-    """Of two libraries for one domain the one that fits the session is taken; one for another provider brings it along."""
+    """Of two libraries for one domain, the library whose provider the session has is taken."""
     pair = f"""[
         OrtLibrary('/nowhere/gpu.so', providers=['NoSuchExecutionProvider']),
         OrtLibrary({str(library())!r}, providers=['CPUExecutionProvider']),

@@ -51,7 +51,7 @@ def trained(seed: int) -> Model:
 
 @pytest.fixture(scope="module")
 def program() -> onnxplug.OnnxProgram:
-    """Without numbers; no test gives it any."""
+    """A program whose weights have no values; no test gives it any."""
     with onnxplug.fake_weights():
         model = Model().eval()
     return onnxplug.to_onnx(model, (X,), dynamic_shapes=({0: "batch"},))
@@ -69,7 +69,7 @@ def checkpoint(folder: Path, model: nn.Module, name: str = "weights.safetensors"
 
 
 def check(path: Path, model: nn.Module) -> onnx.ModelProto:
-    """The file is a model that computes what a PyTorch model does."""
+    """Checks that a file computes a PyTorch model's results; returns the model without its external data."""
     import onnxruntime
 
     onnx.checker.check_model(str(path), full_check=True)
@@ -81,7 +81,7 @@ def check(path: Path, model: nn.Module) -> onnx.ModelProto:
 
 
 def locations(model: onnx.ModelProto) -> dict[str, str]:
-    """Initializers with external data, and the files that have it."""
+    """Initializers with external data, and the names of their files."""
     return {t.name: next(e.value for e in t.external_data if e.key == "location") for t in external(model)}
 
 
@@ -196,7 +196,7 @@ def test_safetensors_as_data(tmp_path: Path, program: onnxplug.OnnxProgram, real
 
 
 def test_dtypes_that_do_not_fit_into_safetensors(tmp_path: Path, program: onnxplug.OnnxProgram, real: Model) -> None:
-    """Another dtype, and bytes that are not aligned, are written."""
+    """Tensors of another dtype, and tensors of bytes that are not aligned, are written to a new file."""
     path = tmp_path / "model.onnx"
     half = checkpoint(tmp_path, trained(1).half(), "half.safetensors")
     program.save(path, weights=half, external="safetensors")

@@ -56,7 +56,7 @@ def strings_and_sequences() -> ir.Model:
 
 
 def annotated() -> ir.Model:
-    """What a user may add: denotations, annotations, documentation, metadata."""
+    """A model with a user's additions: denotations, annotations, documentation, metadata."""
     model = dynamic()
     nodes = list(model.graph)
     value = nodes[0].outputs[0]
@@ -93,7 +93,7 @@ MODELS: dict[str, Callable[[], ir.Model]] = {
 
 
 def ordered(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """With what has no order in a fixed one."""
+    """The message with its unordered fields in a fixed order."""
     for repeated, key in ((proto.graph.value_info, "name"), (proto.graph.quantization_annotation, "tensor_name")):
         items = sorted(repeated, key=lambda item: getattr(item, key))
         del repeated[:]
@@ -106,7 +106,7 @@ def test_equals_that_of_onnx_ir(name: str) -> None:
     model = MODELS[name]()
     expected = ir.to_proto(model)
     assert expected.graph.node
-    # Initializers are described by their tensors; what else is said of them stays.
+    # Initializers are described by their tensors; other information about them stays.
     infos = [info for info in expected.graph.value_info if info.name in model.graph.initializers]
     for info in infos:
         if info.metadata_props or info.doc_string:

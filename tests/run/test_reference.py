@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime does not run, by evaluators: onnx's own, which core has, and those of plugins."""
+"""Models that ONNX Runtime does not run, by evaluators: onnx's own, which core has, and evaluators of plugins."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Halve(OpRun):
         return (x / np.float32(2),)
 
 
-#: ``Later`` is called before it stands, with an attribute; ``Halve`` has a body, and a kernel which goes before it.
+#: ``Later`` is called before its definition, with an attribute; ``Halve`` has a body, and a kernel that goes first.
 FUNCTIONS = """<ir_version: 10, opset_import: ["": 21, "references.test": 1]>
 g (float[N] x) => (float[N] y) { y = references.test.Outer <by = 3.0> (x) }
 <domain: "references.test", opset_import: ["": 21, "references.test": 1]>
@@ -86,7 +86,7 @@ def _plugin(**hooks: Any) -> Any:
 
 
 class Doubling(ReferenceEvaluator):
-    """An evaluator of an outsider, whose results tell that it ran."""
+    """An evaluator from outside, whose results show that it ran."""
 
     def __init__(self, source: bytes, kernels: Any) -> None:
         super().__init__(source, new_ops=list(kernels))
@@ -101,7 +101,7 @@ def _refuse(source: bytes, kernels: Any) -> Any:
 
 @pytest.mark.parametrize(("first", "runtime", "factor"), [(Doubling, "acme", 2), (_refuse, "onnx.reference", 1)])
 def test_evaluators_of_a_plugin(first: Any, runtime: str, factor: int) -> None:
-    """The first that takes the model runs it."""
+    """The first evaluator that takes the model runs it."""
     program = onnxplug.to_onnx(lambda x: x.abs(), (torch.randn(3),), input_names=["x"])
     with IsolatedRegistry().active() as registry:
         plugin = _plugin(onnxplug_evaluators=lambda: [Evaluator("acme", first)])

@@ -180,7 +180,7 @@ def test_a_neighbour_of_another_tool_keeps_its_data(tmp_path: Path, programs: An
 
 
 def test_data_that_is_missing_is_not_made_for_another_model(tmp_path: Path, programs: Any) -> None:
-    """A model whose data is gone stays without data: it must not get the weights of another one."""
+    """A model whose data is gone stays without data: it must not get another model's weights."""
     path, backup = tmp_path / "model.onnx", tmp_path / "backup.onnx"
     programs[0].save(path, external_data=True)
     path.rename(backup)
@@ -308,7 +308,7 @@ def test_names_that_the_system_refuses(tmp_path: Path, programs: Any) -> None:
 
 
 def _unchanging(path: Path) -> tuple[int, ...]:
-    """What the system says of a file, beside when it was read last: a look at a link counts as that."""
+    """A file's status, but for the time of the last read, which a look at a link changes."""
     status = os.lstat(path)
     return (*status[:7], status.st_mtime_ns, status.st_ctime_ns)
 
@@ -348,7 +348,7 @@ def test_data_never_replaces_a_file_that_is_not_regular(tmp_path: Path, programs
 
 
 def as_nobody(action: Any) -> str:
-    """What an action raises in a process without root's rights: the class and the message."""
+    """The class and the message of the error that an action raises in a process without root's rights."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -25,7 +25,7 @@ _QUICK = [("killed", True, True), ("full", True, False)]
 
 
 def interrupted(action: Any, line: int, fault: Any) -> bool:
-    """Runs an action, with a fault where it comes to the n-th line of the code that saves; whether it came there."""
+    """Runs an action, with a fault at the n-th line of the code that saves; returns whether it came there."""
     seen: set[tuple[str, int]] = set()
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -55,7 +55,7 @@ def raising(error: BaseException) -> Any:
 
 
 def step(action: Any, line: int, fault: str) -> bool:
-    """One attempt, killed or raising; whether the fault came."""
+    """Makes an attempt that is killed or raises; returns whether the fault came."""
     if fault == "killed":
         child = os.fork()
         if child == 0:
@@ -72,7 +72,7 @@ def step(action: Any, line: int, fault: str) -> bool:
 
 @pytest.fixture
 def quick_collection() -> Iterator[None]:
-    """Makes gc.collect() quick: it passes over what is there already."""
+    """Makes gc.collect() quick: it passes over the objects that exist already."""
     gc.collect()
     gc.freeze()
     yield
@@ -95,7 +95,7 @@ def test_a_fault_at_any_line_leaves_a_whole_model(
     """The name always leads to the old model or to the new one, each with its own weights; so does a copy."""
     path, backup = tmp_path / "model.onnx", tmp_path / "backup.onnx"
     line, values = 0, set()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # of which no fault here can tell
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # whose effect no fault here can show
     while True:
         line += 7 if (fault, before, after) in _QUICK else 1
         for leftover in tmp_path.iterdir():

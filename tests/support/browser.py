@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: Debian's package, and what others call it.
+#: The name of Debian's package, and names elsewhere.
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: Chromium reads commands from descriptor 3 and answers on 4.
 _LAUNCH = """
@@ -51,7 +51,7 @@ class Page:
 
     Attributes:
         requests: The addresses of everything that the page asked for.
-        messages: Errors and warnings of the page's scripts, and what its policy forbade.
+        messages: Errors and warnings of the page's scripts, and requests that its policy forbade.
     """
 
     def __init__(self, write: int, read: int) -> None:
@@ -159,7 +159,7 @@ class Page:
 
         Args:
             path: The file.
-            whole: All of the page, not what is in the window.
+            whole: Whether the picture is of the whole page, not of the window.
         """
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))

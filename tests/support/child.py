@@ -29,7 +29,7 @@ def run_child(*arguments: str, **options: Any) -> subprocess.CompletedProcess[st
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """The process that forks, for all tests of this one."""
+    """The process that forks, for all tests of the current process."""
     pipe = subprocess.PIPE
     server = subprocess.Popen([sys.executable, str(forking.__file__)], stdin=pipe, stdout=pipe, text=True)
 
@@ -43,7 +43,7 @@ def _server() -> subprocess.Popen[str]:
 def run_fork(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs Python in the fork of a process that has imported torch already; one at a time.
 
-    For tests of what onnxplug does in a process of its own. What is imported, and when, is for :func:`run_child`.
+    For tests of onnxplug in a process of its own. Tests of its imports need :func:`run_child`.
 
     Args:
         arguments: Arguments of the interpreter: ``"-c", code``, ``"-m", module`` or a file, and what follows; ``-W`` before them.

@@ -1,4 +1,4 @@
-"""Results of compiled models beside eager's, and a model that has everything."""
+"""The comparison of compiled models with eager models, and a model with results of every kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compare(got: Any, expected: Any) -> None:
 
 
 def layout(tensor: torch.Tensor) -> list[int]:
-    """The strides of the axes where they mean something."""
+    """The strides of the axes longer than 1; none of an empty tensor."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
 
 
@@ -47,7 +47,7 @@ class Everything(nn.Module):
 
 
 def tower(folder: str, seed: int) -> tuple[Any, torch.nn.Module]:
-    """A model of this seed, and it compiled with models kept in a folder."""
+    """A model of this seed, compiled with a cache in a folder, and the model itself."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(*[m for n in range(6) for m in (torch.nn.Linear(4 + n, 5 + n), torch.nn.Tanh())])
     return torch.compile(model, backend="onnxplug", options={"cache": folder, "fallback": False}), model

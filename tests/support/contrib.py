@@ -21,7 +21,7 @@ from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.testing import IsolatedRegistry
 
 CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
-#: These import torchvision, which on this machine may lack its compiled kernels.
+#: Packages that import torchvision, which on this machine may lack its compiled kernels.
 VISION = (
     "onnxplug-bitsandbytes",
     "onnxplug-diffusers",
@@ -37,7 +37,7 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 def modules_alone(folder: Path) -> Path:
     """A folder with the package's modules and nothing else.
 
-    What a build leaves beside them (egg-info) would make every later test of the process see an installed plugin.
+    Files that a build leaves beside them (egg-info) would make every later test of the process see an installed plugin.
     """
     _FOLDERS.append(tempfile.TemporaryDirectory(prefix="onnxplug-contrib-"))
     alone = Path(_FOLDERS[-1].name)
@@ -58,7 +58,7 @@ def _project(package: str) -> Any:
 
 @contextmanager
 def installed(*packages: str) -> Iterator[None]:
-    """As if pip had installed these packages, whose modules are on the path, with what they need, and no other plugin.
+    """As if pip had installed these packages, whose modules are on the path, their dependencies, and no other plugin.
 
     Packages that are no plugins change nothing.
     """

@@ -70,7 +70,7 @@ def pip_install(folder: Path, *dists: Dist) -> None:
 def place(folder: Path, *dists: Dist) -> None:
     """Writes the files that ``pip_install`` leaves in ``folder``: the module and its metadata, without building.
 
-    A pip takes two seconds; tests/plugins/test_manager.py holds the two to the same files.
+    A pip takes two seconds; tests/plugins/test_manager.py compares the files of both.
     """
     for dist in dists:
         stem = dist.name.replace("-", "_")
@@ -103,9 +103,9 @@ def copy_source(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> Path:
-    """A clean virtual environment that sees this one's packages (torch takes long to install); returns its Python.
+    """A clean virtual environment that sees our packages (torch takes long to install); returns its Python.
 
-    It has no pip: ``pip_of`` has this one's work in it.
+    It has no pip: ``pip_of`` uses the pip of the current environment.
     """
     venv.create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -127,10 +127,10 @@ def run_python(folder: Path, *arguments: str, status: int | None = 0, fresh: boo
 
     Args:
         folder: The working folder, and the first on the path after it.
-        arguments: Of the interpreter: ``"-c", code`` or ``"-m", module``, what follows them, and ``-W`` before them.
-        status: The exit status that is expected; ``None``: any.
-        fresh: A new process, which imports torch itself, not the fork of one that has imported it
-            (``tests.support.forking``). Several of these run at the same time.
+        arguments: The interpreter's: ``"-c", code`` or ``"-m", module``, further arguments, and ``-W`` before them.
+        status: The expected exit status; ``None``: any.
+        fresh: Whether to run a new process, which imports torch itself, and not a fork of a process with torch imported
+            (``tests.support.forking``). Several new processes may run at the same time.
         environment: Environment variables beside those of this process.
     """
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])

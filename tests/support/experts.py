@@ -19,7 +19,7 @@ def ids(*shape: int) -> torch.Tensor:
 
 
 def mask(batch: int, total: int) -> torch.Tensor:
-    """Rows padded on the left to different lengths, the first one not at all."""
+    """Rows padded on the left to different lengths, the first row not at all."""
     starts = torch.randint(0, max(total // 2, 1), (batch, 1))
     starts[0] = 0
     return (torch.arange(total)[None] >= starts).long()
@@ -38,7 +38,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 
 def mixture(name: str, implementation: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A small one, its weights large enough for experts to matter."""
+    """A small mixture of experts, with weights large enough for the experts to matter."""
     import transformers
 
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Run as a script: a process that has imported torch, and that forks for each request one that runs Python code.
+"""Run as a script: a process that has imported torch, and forks a process that runs Python code for each request.
 
-Importing torch and what an export needs takes three seconds; forking takes hundredths. A fork is a process of its own: its
+Importing torch and an export's modules takes three seconds; a fork takes hundredths. It is a process of its own: its
 modules, warnings, plugins and environment are its own, and it ends as Python does. No plugin and no converter is imported here.
 
 Requests are lines of JSON on standard input, with the keys ``arguments`` (``-c CODE …``, ``-m MODULE …`` or ``FILE …``, and
@@ -22,7 +22,7 @@ import types
 import warnings
 from typing import Any, NoReturn
 
-#: What an export imports. None of these starts a thread, which a fork would lose; onnxruntime does.
+#: Modules that an export imports. None of them starts a thread, which a fork would lose; onnxruntime does.
 PRELOADED = """
     numpy torch torch._dynamo torch._export.non_strict_utils torch._functorch.aot_autograd torch.export._trace
     torch.fx.experimental.validator torch._inductor.sizevars pluggy

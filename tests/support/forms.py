@@ -1,4 +1,4 @@
-"""Forms that a runtime computes faster: a module, and which operators become of it."""
+"""Forms that a runtime computes faster: a module, and the operators that it becomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUTO = torch.export.Dim.AUTO
 
 @dataclass(frozen=True)
 class Form:
-    """A module and what becomes of it.
+    """A module and its form in the graph.
 
     Attributes:
         name: The rewrite or the converter under test.
@@ -88,7 +88,7 @@ def check_form(form: Form, opset: int, monkeypatch: pytest.MonkeyPatch, alone: S
 
 
 def compare(program: Any, model: nn.Module, x: torch.Tensor) -> None:
-    """A program's results and eager PyTorch's."""
+    """Compares a program's results with eager PyTorch's."""
     with torch.no_grad():
         expected = torch.utils._pytree.tree_leaves(model(x))
     for got, wanted in zip(torch.utils._pytree.tree_leaves(program(x)), expected, strict=True):

@@ -1,4 +1,4 @@
-"""onnx's own backend test suite: nodes, small models and those that PyTorch converted."""
+"""onnx's own backend test suite: nodes, small models, and models that PyTorch converted."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def node_cases() -> dict[str, Any]:
 
 @functools.cache
 def model_cases() -> dict[str, Any]:
-    """The tests of small models, by kind and name; those of real networks are left out, their weights are not there."""
+    """The tests of small models, by kind and name; real networks are left out, as their weights are not there."""
     kinds = ("simple", "pytorch-converted", "pytorch-operator")
     return {f"{kind}/{case.name}": case for kind in kinds for case in load_model_tests(kind=kind)}
 
 
 def passes(evaluator: type, case: Any) -> str | None:
-    """Runs a test; what is wrong, ``None`` if nothing is."""
+    """Runs a test; returns its error, ``None`` where it passes."""
     try:
         model = case.model if case.model is not None else onnx.load(os.path.join(case.model_dir, "model.onnx"))
         sets = case.data_sets if case.data_sets is not None else _stored(case.model_dir, model)
@@ -45,7 +45,7 @@ def passes(evaluator: type, case: Any) -> str | None:
 
 
 def same(got: list[Any], expected: list[Any], rtol: float, atol: float) -> None:
-    """onnx's comparison; sequences element by element, which it can't do of numbers without dimensions."""
+    """onnx's comparison; sequences element by element, as onnx can't compare sequences of scalars."""
     assert len(got) == len(expected)
     for actual, wanted in zip(got, expected, strict=True):
         if isinstance(wanted, list):

@@ -70,7 +70,7 @@ def agree(
     atol: float = 1e-5,
     **attributes: Any,
 ) -> None:
-    """Both of our evaluators and ONNX Runtime have the same results of a node."""
+    """Asserts that both of our evaluators give the results of ONNX Runtime for a node."""
     model, feeds = node_model(op, inputs, outputs, **attributes)
     expected = by_onnxruntime(model, feeds)
     for evaluator in (ExtendedReferenceEvaluator, TorchReferenceEvaluator):

@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the others out."""
+    """Deselects the tests outside of the part."""
     parts = config.getoption("one_in")
     left_out = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts]
     config.hook.pytest_deselected(items=left_out)

@@ -1,4 +1,4 @@
-"""Which cases of tests with many cases run by default: of those that cost most a part, spread evenly. The others are long."""
+"""The default cases of tests with many cases: of the costliest tests a part, spread evenly. The others are long."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 #: Tests of several cases that take more than half a second of processor time, all cases together, with these seconds.
 TABLE = Path(__file__).parents[1] / "durations.txt"
-#: Of each test in the table the largest of these shares of the cases runs by default that takes no more
-#: than so many seconds, and the smallest in any event.
+#: Shares of a test's cases, each cut off at so many seconds: by default the largest of these numbers of cases runs,
+#: and no fewer cases than the last share has.
 SHARES = ((1 / 4, 0.3), (1 / 8, 0.5), (1 / 20, 0.0))
 
 
@@ -25,7 +25,7 @@ def costly() -> dict[str, float]:
 
 
 def number_by_default(cases: int, seconds: float) -> int:
-    """How many of so many cases, which take so many seconds together, run by default."""
+    """The number of cases that run by default, of this many cases that take this many seconds together."""
     smallest = ceil(cases * SHARES[-1][0])
     return max(smallest, *(min(ceil(cases * share), int(most * cases / seconds)) for share, most in SHARES))
 

@@ -1,4 +1,4 @@
-"""Captures without one of the patches of torch; ``-p tests.support.patches`` with the variable does so in a run of pytest."""
+"""Captures without a patch of torch; ``-p tests.support.patches`` and the variable do so in a run of pytest."""
 
 from __future__ import annotations
 

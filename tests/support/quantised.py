@@ -25,7 +25,7 @@ ROWS = {0: torch.export.Dim.DYNAMIC}
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Packs and computes with an engine while it holds; torch's warnings that this quantisation is deprecated are left out."""
+    """Packs and computes with an engine, without torch's warnings that this quantisation is deprecated."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = name
     try:
@@ -37,7 +37,7 @@ def engine(name: str) -> Iterator[None]:
 
 
 def weighted(layer: Any, by_channel: bool = True) -> Any:
-    """A layer with packed weights, drawn anew."""
+    """A layer with new packed weights."""
     weight, bias = layer.weight(), layer.bias()
     numbers = torch.randn(weight.shape) * 0.3
     if by_channel:
@@ -88,13 +88,13 @@ def check_quantised(
     """Exports a model and compares it with its own kernels.
 
     Args:
-        model: The model; it must be as it was afterwards.
+        model: The model; it must be unchanged afterwards.
         args: Its inputs.
         others: Further inputs, of another number of rows.
-        quantum: What a result may differ by, where a number lies halfway between two quanta.
-        share: The share of results that may.
+        quantum: The most by which a result may differ, where a number lies halfway between two quanta.
+        share: The share of results that may differ.
         dynamic: Whether the first axes are dynamic.
-        shapes: The dynamic axes, where they are others.
+        shapes: The dynamic axes, where they are not the first ones.
         options: Passed on to ``to_onnx``.
     """
     model = model.eval()

@@ -26,7 +26,7 @@ from onnxplug_tools.report.report import ExportReport
 
 import onnxplug
 
-#: Text that acts where it is not made inert: markup, ends of elements, links, directions of text, halves of characters.
+#: Text that acts unless it is made inert: markup, ends of elements, links, directions of text, halves of characters.
 HOSTILE = (
     "<img src=x onerror=\"document.title='run'\">",
     "</script><script>document.title='run'</script>",

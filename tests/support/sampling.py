@@ -1,4 +1,4 @@
-"""Which part of a large table `make test` goes through; `make zoo` goes through the rest."""
+"""The part of a large table that `make test` goes through; `make zoo` goes through the rest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def examples(number: int) -> int:
 def rotated(*axes: Iterable[Any], every: int) -> list[Any]:
     """The cases of a cross product, for ``parametrize``: one in ``every`` runs by default, the others are long.
 
-    Those whose places in the axes add up to a multiple of ``every``. So each value of each axis runs by default, with
-    others of the other axes in turn, as long as some other axis has at least ``every`` values; of two axes with
-    ``every`` values each, each value once.
+    The cases whose places in the axes add up to a multiple of ``every`` run by default. So each value of an axis runs,
+    with values of the other axes in turn, as long as some other axis has at least ``every`` values; of two axes with
+    ``every`` values each, each value runs once.
     """
     cases = itertools.product(*(enumerate(axis) for axis in axes))
     return [

@@ -21,7 +21,7 @@ def scripted(model: Any) -> Any:
 
 
 def traced(model: Callable[..., Any], *args: Any) -> Any:
-    """``torch.jit.trace`` without the warnings of what a trace keeps constant."""
+    """``torch.jit.trace`` without the warnings of values that a trace keeps constant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.trace(model, args, check_trace=False)

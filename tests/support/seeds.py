@@ -1,4 +1,4 @@
-"""What the conftests of the tests and of contrib have in common: the same random numbers in every run, and torchvision."""
+"""Common parts of the conftests of the tests and of contrib: the same random numbers in every run, and torchvision."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class _Handler(SimpleHTTPRequestHandler):
         return str(found if found.is_relative_to(root) else root / "nowhere")
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is printed."""
+        """Prints nothing."""
 
 
 @contextlib.contextmanager

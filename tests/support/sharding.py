@@ -18,12 +18,12 @@ import torch
 
 Arrays = Mapping[str, np.ndarray]
 
-#: How partial results become the result, of operators where it is no sum.
+#: How partial results become the result, for operators where it is not their sum.
 _BETWEEN = {"ReduceMean": lambda row: sum(row) / len(row), "ReduceMax": lambda row: np.stack(row).max(0)}
 
 
 def shard_index(spec: onnx.ShardingSpecProto, device: int) -> int:
-    """Which of the shards a device holds."""
+    """The index of the shard that a device holds."""
     groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
     (index,) = (i for i, key in enumerate(spec.device) if device in groups.get(key, [key]))
     return index
@@ -77,8 +77,8 @@ def prove(path: Path, feed: Arrays, mesh: tuple[int, ...] | None = None, name: s
         name: The configuration.
 
     Returns:
-        How many nodes gave their results on each device as they are specified (``"direct"``), and how many after results were put
-        together (``"sum"``, ``"concat"``).
+        The number of nodes with the specified results on each device (``"direct"``), and of nodes whose results were
+        put together (``"sum"``, ``"concat"``).
     """
     model = onnx.load(path)
     (configuration,) = (c for c in model.configuration if name in (None, c.name))
@@ -142,7 +142,7 @@ def _local(
     node: onnx.NodeProto, specs: Mapping[str, Any], values: Arrays, device: int, model: onnx.ModelProto
 ) -> np.ndarray:
     parts: list[Any] = [held(values[name], specs[name], device) if name else None for name in node.input]
-    if node.op_type == "Gather":  # a shard of the table answers for its rows
+    if node.op_type == "Gather":  # a shard of the table gives its own rows
         axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
         table = values[node.input[0]]
         axis %= table.ndim

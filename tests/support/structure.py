@@ -12,13 +12,13 @@ from onnx import AttributeProto, numpy_helper
 
 
 def structure(model: onnx.ModelProto, *, by_name: int = 65) -> tuple[Counter[Any], list[Any]]:
-    """What a model's nodes and outputs are, equal for models that differ in names alone.
+    """A description of a model's nodes and outputs, equal for models that differ in names alone.
 
-    Constants stand for their content, be they nodes or initializers; so do initializers of fewer than ``by_name`` elements,
-    and the others, with the graph's inputs, for their names.
+    Constants stand for their content, be they nodes or initializers; initializers of ``by_name`` elements or more stand
+    for their names, as the graph's inputs do.
 
     Returns:
-        How often each node stands in the graph, and the outputs.
+        How often each node is in the graph, and the outputs.
     """
     return _Structure(by_name).of(model.graph, {})
 
@@ -63,7 +63,7 @@ def _content(array: Any) -> Any:
 
 
 def same_inlined(model: ir.Model, plain: ir.Model) -> None:
-    """Holds a model with functions against the plain one: inlined, it is that node for node, with the same inputs and outputs."""
+    """Compares a model with functions, inlined, with the plain model: node for node, and by inputs and outputs."""
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     assert structure(onnx.inliner.inline_local_functions(proto)) == structure(

@@ -1,4 +1,4 @@
-"""Tolerances of the tests that are looser than torch.testing's own, each with its reason: the one table that tests take them from.
+"""Tolerances of the tests that are looser than torch.testing's own, each with its reason: the only table for the tests.
 
 Rows of torch's operator database stand in ``tests/opdb/tolerances.py``, whole models' in ``onnxplug.verification.compare``.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """Relative and absolute tolerance, and why torch.testing's are too narrow."""
+    """Relative and absolute tolerance, and the reason why torch.testing's are too narrow."""
 
     rtol: float
     atol: float

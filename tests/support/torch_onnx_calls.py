@@ -1,4 +1,4 @@
-"""Calls that ``torch.onnx.export`` accepts: the table that is run both ways; and what tests of ``onnxplug.export`` share."""
+"""Calls that ``torch.onnx.export`` accepts, which are run both ways, and helpers of tests of ``onnxplug.export``."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxplug.observers import KINDS
 
-#: Of the Trace Event Format, for the phases that are used: key to its type. All are required.
+#: The keys of the Trace Event Format for the phases that are used, each with its type. All are required.
 EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "X": {
         "name": str,
@@ -23,7 +23,7 @@ EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def check_trace(trace: Any) -> list[dict[str, Any]]:
-    """Holds an object to the format; returns its complete events."""
+    """Checks an object against the format; returns its complete events."""
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert trace["displayTimeUnit"] in ("ms", "ns")
     complete = []
@@ -41,7 +41,7 @@ def check_trace(trace: Any) -> list[dict[str, Any]]:
             assert event["dur"] >= 0
             assert event["cat"] in KINDS
             complete.append(event)
-    # One thread's events lie within each other or apart: sorted by their beginning, each ends before the open one does.
+    # One thread's events lie within each other or apart: sorted by beginning, each ends before the open event.
     assert len({(event["pid"], event["tid"]) for event in complete}) <= 1
     assert [event["ts"] for event in complete] == sorted(event["ts"] for event in complete)
     ends: list[float] = []

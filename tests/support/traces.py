@@ -22,14 +22,14 @@ from onnxplug.torch_private import is_transformed
 def is_layout_of_torch(node: torch.fx.Node) -> bool:
     """A copy into another memory layout, which torch 2.15 makes in one of two equal layers.
 
-    With symbolic sizes that may be 0 or 1, its first scaled_dot_product_attention has a result of other strides than a later one of
-    equal inputs, so that ``contiguous`` is a node after the first alone, in a whole trace too.
+    With symbolic sizes that may be 0 or 1, the first scaled_dot_product_attention's result has other strides than a
+    later result of equal inputs, so that ``contiguous`` is a node after the first alone, in a whole trace too.
     """
     return torch.__version__ >= "2.15" and node.target is torch.ops.aten.contiguous.default
 
 
 def lines(program: torch.export.ExportedProgram) -> list[Any]:
-    """Every node with all that it bears; nodes are numbers, for their names count intermediate results that are gone."""
+    """Every node with its arguments and metadata, numbered, as names count intermediate results that are gone."""
     nodes_that_count = [node for node in program.graph.nodes if not is_layout_of_torch(node)]
     numbers = {node.name: f"%{i}" for i, node in enumerate(nodes_that_count)}
     for node in program.graph.nodes:
@@ -44,7 +44,7 @@ def lines(program: torch.export.ExportedProgram) -> list[Any]:
         return re.sub(r"<eval_with_key>\.\d+", "<eval_with_key>", str(value))
 
     def kinds(value: Any) -> Any:
-        """Sizes, strides, offset and dtype, and which other tensors share the memory."""
+        """Sizes, strides, offset, dtype and device, and a number that tensors of the same memory share."""
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_transformed(value):
             memory = memories.setdefault(value.untyped_storage()._cdata, len(memories))
             return str((value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, memory))
@@ -76,12 +76,12 @@ def captured(make: Callable[[], nn.Module], args: Any, repeats: bool, **options:
 
 
 def both(make: Callable[[], nn.Module], *args: Any, **options: Any) -> Captured:
-    """Captures a model with each call traced, and with equal calls repeated; compares everything that the two programs bear.
+    """Captures a model with each call traced, and with equal calls repeated; compares all of the two programs.
 
     Args:
         make: Makes the model, anew for each capture.
         args: Its inputs.
-        options: Of :func:`~onnxplug.capture.capture.capture`.
+        options: Options of :func:`~onnxplug.capture.capture.capture`.
 
     Returns:
         The capture in which calls were repeated.

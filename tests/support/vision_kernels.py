@@ -1,6 +1,6 @@
 """CPU kernels of torchvision's operators in plain torch, from the papers' and the documentation's definitions.
 
-Slow and simple: what the translations of ``contrib/onnxplug-torchvision`` are compared with where torchvision's
+Slow and simple: the references for the translations of ``contrib/onnxplug-torchvision``, where torchvision's
 extension doesn't load (see :mod:`tests.support.vision`).
 """
 
@@ -31,7 +31,7 @@ def _library() -> torch.library.Library:
 
 
 def nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-    """The best box left is kept, and what overlaps it by more than the threshold goes."""
+    """Keeps the best box left, and drops the boxes that overlap it by more than the threshold."""
     left = torch.argsort(scores, descending=True, stable=True)
     area = (dets[:, 2] - dets[:, 0]) * (dets[:, 3] - dets[:, 1])
     kept = []
@@ -72,7 +72,7 @@ def _bilinear(image: torch.Tensor, y: float, x: float) -> torch.Tensor:
 def _aligned_bins(
     image: torch.Tensor, roi: torch.Tensor, scale: float, height: int, width: int, ratio: int, aligned: bool, floor: int
 ) -> torch.Tensor:
-    """[C, height, width]: means of the points sampled in each bin; ``floor``: the least count that divides."""
+    """[C, height, width]: means of the points sampled in each bin; ``floor``: the least divisor of a mean."""
     shift = 0.5 if aligned else 0.0
     left, top, right, bottom = (float(v * scale) - shift for v in roi[1:])
     wide, high = right - left, bottom - top
@@ -126,7 +126,7 @@ def _cells(channels: int, height: int, width: int) -> list[tuple[int, int, int]]
 
 
 def _span(start: int, side: int, bins: int, index: int, limit: int, like: torch.Tensor) -> slice:
-    """Bin ``index`` of a region that starts at ``start``, within an axis; the arithmetic of the tensor's own dtype."""
+    """Bin ``index`` of a region that starts at ``start``, within an axis, in the arithmetic of the tensor's dtype."""
     step = torch.tensor(side, dtype=like.dtype) / bins
     low, high = math.floor(index * step), math.ceil((index + 1) * step)
     return slice(min(max(low + start, 0), limit), min(max(high + start, 0), limit))
@@ -155,7 +155,7 @@ def _pool(
 def roi_pool(
     input: torch.Tensor, rois: torch.Tensor, scale: float, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fast R-CNN's pooling; the second result is not worked out."""
+    """Fast R-CNN's pooling; the second result is zeros."""
     out = input.new_zeros(rois.shape[0], input.shape[1], height, width)
 
     def each(k: int, cell: torch.Tensor, i: int, j: int) -> None:

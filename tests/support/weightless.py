@@ -96,7 +96,7 @@ WAYS = {"meta": on_meta, "fake": faked, "fake_weights": by_context}
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer, those that aren't persistent included."""
+    """Every parameter and buffer, persistent or not."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer is not None}
     return {**module.state_dict(), **buffers}
 

@@ -25,11 +25,11 @@ from tests.support.vision import define_vision_schemas
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 VOCABULARY = 100  # every language model here but minilm
-_STD = 0.15  # of weights: at a width of 32 to 64 layers keep their signal, and attention is far from uniform
+_STD = 0.15  # deviation of weights: at a width of 32 to 64 layers keep their signal, and attention is far from uniform
 
 
 class Case(NamedTuple):
-    """What ``torch.export.export`` takes, in its order."""
+    """The arguments of ``torch.export.export``, in its order."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -46,7 +46,7 @@ class ZooModel:
         draw: Makes inputs for the given sizes of the dynamic dimensions; called under the asked-for seed.
         sizes: The dynamic dimensions by name, with the sizes to export at.
         axes: Input name to its dynamic axes, each with the name of its dimension; inputs left out are static.
-        note: What a reader of a failing test should know.
+        note: A note for the reader of a failing test.
     """
 
     build: Callable[[], nn.Module]
@@ -140,7 +140,7 @@ def _draw_clip(texts: int, sequence: int, images: int) -> Inputs:
 
 
 def stirred(module: nn.Module) -> nn.Module:
-    """Gives random values to what initialisation leaves constant.
+    """Gives random values to parameters and buffers that initialisation leaves constant.
 
     A fresh model has unit norm weights, zero biases, unit batch statistics and layer scales of 1e-6, so a translation
     that dropped or swapped them would still agree with eager PyTorch.

@@ -1,4 +1,4 @@
-"""The comparison of two tensors: what it must refuse, what it must let pass, and that no element widens another's tolerance."""
+"""The comparison of two tensors: differences to refuse and to accept; no element widens another element's tolerance."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_halves(dtype: torch.dtype) -> None:
 
 
 def test_steps_between_subnormal_halves_are_rounding() -> None:
-    """The steps are 6e-8: a share of such numbers would be less than a step."""
+    """The steps are 6e-8: a share of a subnormal number would be less than a step."""
     expected = torch.arange(1, 40, dtype=torch.float16) * 2.0**-24
     assert compare(expected + 2.0**-24, expected).equal
     assert not compare(expected + 2.0**-19, expected).equal
@@ -139,7 +139,7 @@ def test_steps_between_subnormal_halves_are_rounding() -> None:
 
 
 def test_rounding_of_large_summands_may_show_in_small_elements() -> None:
-    """A third of the elements are what cancellation leaves of numbers of size 10."""
+    """A third of the elements are remainders of a cancellation of numbers of size 10."""
     summands = NORMAL.flatten() * 10
     exact = torch.where(torch.arange(1000) % 3 == 0, summands * 1e-3, summands)
     noise = torch.randn(1000, generator=torch.Generator().manual_seed(2)) * 10 * 2**-24

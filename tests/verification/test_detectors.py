@@ -1,4 +1,4 @@
-"""Verification of transformers' detectors: they choose the best queries by scores of which many are equal, or nearly."""
+"""Verification of transformers' detectors: they choose queries by scores, many of which are equal or nearly equal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _detr(name: str, **settings: Any) -> nn.Module:
     return model
 
 
-#: What makes a model, and the side of its images.
+#: The function that makes a model, and the side of its images in pixels.
 DETECTORS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "detr": (lambda: _detr("Detr"), 64),
     "rt_detr_v2": (lambda: _rt("RTDetrV2"), 128),

@@ -11,7 +11,7 @@ from torch import nn
 import onnxplug
 from tests.support.child import run_child
 
-#: In a process of its own, as settings of the older and of the newer kind, once mixed, can't be told apart any more.
+#: For a process of its own, as settings of the older and of the newer kind, once mixed, can't be told apart any more.
 _SCRIPT = """
 import torch
 from torch import backends, nn
@@ -48,7 +48,7 @@ def test_products_in_bfloat16_are_no_difference(medium: None, seeded: None) -> N
 @pytest.mark.parametrize("name", ["backends", "backends.mkldnn", "backends.mkldnn.matmul", "backends.cudnn.conv"])
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
 def test_newer_settings_stay(name: str, precision: str) -> None:
-    """torch.export itself refuses where PyTorch's older settings say something else."""
+    """torch.export itself refuses newer settings that contradict PyTorch's older settings."""
     if "cudnn" in name and precision == "bf16":
         precision = "none"  # cuDNN has no bfloat16 for float32
     done = run_child("-c", _SCRIPT.format(settings=f"{name}.fp32_precision = {precision!r}", then=""))

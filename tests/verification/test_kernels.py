@@ -1,4 +1,4 @@
-"""Kernels of ONNX Runtime that are less exact than PyTorch's are no difference of the model, and a fault beside them is one."""
+"""ONNX Runtime's kernels may be less exact than PyTorch's; a fault beside them is a difference of the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plus(amount: float) -> Any:
 
 
 def plus_of_elements(amount: float) -> Any:
-    """Adds to the elements of a topk."""
+    """A rule for topk that adds to the elements."""
 
     def convert(g: Any, node: Any) -> Any:
         values, indices = g.call_next(node)
@@ -102,7 +102,7 @@ def test_closed_gates_of_an_lstm() -> None:
 
 
 def distance(operator: Any, y: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """How far apart an operator's kernels are taken to be."""
+    """The distance that verification assumes between the kernels of an operator, for each element."""
     moved = [moved_apart(operator, (args, kwargs), y, up=up).double() - y for up in (True, False)]
     return moved[0].abs().maximum(moved[1].abs())
 
@@ -121,7 +121,7 @@ MEASURED: dict[str, tuple[Callable[..., Any], float, float, Callable[..., torch.
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_distances_are_measured(name: str) -> None:
-    """No element is farther off than twice the table's distance, and some are beyond the usual tolerance."""
+    """No element is off by more than twice the table's distance, and some are beyond the usual tolerance."""
     function, least, most, far = MEASURED[name]
     x = torch.linspace(least, most, 20001)
     wanted = function(x)
@@ -151,7 +151,7 @@ def test_results_that_are_kept_for_each_module() -> None:
 
 
 def test_other_models_get_no_slack() -> None:
-    """Of operators that have exact kernels, the slack is that of moved operands alone."""
+    """The slack of operators with exact kernels comes from moved operands alone."""
 
     def slack(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
         made = rounding_slack(lambda model, leaves: [("y", model(*leaves))], function, [x])[0]

@@ -21,7 +21,7 @@ from tests.support.zoo import ZOO
 LOWEST = torch.finfo(torch.float32).min
 HIDDEN = torch.arange(12).reshape(3, 4) % 3 == 0
 
-#: Operator to the one that takes its place.
+#: Operator to the operator that takes its place.
 SWAPPED = {
     "Add": "Sub",
     "Sub": "Add",
@@ -103,7 +103,7 @@ SMALL: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "double": (lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double(), (4, 6)),
     "half": (lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).half(), (4, 6)),
 }
-#: The default run tries few changes of two models, `make zoo` more of all.
+#: The default run tries few changes of two models, `make zoo` more changes of all models.
 WHOLE = [
     *[(name, 6) for name in ("mobilenetv3_small_050", "bert")],
     *[
@@ -115,7 +115,7 @@ WHOLE = [
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed model still states the shapes of the right one, which ONNX Runtime would warn of."""
+    """Silences ONNX Runtime, which would warn of the right model's shapes in a changed model."""
     monkeypatch.setattr("onnxplug.run.session.LOG_SEVERITY", 3)
 
 
@@ -165,7 +165,7 @@ def perturbed(weight: ir.Value) -> Iterator[None]:
 
 
 def mutations(model: ir.Model) -> list[tuple[str, Any]]:
-    """Every change of one node or weight: its name, and what makes it for as long as it is held."""
+    """Every change of one node or weight: its name, and a function whose context manager holds the change."""
     results: list[tuple[str, Any]] = []
     for node in model.graph:
         name = f"{node.op_type} {node.name}"
@@ -184,7 +184,7 @@ def mutations(model: ir.Model) -> list[tuple[str, Any]]:
 
 
 def outputs(program: onnxplug.OnnxProgram) -> list[torch.Tensor] | None:
-    """What the model computes on the export's inputs, by a session of its own; ``None`` where it does not run."""
+    """The model's results on the export's inputs, from a new session; ``None`` where it does not run."""
     assert program.captured is not None
     program.release()
     try:
@@ -194,7 +194,7 @@ def outputs(program: onnxplug.OnnxProgram) -> list[torch.Tensor] | None:
 
 
 def visible(before: list[torch.Tensor], after: list[torch.Tensor] | None) -> bool:
-    """Whether some ordinary element changed by more than 1 % of its size and of the ordinary elements' smaller ones."""
+    """Whether a change shows: no results, other shapes or NaNs, or an error of 1 % of element plus median size."""
     if after is None:
         return True
     for a, b in zip(before, after, strict=True):
@@ -209,7 +209,7 @@ def visible(before: list[torch.Tensor], after: list[torch.Tensor] | None) -> boo
 
 
 def refused(program: onnxplug.OnnxProgram, count: int) -> tuple[list[str], int]:
-    """Changes that went unnoticed though results changed, and the number of those that were tried."""
+    """The visible changes that ``verify`` accepted, and the number of visible changes that were tried."""
     before = outputs(program)
     assert before is not None
     assert program.verify().cases
@@ -254,7 +254,7 @@ def test_whole_models(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("fill", [LOWEST, -1e9, -1e4])
 def test_an_activation_before_a_masked_fill(fill: float) -> None:
-    """Sigmoid replaced by Neg before a mask's fill: once passed."""
+    """Verification once accepted a Neg in the place of Sigmoid before a mask's fill."""
     wrong = onnxplug.Rule("aten::sigmoid", lambda g, node: g.op.Neg(node.args[0]))
     program = onnxplug.to_onnx(masked(fill), (torch.randn(3, 4),), rules=[wrong])
     with pytest.raises(VerificationError, match="8 of 12 elements differ"):
@@ -270,7 +270,7 @@ def test_an_error_of_small_elements_beside_large_ones() -> None:
 
 
 def test_outputs_that_nothing_tells_of() -> None:
-    """An output too many, one too few, a mutated buffer or input that the eager model does not have."""
+    """An output too many, an output too few, a mutated buffer or input that the eager model does not have."""
 
     class Counter(nn.Module):
         def __init__(self) -> None:

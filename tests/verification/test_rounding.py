@@ -1,4 +1,4 @@
-"""What rounding alone decides is no difference, and a fault beside it is one."""
+"""A difference by rounding alone is accepted, and a fault beside it is reported."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_inputs_whose_result_rounding_decides_are_drawn_again(offset: float) -> 
 
 
 ATEN = torch.ops.aten
-#: An operator, the shapes of its floating-point operands, and what follows them.
+#: An operator, the shapes of its floating-point operands, and the arguments after them.
 POLYNOMIALS: list[tuple[Any, tuple[tuple[int, ...], ...], tuple[Any, ...]]] = [
     (ATEN.convolution.default, ((2, 3, 6, 6), (4, 3, 3, 3), (4,)), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
     (ATEN.mm.default, ((3, 4), (4, 5)), ()),
@@ -199,7 +199,7 @@ POLYNOMIALS: list[tuple[Any, tuple[tuple[int, ...], ...], tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize(("operator", "shapes", "rest"), POLYNOMIALS, ids=[str(row[0]) for row in POLYNOMIALS])
 def test_polynomials_do_not_jump(operator: Any, shapes: Any, rest: Any, seeded: None) -> None:
-    """Not where sums cancel, operands pass through 0 or change by much, which is why they need not be examined."""
+    """Polynomials don't jump where sums cancel, operands pass through 0 or change by much: they need no examination."""
     assert operator._schema.name in repetition.STEADY
     for scale in (1e-7, 1e-3, 10.0):
         before = [torch.randn(shape) for shape in shapes]
@@ -210,7 +210,7 @@ def test_polynomials_do_not_jump(operator: Any, shapes: Any, rest: Any, seeded: 
             assert not mask.any()
 
 
-#: Functions that move at most twice as far as their operands, how many operands they have, and what follows them.
+#: Functions whose results move at most twice as far as their operands, how many operands, and the arguments after them.
 FUNCTIONS: list[tuple[Any, int, tuple[Any, ...]]] = [
     *((getattr(ATEN, name).default, 1, ()) for name in "relu hardswish abs silu mish".split()),
     *((getattr(ATEN, name).default, 2, ()) for name in "maximum minimum".split()),
@@ -229,7 +229,7 @@ def _pooled(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("function", "count", "rest"), [*FUNCTIONS, (_pooled, 1, ())])
 def test_functions_move_no_more_than_twice_as_far(function: Any, count: int, rest: Any, seeded: None) -> None:
-    """Near kinks, in the steepest part and far out: in float64, so that rounding plays no part."""
+    """Results are compared near kinks, in the steepest part and far out, in float64, so that rounding plays no part."""
     assert function is _pooled or getattr(function, "func", function)._schema.name in repetition.STEADY
     for size, step in itertools.product((1e-6, 0.1, 1.0, 5.0, 100.0), (1e-6, 1e-2, 1.0, 10.0)):
         before = [size * torch.randn(40, 50, dtype=torch.float64) for _ in range(count)]
@@ -278,7 +278,7 @@ class Laid(torch.nn.Module):
 
 
 def test_other_runs_have_the_strides_of_the_first(seeded: None) -> None:
-    """They would call other operators otherwise, and nothing would be known of how far rounding moves the results."""
+    """With other strides the runs would call other operators: the effect of rounding would be unknown."""
     slack = rounding_slack(lambda model, leaves: [("output", model(*leaves))], Laid(), [torch.randn(2, 3, 4)])
     assert [None if x is None else tuple(x.shape) for x in slack] == [(2, 4, 3)]
     assert float(slack[0].max()) > 0  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Eigenvectors and singular vectors, whose order and phases PyTorch leaves open: what follows from them, and who is at fault."""
+"""Eigenvectors and singular vectors of open order and phases: values computed from them, and culprits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_the_fault_of_a_spectrum_is_its_rule(name: str) -> None:
 
 
 def other_way(*places: int, change: Callable[[Any, Any], Any]) -> Any:
-    """A rule that is as right as the one before it: what it changes in its results, PyTorch leaves open."""
+    """A rule as right as the next rule: it changes results only in a way that PyTorch leaves open."""
 
     def convert(g: Any, node: Any) -> Any:
         results = g.call_next(node)
         several = list(results) if isinstance(results, list | tuple) else [results]
         for place in places:
             x = several[place]
-            if hasattr(x, "real"):  # a part that nothing reads is made too
+            if hasattr(x, "real"):  # both parts are made, also a part that has no reader
                 several[place] = type(x)(change(g, x.real), change(g, x.imag))
             elif x is not None:
                 several[place] = change(g, x)
@@ -53,7 +53,7 @@ def negated(g: Any, x: Any) -> Any:
 
 
 def negated_transposed(g: Any, x: Any) -> Any:
-    """Its last node is a Transpose, which another behind it cancels."""
+    """Negates, and ends with a Transpose, which cancels with a Transpose of the model."""
     return g.op.Transpose(g.op.Neg(g.op.Transpose(x, perm=[0, 2, 1])), perm=[0, 2, 1])
 
 
@@ -64,7 +64,7 @@ _EIGH = Rule("aten::linalg_eigh", other_way(1, change=negated))
 _SVD = Rule("aten::linalg_svd", other_way(0, 2, change=negated_transposed))
 eig, svd = torch.linalg.eig, torch.linalg.svd
 
-#: Models that ONNX has a part of an open result of, or nothing but what is computed from it, and rules that take another choice.
+#: Models whose graph has only a part of an open result, or only values computed from it, and rules with another choice.
 PARTS: dict[str, tuple[Callable[[torch.Tensor], Any], Rule]] = {
     "eigenvalues": (lambda x: torch.linalg.eigvals(x).real, _EIGENVALUES),
     "imaginary parts": (lambda x: torch.linalg.eigvals(x).imag, _EIGENVALUES),
@@ -91,7 +91,7 @@ INPUTS: dict[str, tuple[int, int, torch.dtype]] = {
 @pytest.mark.parametrize("kind", [k if k == "small" else pytest.param(k, marks=pytest.mark.long) for k in INPUTS])
 @pytest.mark.parametrize("name", PARTS)
 def test_what_follows_from_an_open_choice_is_compared_in_it(name: str, kind: str) -> None:
-    """The rules choose otherwise than LAPACK, so that no processor's rounding decides what this test sees."""
+    """The rules choose otherwise than LAPACK, so that the test does not depend on a processor's rounding."""
     model, rule = PARTS[name]
     batch, size, dtype = INPUTS[kind]
     if dtype.is_complex and rule not in (_EIGENVALUES, _EIG, _PHASES):
@@ -120,7 +120,7 @@ def test_a_fault_behind_an_open_choice_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_vectors_of_near_values_in_other_phases(full: bool) -> None:
-    """Of singular values a thousandth apart, rounding moves the vectors by more than the tolerance."""
+    """Rounding moves the vectors of singular values that are a thousandth apart by more than the tolerance."""
     x = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     left, _, right = svd(x, full_matrices=False)
     x = (left * torch.tensor([2.0, 1.001, 1.0, 0.999]).double() @ right).float()
@@ -140,7 +140,7 @@ FLIPPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", FLIPPED)
 def test_another_order_or_phase_of_pytorch_is_no_rounding(name: str) -> None:
-    """Of some of so many matrices, LAPACK gives another order or phase where they differ in the last place."""
+    """LAPACK gives another order or phase for some of 200 matrices when they differ in the last place."""
     for size in (6, 20):
         x = torch.randn(200, size, size, generator=torch.Generator().manual_seed(0))
         slack = rounding_slack(lambda _, leaves: [("", FLIPPED[name](leaves[0]))], None, [x])[0]
@@ -151,7 +151,7 @@ def test_another_order_or_phase_of_pytorch_is_no_rounding(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize(("batch", "size"), [(1, 5), (6, 12), (40, 6), (3, 30)])
 def test_order_and_phases_are_read_off_any_part(batch: int, size: int, dtype: torch.dtype) -> None:
-    """To the last digits: an angle that is right to half of them leaves differences that the tolerances of float64 show."""
+    """To the last digits: an angle with half of its digits right leaves differences above the tolerances of float64."""
     generator = torch.Generator().manual_seed(size)
     values, vectors = eig(torch.randn(batch, size, size, generator=generator, dtype=dtype))
     order = torch.stack([torch.randperm(size, generator=generator) for _ in range(batch)])

@@ -1,4 +1,4 @@
-"""Verification where PyTorch leaves open which of equal elements is meant, and where rounding decides."""
+"""Verification where PyTorch leaves the choice among equal elements open, and where rounding decides a choice."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def test_the_report_says_so() -> None:
 
 
 def second(g: Any, node: Any) -> Any:
-    """The elements after the best."""
+    """A wrong rule for topk: the elements after the best."""
     values, places = g.op.TopK(node.args[0], [node.args[1] + 1], _outputs=2)
     return [g.op.Slice(v, [1], [9], [1]) for v in (values, places)]
 
 
 def twice(g: Any, node: Any) -> Any:
-    """The best element again and again."""
+    """A wrong rule for topk: the best element again and again."""
     values, places = g.op.TopK(node.args[0], [1], _outputs=2)
     return [g.op.Expand(v, [1, node.args[1]]) for v in (values, places)]
 
 
 def first(g: Any, node: Any) -> Any:
-    """The first elements, whatever they are."""
+    """A wrong rule for topk: the first elements, whatever their values."""
     x, count = node.args[:2]
     places = g.op.Expand(g.op.Range(0, count, 1), [2, count])
     return [g.op.GatherElements(x, places, axis=1), places]
@@ -106,7 +106,7 @@ def test_a_wrong_choice_is_an_error(kind: type[Detector], wrong: Any) -> None:
 
 
 def moved(g: Any, node: Any) -> Any:
-    """A gather that takes the wrong element in one place."""
+    """A wrong rule for gather: one element of each row is off."""
     result = g.call_next(node)
     return g.op.Add(result, g.const(0.01 * torch.eye(4).repeat(2, 1, 1)))
 
@@ -132,7 +132,7 @@ STATED: dict[str, tuple[Callable[[torch.Tensor], Any], Rule]] = {
 
 
 def _backwards(g: Any, node: Any) -> Any:
-    """Sorted, equal elements from the last to the first."""
+    """A sort with equal elements from the last to the first: the negated values, and their places."""
     x = node.args[0]
     size = x.shape[1]
     turned = g.op.Slice(x, [-1], [-size - 1], [1], [-1])
@@ -150,7 +150,7 @@ def test_where_pytorch_states_which_element_it_is_no_other_is_right(name: str) -
 
 
 def rounded_otherwise(g: Any, node: Any) -> Any:
-    """Adds one unit of rounding to every other element, as another order of a sum does."""
+    """Moves the elements down and up in turn by one unit of rounding, as another order of a sum does."""
     result = g.call_next(node)
     signs = torch.ones(30).index_fill(0, torch.arange(0, 30, 2), -1.0)
     return g.op.Mul(result, g.const(1 + signs * 1.5e-7))
@@ -225,8 +225,8 @@ def refuse_to_run(*_: Any) -> Iterator[None]:
 
 
 def as_near_as_pytorch() -> Iterator[tuple[onnxplug.OnnxProgram, torch.Tensor]]:
-    """Inputs of ``cancelling`` whose results differ, and are as near to the float64 result as PyTorch's: the kernels of both round
-    to either side of it."""
+    """Exports of ``cancelling`` with inputs at which the results differ, and are as near to float64 as PyTorch's are:
+    the kernels of both round to either side of the float64 result."""
     for seed in range(8):
         n = torch.randint(0, 100_000, (16, 1000), generator=torch.Generator().manual_seed(seed))
         program = onnxplug.to_onnx(cancelling, (n,))
@@ -264,7 +264,7 @@ def test_farther_than_pytorch_is_a_difference() -> None:
     wrong = onnx.clone()
     wrong[7] += 3e-3
     assert compare(wrong, pytorch, exact=exact).count == 1
-    # PyTorch's error at a few elements excuses no others, and where it is large the float64 result says nothing.
+    # PyTorch's error at a few elements excuses no other element, and where it is large the float64 result says nothing.
     pytorch = exact.float()
     pytorch[:2] += 0.5
     assert compare(onnx, pytorch, exact=exact).count > 100
@@ -344,7 +344,7 @@ def test_rounding_that_a_recurrent_layer_carries_on_is_no_difference(
 
 @pytest.mark.parametrize(("size", "width", "logarithm"), [(256, 8, False), (512, 64, False), (400, 64, True)])
 def test_a_small_wrong_offset_is_no_rounding(size: int, width: int, logarithm: bool) -> None:
-    """Twice as much as PyTorch's own rounding, which is 3e-7 to 2e-5 of results between -1 and 1: processors differ in it."""
+    """The offset is twice PyTorch's own rounding: 3e-7 to 2e-5 of results up to 1, depending on the processor."""
     torch.manual_seed(0)
     model, x = Spectral(size, width, logarithm).eval(), torch.randn(2, size * 12)
     with torch.no_grad():
@@ -383,7 +383,7 @@ def test_orders_and_phases_that_pytorch_leaves_open(name: str) -> None:
 
 
 def changed(place: int, change: Callable[[Any, Any], Any]) -> Any:
-    """A rule whose result at a place is changed: each part of a complex one."""
+    """A rule that changes the result at ``place``, both parts of a complex result."""
 
     def convert(g: Any, node: Any) -> list[Any]:
         results = list(g.call_next(node))
@@ -401,7 +401,7 @@ def turned_about(g: Any, x: Any) -> Any:
 
 
 def repeated(g: Any, x: Any) -> Any:
-    """The first element or column again in the place of the second."""
+    """The first element or column twice, then the others but for the last."""
     return g.op.Gather(x, [0, *range(11)], axis=-1)
 
 
@@ -501,7 +501,7 @@ TIED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def otherwise(g: Any, node: Any) -> Any:
-    """Adds one unit of rounding to every other element."""
+    """Moves the elements down and up in turn by one unit of rounding."""
     signs = torch.ones(30).index_fill(0, torch.arange(0, 30, 2), -1.0)
     return g.op.Mul(g.call_next(node), g.const(1 + signs * 1.5e-7))
 
@@ -545,7 +545,7 @@ quarters.register_fake(lambda x, weight: x @ weight)
 
 
 def test_operands_of_other_sizes_than_the_result() -> None:
-    """A product that is rounded, at the middle between two steps; the operator behind it is wrong."""
+    """The product lies midway between two steps of its rounding; the operator after it is wrong."""
     rules = [
         Rule("ties::quarters", lambda g, n: g.op.Div(g.op.Round(g.op.Mul(g.op.MatMul(*n.args), 4.0)), 4.0)),
         Rule("aten::tanh", lambda g, n: g.op.Add(g.call_next(n), 0.01)),

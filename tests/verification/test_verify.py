@@ -1,4 +1,4 @@
-"""Verification: other sizes, other values, and every kind of difference found."""
+"""Verification at other sizes and values, and every kind of difference."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_inputs_beyond_a_range_are_named() -> None:
 
 
 def refusing(refused: Any) -> Any:
-    """A model that eager PyTorch refuses at some sizes, though the capture says nothing of it."""
+    """An export of a model that refuses some sizes in eager PyTorch, but not while it is captured."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_exporting() and refused(x.shape[0]):
@@ -157,7 +157,7 @@ def summed(**options: Any) -> onnxplug.OnnxProgram:
 
 
 def loose(**options: Any) -> onnxplug.OnnxProgram:
-    """As :func:`summed`, and torch.export finds no relation between the sizes by itself."""
+    """As :func:`summed`, but torch.export finds no relation between the sizes by itself."""
 
     def model(x: torch.Tensor, past: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         whole = torch.cat([past, x])
@@ -344,7 +344,7 @@ def test_verify_file_draws_expressions(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [{"x": None}, {"past": None}])
 def test_an_expression_of_a_static_size(sizes: dict[str, Any]) -> None:
-    """A name that only the expression has is unknown; a size that came out static is its number."""
+    """A name in an expression is unknown where its own dimension is static."""
     with pytest.raises(UsageError, match="but no dimension has that name"):
         loose(**sizes)
 

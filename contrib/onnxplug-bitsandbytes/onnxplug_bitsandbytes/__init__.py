@@ -43,13 +43,13 @@ def onnxplug_domains() -> list[Domain]:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryPatch]:
-    """What torch.export needs of bitsandbytes' layers."""
+    """The patch that gives bitsandbytes' layers plain weights while torch.export captures a model."""
     return [LibraryPatch(("bitsandbytes.nn",), "onnxplug_bitsandbytes.layers:plain_layers")]
 
 
 @hookimpl
 def onnxplug_observers() -> list[Any]:
-    """What verification compares with, on processors with AVX512-BF16."""
+    """An observer for processors with AVX512-BF16: in a verification, layers compute in the dtype of their input."""
     return [_float32]
 
 
@@ -71,5 +71,5 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates, and of which bitsandbytes."""
+    """The operators' namespace, and the version of bitsandbytes that the package requires."""
     return PluginInfo(api=1, namespaces=("bitsandbytes",), requires=[REQUIRED])

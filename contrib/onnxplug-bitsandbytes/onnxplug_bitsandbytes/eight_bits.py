@@ -22,8 +22,8 @@ _INVERSE, _SQUARE = 7.874015718698502e-3, 6.200124e-05
 def int8_vectorwise_quant(g: Any, node: Any) -> Any:
     """int8_vectorwise_quant(Tensor A, float threshold=0.0) -> (Tensor, Tensor, Tensor?)
 
-    The rows in bytes, their largest magnitudes but for outliers, and the columns with outliers, whose bytes are 0. The quotients
-    that are no number give 0, too: in a row of zeros, of infinity.
+    The rows in bytes, their largest magnitudes without outliers, and the indices of the columns with outliers, whose
+    bytes are 0. A quotient that is NaN gives 0, too: in a row of zeros, of infinity.
     """
     x, threshold = node.args
     wide, columns = g.cast(x, _FLOAT), None
@@ -38,9 +38,9 @@ def int8_vectorwise_quant(g: Any, node: Any) -> Any:
         some_nan = g.op.Greater(_reduced(g, "ReduceSum", g.cast(g.op.IsNaN(wide), _FLOAT), 1), g.const(0.0, _FLOAT))
         largest = g.op.Where(some_nan, g.const(float("nan"), _FLOAT), largest)
     factors = g.op.Unsqueeze(largest, g.const([1]))
-    # 127.0 / x is the reciprocal times 127 in PyTorch: rounded twice, which decides levels near a half.
+    # 127.0 / x is the reciprocal times 127 in PyTorch: two roundings, which decide levels near a half.
     levels = g.op.Round(g.op.Mul(wide, g.op.Mul(g.op.Reciprocal(factors), g.const(127.0, _FLOAT))))
-    keep = g.op.LessOrEqual(g.op.Abs(levels), g.const(127.0, _FLOAT))  # not those of NaN, as of rows of zeros
+    keep = g.op.LessOrEqual(g.op.Abs(levels), g.const(127.0, _FLOAT))  # NaN, as in rows of zeros, gives 0
     if threshold:
         keep = g.op.And(keep, g.op.Not(in_column))
     return g.cast(g.op.Where(keep, levels, g.const(0.0, _FLOAT)), ir.DataType.INT8), largest, columns
@@ -73,8 +73,9 @@ def int8_scaled_mm(g: Any, node: Any) -> Any:
 def int8_mixed_scaled_mm(g: Any, node: Any) -> Any:
     """int8_mixed_scaled_mm(Tensor A, Tensor CA, Tensor CB, Tensor SCA, Tensor SCB, Tensor? outlier_cols=None, Tensor? bias=None) -> (Tensor, Tensor?)
 
-    The columns of the weight are restored where A has outliers. The second result, those columns of A, is for gradients. bitsandbytes
-    declares it as int64 [n], which it isn't: something of that kind stands for it, as nothing reads it.
+    The columns of the weight are restored where A has outliers. The second result, the columns of A with outliers, is
+    for gradients. bitsandbytes declares it as int64 [n], which it isn't: a tensor of that dtype and rank stands for it,
+    as nothing reads it.
     """  # noqa: E501
     x, levels, weight, rows, columns, outliers, bias = node.args
     if _reads_second(node.fx):
@@ -107,7 +108,7 @@ def _product(g: Any, levels: Any, weight: Any) -> Any:
 
 
 def _is_unsigned(g: Any) -> bool:
-    """Whether bytes are stored as unsigned ones with a zero point of 128.
+    """Whether bytes are stored unsigned, with a zero point of 128.
 
     ONNX Runtime's sums of products with signed bytes saturate on x86 processors without VNNI.
     """
@@ -124,7 +125,7 @@ def _unsigned(g: Any, levels: Any) -> Any:
 
 
 def _transposed(g: Any, weight: Any) -> Any:
-    """[in, out], as it is stored where it is a weight of the model."""
+    """The transposed weight, [in, out]; a weight of the model is stored so."""
     if not g.is_weight(weight):
         columns = g.op.Transpose(weight, perm=[1, 0])
         return _unsigned(g, columns) if _is_unsigned(g) else columns
@@ -138,7 +139,7 @@ def _unsigned_columns(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _dequantised(g: Any, product: Any, rows: Any, columns: Any, bias: Any) -> Any:
-    """In float, in the order in which bitsandbytes multiplies."""
+    """The product in float, multiplied by its factors in bitsandbytes' order."""
     factors = g.op.Mul(g.op.Reshape(rows, g.const([-1, 1])), g.op.Reshape(columns, g.const([1, -1])))
     result = g.op.Mul(g.op.Mul(g.cast(product, _FLOAT), factors), g.const(_SQUARE, _FLOAT))
     return result if bias is None else g.op.Add(result, g.cast(bias, _FLOAT))
@@ -149,7 +150,7 @@ def _restored(g: Any, levels: Any, factors: Any) -> Any:
 
 
 def _reduced(g: Any, name: str, x: Any, axis: int) -> Any:
-    """Reduced along an axis, which goes; ReduceMax takes it as an attribute before opset 18."""
+    """A reduction along an axis, which is removed; ReduceMax takes the axis as an attribute before opset 18."""
     if name == "ReduceMax" and g.opset < 18:
         return g.op.ReduceMax(x, axes=[axis], keepdims=0)
     return getattr(g.op, name)(x, g.const([axis]), keepdims=0)

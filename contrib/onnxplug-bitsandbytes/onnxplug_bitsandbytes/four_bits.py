@@ -1,8 +1,8 @@
 """Weights of 4 bits: converters.
 
-Two weights are in a byte, the first one in its high half; each is a place in a code of 16 numbers, and a block of ``blocksize``
-weights, counted through the rows, shares the factor ``absmax``. Double quantisation stores those factors in bytes, too: places
-in a code of 256 numbers, with a factor for 256 of them, less a common offset.
+Two weights are in a byte, the first in its high half; each is an index into a code of 16 numbers, and a block of
+``blocksize`` weights, counted through the rows, shares the factor ``absmax``. Double quantisation stores the factors,
+less a common offset, in bytes, too: indices into a code of 256 numbers, with a second factor for each 256 factors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from onnxplug import Unsupported
 
 _FLOAT = ir.DataType.FLOAT
 _TYPES = {"fp4": 0, "nf4": 1}
-#: How many factors of double quantisation share one.
+#: How many factors share a second factor in double quantisation.
 _FACTORS = 256
-#: The largest block that ONNX Runtime's kernel has.
+#: The largest block of ONNX Runtime's kernel.
 _LARGEST = 256
 
 
@@ -68,14 +68,14 @@ def dequantize_blockwise(g: Any, node: Any) -> Any:
 
 
 def _plain(g: Any, x: Any, packed: Any, absmax: Any, how: tuple[Any, int, str], bias: Any) -> Any:
-    """The weights looked up, and a product in float."""
+    """The product in float with the restored weights."""
     weights = g.cast(g.cast(_weights(g, packed, absmax, how), x.dtype), _FLOAT)
     result = g.op.MatMul(g.cast(x, _FLOAT), g.op.Transpose(weights, perm=[1, 0]))
     return _biased(g, result, bias, x.dtype)
 
 
 def _fused(g: Any, x: Any, packed: Any, absmax: Any, how: tuple[Any, int, str], bias: Any) -> Any:
-    """The kernel of ONNX Runtime's CPU is for float. A larger block is several of the kernel's largest."""
+    """The product by MatMulBnb4, whose kernel on the CPU takes float; a larger block becomes several of its largest."""
     (rows, columns), size, kind = how
     wide = g.cast(x, _FLOAT)
     if size > _LARGEST:
@@ -94,7 +94,7 @@ def _biased(g: Any, result: Any, bias: Any, dtype: Any) -> Any:
 
 
 def _factors(g: Any, node: Any) -> Any:
-    """One factor a block, from bytes where there was double quantisation.
+    """One factor a block, restored from bytes after double quantisation.
 
     They are computed in the model, so that the file holds the bytes; ONNX Runtime does so once, as it loads the file.
     """
@@ -107,7 +107,7 @@ def _factors(g: Any, node: Any) -> Any:
 
 
 def _weights(g: Any, packed: Any, absmax: Any, how: tuple[Any, int, str]) -> Any:
-    """The weights in float: a byte is a row of a table of pairs."""
+    """The weights in float: a byte is an index into a table of pairs."""
     shape, size, kind = how
     count = prod(shape)
     pairs = g.op.Gather(g.const(_pairs(kind)), g.cast(_bytes(g, packed), ir.DataType.INT32))
@@ -134,7 +134,7 @@ def _bytes(g: Any, packed: Any) -> Any:
 
 
 def _scaled(g: Any, numbers: Any, absmax: Any, size: int, count: int) -> Any:
-    """Numbers times the factors of their blocks, of which the last one may be shorter."""
+    """Numbers times the factors of their blocks; the last block may be shorter."""
     if count % size:
         return g.op.Mul(numbers, _spread(g, absmax, size, count))
     blocks = g.op.Reshape(numbers, g.const([-1, size]))
@@ -142,7 +142,7 @@ def _scaled(g: Any, numbers: Any, absmax: Any, size: int, count: int) -> Any:
 
 
 def _spread(g: Any, factors: Any, times: int, count: int) -> Any:
-    """Each factor several times: the first so many of them."""
+    """Each factor ``times`` times, the first ``count`` elements of the result."""
     (have,) = g.concrete_shape(factors)
     rows = g.op.Expand(g.op.Reshape(factors, g.const([-1, 1])), g.const([have, times]))
     flat = g.op.Reshape(rows, g.const([-1]))
@@ -154,7 +154,7 @@ def _first(g: Any, x: Any, count: int) -> Any:
 
 
 def _kind(g: Any, code: Any) -> str:
-    """The name of a code, whose second number tells."""
+    """The name of a code, which its second number decides."""
     numbers = g.stored(code)
     if numbers is None:
         raise Unsupported("a code that is known at run time only")

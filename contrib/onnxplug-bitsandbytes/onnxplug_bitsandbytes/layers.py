@@ -1,7 +1,8 @@
 """bitsandbytes' layers while torch.export captures a model.
 
-Their weights are subclasses of Parameter with the factors as attributes, which torch.export loses. Meanwhile each layer holds its
-bytes as a plain parameter, the factors as buffers, and has a forward that calls bitsandbytes' operators on those.
+Their weights are subclasses of Parameter with the factors as attributes, which torch.export loses. During the capture
+each layer holds its bytes as a plain parameter, the factors as buffers, and has a forward that calls bitsandbytes'
+operators on them.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from onnxplug_bitsandbytes import REQUIRED
 _OPS = torch.ops.bitsandbytes
 #: The attribute with the forward of a layer whose weights are plain.
 _FORWARD = "_onnxplug_forward"
-#: Weight to the plain one, so that layers share it that shared the other.
+#: Weight, by identity, to its plain parameter, so that layers that share a weight share the parameter.
 Plain = dict[int, nn.Parameter]
 
 
 @contextlib.contextmanager
 def plain_layers(module: nn.Module) -> Iterator[None]:
-    """While it holds, a model's layers of bitsandbytes have plain weights.
+    """Gives a model's layers of bitsandbytes plain weights, within the context.
 
-    A layer that is no submodule, as of a model that is a function, gets them when it is called. What a subclass's own forward does
-    beside the library's stays.
+    A layer that is no submodule, as in a model that is a function, gets them when it is called. A subclass's own
+    forward stays: the forward of the library, which it calls, is exchanged.
 
     Raises:
-        UsageError: A layer is not quantised yet, or bitsandbytes has another version than those that the package knows.
+        UsageError: A layer is not quantised yet, or the package doesn't know the installed version of bitsandbytes.
     """
     plain: Plain = {}
     own = [kind.forward for kind in _LAYERS]
@@ -51,7 +52,7 @@ def plain_layers(module: nn.Module) -> Iterator[None]:
             stack.enter_context(patched(layer, _FORWARD, forward))
             if (
                 getattr(vars(layer).get("_old_forward"), "__func__", None) in own
-            ):  # accelerate wraps the forward that it found
+            ):  # accelerate wraps the layer's own forward
                 stack.enter_context(patched(layer, "_old_forward", forward))
 
         def called(layer: Any, x: torch.Tensor) -> Any:
@@ -69,16 +70,16 @@ def plain_layers(module: nn.Module) -> Iterator[None]:
 
 
 class VerifiedInFloat32(Observer):
-    """While a program is verified, layers of 4 bits compute in the dtype of their input.
+    """An observer: while a program is verified, layers of 4 bits compute in the dtype of their input.
 
-    On processors with AVX512-BF16 bitsandbytes computes them in bfloat16, whatever it is.
+    On processors with AVX512-BF16 bitsandbytes computes them in bfloat16, whatever the dtype of the input.
     """
 
     def __init__(self) -> None:
         self._held = contextlib.ExitStack()
 
     def begin(self, span: Any) -> None:
-        """Looks at a verification."""
+        """Changes the layers of the model where a verification begins."""
         captured = span.subject.captured if span.name == "verification" and span.kind == "stage" else None
         model = getattr(captured, "reference", None)
         if not isinstance(model, nn.Module):
@@ -86,13 +87,13 @@ class VerifiedInFloat32(Observer):
         for layer in model.modules():
             if isinstance(layer, Linear4bit) and layer.support_avx512bf16_for_cpu:
                 state = getattr(layer.weight, "quant_state", None)
-                if getattr(state, "packing_format_for_cpu", False):  # its bytes are in the order of those kernels
+                if getattr(state, "packing_format_for_cpu", False):  # its bytes are in the order of bfloat16's kernels
                     self._held.enter_context(plain_layers(model))
                     return
                 self._held.enter_context(patched(layer, "support_avx512bf16_for_cpu", False))
 
     def end(self, span: Any) -> None:
-        """The layers are as before."""
+        """Restores the layers where the verification ends."""
         if span.name == "verification" and span.kind == "stage":
             self._held.close()
 
@@ -108,7 +109,7 @@ def _check_version() -> None:
 
 @contextlib.contextmanager
 def _changed(layer: Any, tensors: dict[str, torch.Tensor], plain: Plain) -> Iterator[None]:
-    """Gives a layer other tensors: the weight as a parameter, and the others as buffers."""
+    """Replaces a layer's weight by a plain parameter, and adds the other tensors as buffers, within the context."""
     weight = layer.weight
     own = plain.setdefault(id(weight), nn.Parameter(tensors.pop("weight"), requires_grad=False))
     buffers = {f"weight_{name}": tensor.detach() for name, tensor in tensors.items()}
@@ -137,7 +138,7 @@ def _state_of(layer: Any, name: str) -> Any:
 
 
 def _packed(layer: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bytes, a vector, and the factors of the blocks.
+    """The bytes as a vector, and the factors of the blocks.
 
     On processors with AVX512-BF16 a layer that has run holds both in another order, the factors rounded to bfloat16.
     """
@@ -151,7 +152,7 @@ def _packed(layer: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def linear_4bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Callable[..., Any]]:
-    """Linear4bit: the dtype that it computes in is that of its first input, unless one is set."""
+    """Linear4bit, which computes in its input's dtype where that is float32 or bfloat16, unless a dtype is set."""
     state = _state_of(layer, name)
     weight, absmax = _packed(layer, state)
     tensors = {"weight": weight, "absmax": absmax}
@@ -181,7 +182,7 @@ def linear_4bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Callabl
 
 
 def embedding_4bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Callable[..., Any]]:
-    """Embedding4bit: rows of whole blocks are taken before they are restored, otherwise after."""
+    """Embedding4bit: rows of whole blocks are taken before they are restored, other rows after."""
     state = _state_of(layer, name)
     weight, absmax = _packed(layer, state)
     rows, columns = layer.num_embeddings, layer.embedding_dim
@@ -211,7 +212,7 @@ def embedding_4bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Call
 
 
 def _bytes_of(layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight's bytes and the largest magnitude of each row: in the layer's state once it has run, before in its weight."""
+    """The weight's bytes and the largest magnitude of each row, from the layer's state or, before a run, its weight."""
     state, weight = getattr(layer, "state", None), layer.weight
     places: tuple[Any, ...] = (state, weight)
     for place in places:
@@ -229,7 +230,7 @@ def _bytes_of(layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def linear_8bit(layer: Any, name: str) -> tuple[dict[str, torch.Tensor], Callable[..., Any]]:
-    """Linear8bitLt: in training bitsandbytes restores the weight on the CPU, else it quantises the activations."""
+    """Linear8bitLt: on the CPU bitsandbytes restores the weight in training, else it quantises the activations."""
     levels, largest = _bytes_of(layer, name)
     threshold = layer.state.threshold
 

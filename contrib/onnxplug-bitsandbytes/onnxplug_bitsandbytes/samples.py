@@ -1,4 +1,4 @@
-"""Inputs that the operators are tested with: bytes and factors that bitsandbytes made."""
+"""Inputs to test the operators with: bytes and factors that bitsandbytes made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHAPE = (6, 70)
 
 
 def samples() -> list[OpSample]:
-    """One for each operator at least; products have any number of rows."""
+    """At least one sample for each operator; products have any number of rows."""
     return [
         _sample("gemm_4bit", lambda: _product("nf4", 64), shapes=_rows(7)),
         _sample("gemm_4bit", lambda: _product("fp4", 512), shapes=_rows(7)),
@@ -30,7 +30,7 @@ def samples() -> list[OpSample]:
 
 
 def _rows(count: int) -> list[Any]:
-    """Any number of rows of the first of so many arguments of gemm_4bit, the third of which are two sizes."""
+    """Dynamic shapes of ``count`` arguments of gemm_4bit: any number of rows; the third argument is a pair of sizes."""
     return [{0: "rows"}, None, [None, None], *[None] * (count - 3)]
 
 

@@ -25,7 +25,8 @@ LOOSER = {
     "decoder": ({"rtol": 1e-4, "atol": 2e-4}, "two layers of quantised products, summed in another order"),
 }
 DYNAMIC = ({0: "rows"},)
-#: Sums in another order than bitsandbytes'; halves: weights that aren't rounded before the product, as bitsandbytes does.
+#: Sums are in another order than bitsandbytes'; in halves, weights aren't rounded before the product, as bitsandbytes
+#: rounds them.
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     torch.float16: {"rtol": 4e-3, "atol": 8e-3},
@@ -87,7 +88,7 @@ def operators(program: Any) -> Counter[str]:
         (64, 32, 128, False, False),
         (256, 260, 32, True, False),  # more than 256 blocks: factors of factors
         (130, 7, 64, True, True),  # the last block is shorter
-        (35, 5, 64, False, True),  # odd rows, so that a byte has weights of two of them
+        (35, 5, 64, False, True),  # odd rows, so that a byte has weights of two rows
         (1024, 6, 1024, True, True),  # larger than any block of ONNX Runtime's
         (600, 3, 512, False, True),
     ],
@@ -145,7 +146,7 @@ def test_bytes_kept_as_another_dtype(onnx_check: Callable[..., Any]) -> None:
 
 
 def test_the_order_of_processors_with_bfloat16() -> None:
-    """bitsandbytes orders a layer's bytes anew as it first runs there; its kernel for them is there alone."""
+    """bitsandbytes reorders a layer's bytes at its first run on these processors, for a kernel that they alone have."""
     from bitsandbytes.functional import _convert_weight_packed_for_cpu
 
     layer = four_bits(192, 64, quant_type="nf4")
@@ -161,7 +162,7 @@ def test_the_order_of_processors_with_bfloat16() -> None:
 
 @pytest.mark.skipif(not BFLOAT16_KERNELS, reason="a processor without AVX512-BF16")
 def test_verified_on_processors_with_bfloat16() -> None:
-    """Layers that have not run, and layers that have: with them is compared in float32; otherwise they compute as before."""
+    """Verification compares in float32 with layers that have or haven't run; after it they compute as before."""
     model = nn.Sequential(four_bits(128, 64), nn.ReLU(), four_bits(64, 32)).eval()
     model[0].support_avx512bf16_for_cpu = model[2].support_avx512bf16_for_cpu = True
     x = torch.randn(3, 128)
@@ -198,7 +199,7 @@ def test_shared_weights_are_stored_once() -> None:
     BFLOAT16_KERNELS, reason="bitsandbytes' function takes the bytes in another order there, or ends the process"
 )
 def test_products_of_one_row(onnx_check: Callable[..., Any]) -> None:
-    """bitsandbytes' older function, whose code tells NF4 from FP4."""
+    """bitsandbytes' older operator, which takes NF4 or FP4 as a code."""
     packed, state = bnb.functional.quantize_4bit(torch.randn(6, 128), quant_type="nf4", blocksize=64)
 
     class OneRow(nn.Module):
@@ -276,7 +277,7 @@ def test_sums_that_would_saturate(onnx_check: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, 6.0])
 def test_not_finite(onnx_check: Callable[..., Any], threshold: float) -> None:
-    """Also numbers that are infinite in float16, in which bitsandbytes quantises."""
+    """Numbers that aren't finite, or are infinite in float16, in which bitsandbytes quantises."""
     layer = bnb.nn.Linear8bitLt(40, 6, has_fp16_weights=False, threshold=threshold).to("cpu").eval()
     special = torch.randn(7, 40)
     special[0, 3], special[1, 5], special[2, 6] = float("nan"), float("inf"), float("-inf")
@@ -285,7 +286,7 @@ def test_not_finite(onnx_check: Callable[..., Any], threshold: float) -> None:
 
 
 def test_layers_in_training(onnx_check: Callable[..., Any]) -> None:
-    """On the CPU bitsandbytes restores the weight then. A layer with weights in floating point quantises them each time."""
+    """On the CPU bitsandbytes restores the weight in training; weights in floating point are quantised at each call."""
     x = torch.randn(3, 64)
     onnx_check(WithOutliers(64, 8, 6.0).train(), (x,), dynamic_shapes=DYNAMIC, **TOLERANCES[torch.float32])
     full = bnb.nn.Linear8bitLt(64, 8, has_fp16_weights=True).eval().requires_grad_(False)
@@ -425,7 +426,7 @@ QUANTISED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("target", ["onnxruntime", None])
 @pytest.mark.parametrize("how", QUANTISED)
 def test_a_model_of_transformers(folder: Path, how: str, target: Any) -> None:
-    """Loaded with a configuration, saved, and loaded from its own checkpoint, which the file is not larger than."""
+    """A model loaded with a configuration, or from a quantised checkpoint, which is larger than the stored weights."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     config = BitsAndBytesConfig(**QUANTISED[how])

@@ -1,4 +1,4 @@
-"""Graphs that write to inputs: what AOTAutograd takes for granted of the memory of these, checked in every call."""
+"""Graphs that write to inputs: AOTAutograd's assumptions about the memory of inputs, checked in every call."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import torch
 
 from onnxplug_compile.binding import RunError
 
-#: Inputs that share memory with others, each with the first of that memory and, unless it is symbolic, its place there.
+#: Inputs that share memory, each with the first input of that memory and, unless it is symbolic, its storage offset.
 Sharing = tuple[tuple[int, int, int | None], ...]
 
 
 class SameMemory:
     """Calls a compiled graph where its inputs share memory as they did when it was compiled, and eager PyTorch elsewhere.
 
-    Where a graph writes to an input, AOTAutograd builds into it which inputs lie in one memory, and at which place. Dynamo's
-    guards check little of that again (torch 2.13: whether inputs of symbolic sizes overlap), and numbers would be wrong.
+    Where a graph writes to an input, AOTAutograd builds into it which inputs lie in one memory, and at which place.
+    Dynamo's guards check little of it again (torch 2.13: whether inputs of symbolic sizes overlap), and a call whose
+    inputs share memory otherwise would give wrong results.
 
     Args:
-        warn: Takes what is run by eager PyTorch, in words, the first time; ``None`` raises instead.
+        warn: Is called with a message when eager PyTorch runs the graph for the first time; ``None`` raises instead.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class SameMemory:
 
 
 def _overlapping(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """Of each tensor of one memory, whether it may have an element in common with another."""
+    """Whether each tensor of one memory may have an element in common with another tensor."""
     ends = [
         (t.storage_offset(), t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
         for t in tensors
@@ -78,7 +79,7 @@ def _overlapping(tensors: Sequence[torch.Tensor]) -> list[bool]:
 
 
 def writes_inputs(metadata: Any) -> bool:
-    """Whether a graph writes to an input, a parameter or a buffer, by AOTAutograd's metadata of it."""
+    """Whether a graph writes to an input, a parameter or a buffer, by AOTAutograd's metadata."""
     return any(info.mutates_data or info.mutates_metadata for info in getattr(metadata, "input_info", ()))
 
 

@@ -49,13 +49,13 @@ _GRAPH = {"forward": "a forward graph", "backward": "a backward graph", "inferen
 
 @dataclass
 class StoredGraph:
-    """What ``options={"store": {}}`` receives of one graph.
+    """The record of one graph in ``options={"store": {}}``.
 
     Attributes:
         kind: ``"forward"`` (training), ``"backward"`` or ``"inference"``.
         module: The FX graph of AOTAutograd.
         model: The ONNX model; ``None`` when it could not be converted.
-        error: Why the graph is run by eager PyTorch; ``None`` when it isn't.
+        error: The error for which eager PyTorch runs the graph; ``None`` when it doesn't.
         calls: Inputs and outputs of every call.
     """
 
@@ -97,10 +97,10 @@ def compile_graphs(
     options: BackendOptions,
     make: Callable[[Lowered, Any, StoredGraph], Executable],
 ) -> Compiled:
-    """Compiles what Dynamo captured, forward and backward.
+    """Compiles the graph that Dynamo captured, forward and backward.
 
     Args:
-        make: ``(lowered, options, stored)``: gives what runs a graph of AOTAutograd.
+        make: A function ``(lowered, options, stored)`` that makes the executable of a graph of AOTAutograd.
     """
     compilers = {
         name: partial(_compile, options=options, kind=kind, make=make)
@@ -117,7 +117,7 @@ def compile_graphs(
         compiled: Compiled = aot_autograd(**compilers, partition_fn=partition)(module, example_inputs)
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
-    # Unlike inductor, nothing of ours writes over what is saved for backward: it serves several passes.
+    # Unlike inductor, onnxplug does not overwrite tensors saved for backward: they serve several passes.
     donated = getattr(metadata, "bw_donated_idxs", None)
     if donated:
         donated.clear()
@@ -135,10 +135,10 @@ onnxplug_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.r
 
 
 def _let_dynamo_trace_masks() -> None:
-    """From now on Dynamo traces ``nn.TransformerEncoder`` with a mask as a whole, for whatever backend.
+    """From now on Dynamo traces ``nn.TransformerEncoder`` with a mask as a whole, for every backend.
 
-    It leaves its graph where torch's own function looks at the mask's values. These only let PyTorch choose a faster kernel: the
-    result is that of the mask in both cases.
+    Dynamo breaks its graph where torch's own function reads the mask's values. The values only let PyTorch choose a
+    faster kernel: the result is the same in both cases.
     """
     own = getattr(transformer, "_detect_is_causal_mask", None)
     if own is not None:
@@ -209,7 +209,7 @@ class _CompiledGraph:
         except RunError as error:
             if not self._fallback:
                 raise
-            results = self._run_eager(args)  # an error of eager's is the call's own: the session stays
+            results = self._run_eager(args)  # an error of eager PyTorch is the call's own: the session stays
             self._executable = None
             if self._stored is not None:
                 self._stored.error = error
@@ -243,7 +243,7 @@ def _session(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -> 
 
 
 def _new_session(lowered: Lowered, options: BackendOptions, stored: StoredGraph, key: str) -> tuple[Any, bool]:
-    """A session, and whether equal graphs may share it: not when the conversion has tied sizes to those of this call."""
+    """A session, and whether equal graphs may share it: not when the conversion has guarded on sizes of this call."""
     path = cache.path_of(options.cache, key) if options.cache is not None else None
     kept = cache.read_model(path) if path is not None else None
     if kept is not None:
@@ -261,7 +261,7 @@ def _new_session(lowered: Lowered, options: BackendOptions, stored: StoredGraph,
 
 
 def _model_key(lowered: Lowered, options: BackendOptions) -> str | None:
-    """A digest of all that decides the model; ``None`` when a part of that is not known."""
+    """A digest of everything that the model depends on; ``None`` when a part of it is not known."""
     if options.rules or options.transforms or options.runtime:
         return None
     if options.store is not None or options.dump is not None:  # both want the model itself
@@ -283,7 +283,7 @@ def _model_key(lowered: Lowered, options: BackendOptions) -> str | None:
 
 
 def _session_key(options: BackendOptions) -> str:
-    """What else decides the session."""
+    """A key of the options that only the session depends on."""
     session_options = options.session_options
     if isinstance(session_options, onnxruntime_module().SessionOptions):
         session_options = id(session_options)  # the session holds the object
@@ -298,7 +298,7 @@ def _converted(lowered: Lowered, options: BackendOptions, stored: StoredGraph) -
 
 
 def recipe_for(lowered: Lowered, options: BackendOptions) -> tuple[Recipe, Callable[[ir.Model], ir.Model], RuntimeHost]:
-    """How a graph is converted, what is done with the model then, and the plugins that run its custom operators."""
+    """The recipe of a graph's conversion, a function that transforms the model, and the host of custom operators."""
     opsets = resolve_opsets(options.opset)
     table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
     runtime = check_runtime(runtime_of(options), table.targets() | host.targets())
@@ -325,19 +325,20 @@ def recipe_for(lowered: Lowered, options: BackendOptions) -> tuple[Recipe, Calla
 
 @contextlib.contextmanager
 def _recurrent_layers_decomposed(module: torch.fx.GraphModule) -> Iterator[None]:
-    """Has AOTAutograd take an LSTM apart by its definition.
+    """Lets AOTAutograd decompose an LSTM by its definition.
 
-    Where its input needs no gradient torch takes oneDNN's layer, which has no rule, and whose training AOTAutograd refuses.
+    Where its input needs no gradient torch uses oneDNN's layer, which has no rule, and whose training AOTAutograd
+    refuses.
     """
     if all(getattr(node.target, "__name__", "") != "lstm" for node in module.graph.nodes):
         yield
         return
-    with mock.patch.object(torch_c, "_get_mkldnn_enabled", lambda: False):  # no kernel asks there
+    with mock.patch.object(torch_c, "_get_mkldnn_enabled", lambda: False):  # no kernel calls it
         yield
 
 
 def _check_options(options: BackendOptions) -> None:
-    """Checks what the options' class can't: names of plugins, rewrites, targets and attributes of sessions."""
+    """Checks names that the options' class can't check: of plugins, rewrites, targets and attributes of sessions."""
     table, host = plugins_of_call(plugins=options.plugins, call_rules=options.rules, prefer=options.prefer)
     check_runtime(runtime_of(options), table.targets() | host.targets())
     _switched_off(options, host.rewrites())
@@ -356,7 +357,7 @@ def _switched_off(options: BackendOptions, rewrites: Sequence[Any]) -> set[str]:
 
 
 def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
-    """A session."""
+    """Makes the session of a model."""
     custom = custom_operators(model)
     kernels, host = Kernels(), None
     providers = list(options.providers)
@@ -375,12 +376,12 @@ def _make_session(model: ir.Model | bytes, options: BackendOptions) -> Any:
     except Exception as error:
         lacking = no_library_error(error, custom, kernels, host)
         raise lacking or RunError(f"ONNX Runtime can't load the model: {error}") from error
-    session._onnxplug_folder = folder  # what the session reads lives as long as it
+    session._onnxplug_folder = folder  # the files that the session reads live as long as it does
     return session
 
 
 def _threads(options: BackendOptions) -> int | None:
-    """Threads within an operator: those of the options, or of ``torch.set_num_threads``; ``None`` where the session options say."""
+    """Threads within an operator: the option's, else PyTorch's; ``None`` where the session options decide."""
     session_options = options.session_options
     if options.threads is not None or isinstance(session_options, onnxruntime_module().SessionOptions):
         return options.threads

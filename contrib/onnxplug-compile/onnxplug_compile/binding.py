@@ -16,7 +16,7 @@ from onnxplug_compile.lowering import Computed, Constant, Lowered, Number, Passe
 from onnxplug_compile.randomness import AnyDraw, generators_of
 from onnxplug_compile.sizes import Evaluate
 
-#: What PyTorch gives as a tensor's address when it has no element; ONNX Runtime wants one.
+#: Its address stands for the address of a tensor without elements, which has none in PyTorch; ONNX Runtime wants one.
 _SOMEWHERE = torch.zeros(1, dtype=torch.complex128)
 
 #: Types of which ONNX Runtime makes no DLPack tensor.
@@ -59,7 +59,7 @@ class Executable:
 
     Args:
         session: An ``onnxruntime.InferenceSession``; ``None`` where there is nothing to compute.
-        device: ``("cpu", 0)``, or where else the session's inputs and outputs are.
+        device: The device of the session's inputs and outputs, by name and number.
     """
 
     def __init__(self, session: Any, lowered: Lowered, device: tuple[str, int] = ("cpu", 0)) -> None:
@@ -94,7 +94,7 @@ class Executable:
         """Runs the graph.
 
         Args:
-            args: Tensors and numbers; emptied, so that what nothing else holds is freed.
+            args: Tensors and numbers; emptied, so that tensors that nothing else holds are freed.
         """
         numbers = self._evaluate(args) if self._evaluate is not None else ()
         values, states = args, []
@@ -106,7 +106,7 @@ class Executable:
             try:
                 outputs = self._run(values, numbers)
             except Exception as error:
-                for generator, state in states:  # whoever runs the graph instead draws the same numbers
+                for generator, state in states:  # eager PyTorch then draws the same numbers
                     generator.set_state(state)
                 if isinstance(error, RunError):
                     raise
@@ -126,7 +126,7 @@ class Executable:
         bind, device, checked = bound.binding.bind_output, self._device, self._checked
         made: list[torch.Tensor | None] = []
         for name, element, output in self._outputs:
-            # ONNX Runtime allocates in the first call: it would not say that memory of ours was left as it was.
+            # ONNX Runtime allocates in the first call: in given memory, an output that it leaves unset is not noticed.
             if not checked or output.shape is None:
                 made.append(None)
                 bind(name, device)
@@ -179,7 +179,7 @@ class Executable:
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
-    """The element type in ONNX: that of the parts of complex numbers."""
+    """The element type in ONNX: for complex numbers, the type of their parts."""
     return torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
 
 
@@ -219,7 +219,7 @@ def _copied(value: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> torch.Tensor:
-    """The output in eager's memory layout, which views and later graphs go by."""
+    """The output in eager's memory layout, which views and later graphs rely on."""
     if output.contiguous:
         return tensor
     if output.strides is None:
@@ -230,7 +230,7 @@ def laid_out(tensor: torch.Tensor, output: Computed, numbers: Sequence[int]) -> 
         return tensor
     shape = tensor.shape
     for axis, stride in enumerate(strides):
-        if stride == 0:  # an expanded axis: all of it is one place
+        if stride == 0:  # an expanded axis: all its elements lie at one place
             tensor = tensor.narrow(axis, 0, 1)
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor).expand(shape)

@@ -22,7 +22,7 @@ def session_for(key: str, make: Callable[[], tuple[Any, bool]]) -> Any:
     """The session of a graph's digest.
 
     Args:
-        make: Makes the session when no compiled graph holds one; says too whether equal graphs may share it.
+        make: Makes the session when no compiled graph holds it; also returns whether equal graphs may share it.
     """
     with _lock:
         session = _sessions.get(key)
@@ -41,7 +41,7 @@ def forget_sessions() -> None:
 
 
 def path_of(folder: str | os.PathLike[str], key: str) -> Path:
-    """Where the model of a graph's digest is kept."""
+    """The file in which the model of a graph's digest is kept."""
     return Path(folder) / f"{key}.onnx"
 
 
@@ -56,7 +56,7 @@ def read_model(path: Path) -> bytes | None:
 def write_model(path: Path, model: ir.Model) -> None:
     """Keeps a model for later processes; they may share the folder: the file appears complete or not at all.
 
-    A folder that can't be written to keeps nothing, nor is a model kept that one file can't hold: it is made anew next time.
+    A model is not kept where the folder can't be written to, or one file can't hold it: it is made anew next time.
     """
     if weight_bytes(model) > LARGE_MODEL_BYTES:
         return

@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class DifferenceError(RunError, VerificationError):
-    """An operator of a compiled graph computes something else than PyTorch; ``verdict`` says who is wrong."""
+    """An operator of a compiled graph computes another result than PyTorch; ``verdict`` names the culprit."""
 
 
 def onnxplug_debug_backend(
@@ -74,8 +74,8 @@ class DebugExecutable(Executable):
     """A graph run by the evaluator.
 
     Args:
-        options: What is compared, and written where.
-        alignment: Which values of the model are results of which FX nodes.
+        options: The options for comparing and writing.
+        alignment: The alignment of FX nodes with the model's values.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class DebugExecutable(Executable):
         self._dump = Dump(options.dump, self._model, lowered.functional, stored.kind) if options.dump else None
 
     def _run(self, values: Sequence[Any], numbers: Sequence[int]) -> list[torch.Tensor]:
-        with self._lock:  # the text of one call after the other
+        with self._lock:  # so that the texts of calls do not mix
             try:
                 computed = self._evaluated(values)
             finally:
@@ -127,7 +127,7 @@ class DebugExecutable(Executable):
         ]
 
     def _evaluated(self, values: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The results of a call by name, compared where that is asked for."""
+        """The results of a call by name, compared with PyTorch's where the options ask for it."""
         if self._dump is not None:
             self._dump.add(values)
         if self._options.verbose:
@@ -145,7 +145,7 @@ class DebugExecutable(Executable):
             results = self._session.run(names, feed)
         except OnnxplugError as error:
             raise RunError(f"the evaluator failed: {error.message}", hint=error.hint) from error
-        # NumPy's transposes are views; what ONNX computes is contiguous.
+        # NumPy's transposes are views; ONNX's results are contiguous.
         computed = {name: to_torch(value).contiguous() for name, value in zip(names, results, strict=True)}
         if self._options.compare:
             self._compare(values, computed)

@@ -26,7 +26,7 @@ from onnxplug.verification.eager import feed_of, placeholder_values, run_graph
 from onnxplug_compile.binding import Executable, RunError
 from onnxplug_compile.lowering import Lowered
 
-#: Calls of one graph that are kept: the first one, and the first with each other set of sizes.
+#: The number of calls of one graph that are kept at most: the first call with each set of sizes.
 MOST_CALLS = 10
 _NUMBERED = re.compile(r"graph_(\d+)_")
 
@@ -35,8 +35,8 @@ class Dump:
     """The files of one graph; nothing is written before its first call.
 
     Args:
-        folder: Where graphs are kept; it may hold those of earlier runs.
-        functional: The graph, by which the expected outputs are computed.
+        folder: The folder of graphs; it may hold graphs of earlier runs.
+        functional: The graph that computes the expected outputs.
         kind: ``"inference"``, ``"forward"`` or ``"backward"``.
     """
 
@@ -50,7 +50,11 @@ class Dump:
         self._lock = threading.Lock()
 
     def add(self, values: Sequence[Any]) -> None:
-        """Keeps a call: its inputs, and what eager PyTorch computes from them."""
+        """Keeps a call: its inputs, and eager PyTorch's results from them.
+
+        Raises:
+            RunError: The files can't be written.
+        """
         sizes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in values)
         with self._lock:
             if sizes in self._seen or len(self._seen) == MOST_CALLS:
@@ -64,7 +68,7 @@ class Dump:
             self._seen.add(sizes)
 
     def _started(self) -> Path:
-        """The graph's own folder, with its model: complete or not there."""
+        """Makes the graph's own folder, with its model: complete or not at all."""
         made = Path(tempfile.mkdtemp(prefix=".graph-", dir=self._folder))
         try:
             made.chmod(0o755)
@@ -104,7 +108,7 @@ class Dump:
             raise
 
     def _expected(self, values: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """What PyTorch computes for each output, by name."""
+        """PyTorch's result for each output, by name."""
         names = {slot.value: slot.name for slot in self._functional.outputs}
         expected: dict[str, torch.Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""From a graph of AOTAutograd to what is converted, and what PyTorch does itself before and after it.
+"""Divides a graph of AOTAutograd into the graph to convert and the steps that PyTorch runs before and after it.
 
 A graph of AOTAutograd is functional; its parameters, buffers and symbolic sizes are inputs. Outputs that are inputs, views of
 inputs or sizes are PyTorch's own: ONNX Runtime would copy them.
@@ -62,8 +62,8 @@ class Computed:
     """An output that ONNX Runtime computes.
 
     Attributes:
-        shape, strides: Places of its sizes and strides in what :class:`Sizes` gives; ``None`` where data decides.
-        order: Where data decides, the axes from the one with the largest stride.
+        shape, strides: Indices of sizes and strides in the tuple of :class:`Sizes`; ``None`` where they depend on data.
+        order: Where they depend on data, the axes by falling stride.
     """
 
     index: int
@@ -77,7 +77,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Passed:
-    """An output that is an input or a draw, by its place among these."""
+    """An output that is an input or a draw, by its position among inputs and draws."""
 
     position: int
 
@@ -91,7 +91,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Number:
-    """An output that is a size: its place in what :class:`Sizes` gives."""
+    """An output that is a size: its index in the tuple of :class:`Sizes`."""
 
     index: int
 
@@ -101,7 +101,7 @@ class View:
     """An output that is a view, as it is in eager: outputs that share memory there share it here.
 
     Attributes:
-        base: What it is a view of: an input or a draw, or what ONNX Runtime computes.
+        base: The base of the view: an input or a draw, or an output that ONNX Runtime computes.
         steps: View operators, each with the arguments after the tensor; sizes among them are ``Number``.
     """
 
@@ -117,7 +117,7 @@ class Lowered:
     """A graph, divided.
 
     Attributes:
-        functional: What is converted. Its inputs are the graph's, then what ``draws`` gives.
+        functional: The graph to convert. Its inputs are the original graph's, then the results of ``draws``.
     """
 
     functional: FunctionalGraph
@@ -164,7 +164,7 @@ def _check_input(node: torch.fx.Node) -> None:
 
 
 def _check_device(node: torch.fx.Node, kind: str) -> None:
-    """Memory that the CPU can't read is never given to a session."""
+    """Refuses memory that the CPU can't read, which no session may get."""
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor) and val.device.type != "cpu":
         raise Unsupported(
@@ -175,7 +175,7 @@ def _check_device(node: torch.fx.Node, kind: str) -> None:
 def _results(
     outputs: Sequence[Any], position: dict[torch.fx.Node, int], sizes: Sizes
 ) -> tuple[list[Result], list[torch.fx.Node]]:
-    """What every output is, and the nodes that ONNX Runtime computes."""
+    """The kind of every output, and the nodes that ONNX Runtime computes."""
     results: list[Result] = []
     computed: dict[torch.fx.Node, Computed] = {}
     for value in outputs:
@@ -212,7 +212,7 @@ def _number(node: torch.fx.Node, sizes: Sizes) -> Result | None:
 def _view(
     node: torch.fx.Node, position: dict[torch.fx.Node, int], sizes: Sizes
 ) -> tuple[torch.fx.Node, tuple[tuple[Any, tuple[Any, ...]], ...]]:
-    """The node whose memory a tensor lies in, and the views that lead from there to it."""
+    """The base of a tensor, and the view operators that lead from the base to the tensor."""
     steps: list[tuple[Any, tuple[Any, ...]]] = []
     while node not in position:
         chain = [node]
@@ -233,7 +233,7 @@ def _view(
 
 
 def _in_call(argument: Any, sizes: Sizes) -> Any:
-    """An argument of a view, its sizes as places in what ``sizes`` gives."""
+    """An argument of a view operator, with its symbolic sizes as :class:`Number`."""
     if isinstance(argument, torch.fx.Node):
         val = argument.meta.get("val")
         if not isinstance(val, torch.SymInt):
@@ -265,7 +265,7 @@ def _kind(val: Any) -> str:
 
 
 def _memory_order(val: torch.Tensor) -> tuple[int, ...]:
-    """The order of axes in which a tensor is contiguous by its expressions; that of the axes where there is none."""
+    """The order of axes in which a tensor is contiguous by its expressions; the axes' own order where there is none."""
     for order in itertools.permutations(range(min(val.dim(), 5))):
         if len(order) == val.dim() and _always_contiguous(val.permute(order)):
             return order
@@ -320,7 +320,7 @@ def _take_draws(graph: torch.fx.Graph, sizes: Sizes) -> tuple[list[AnyDraw], lis
     return draws, inputs
 
 
-# -- what tells graphs apart -----------------------------------------------------------------------------------------------
+# -- digests of graphs -------------------------------------------------------------------------------------------------
 
 
 def structure(functional: FunctionalGraph) -> str:
@@ -335,7 +335,7 @@ def structure(functional: FunctionalGraph) -> str:
 
 
 def guard_count(graph: torch.fx.Graph) -> int:
-    """How many conditions on sizes torch has noted. A trace that asks for a size's value adds some."""
+    """The number of guards on sizes. A trace that asks for a size's value adds some."""
     env = _shape_env(graph)
     return 0 if env is None else len(env.guards)
 
@@ -351,7 +351,7 @@ def _shape_env(graph: torch.fx.Graph) -> Any:
 
 
 def _known_of_sizes(graph: torch.fx.Graph, symbols: dict[str, str]) -> Iterator[str]:
-    """What torch takes for granted of symbolic sizes: ranges and conditions, by which a trace may choose its way."""
+    """The ranges and guards of symbolic sizes, on which the choices of a trace may depend."""
     env = _shape_env(graph)
     if env is None:
         return
@@ -365,7 +365,7 @@ def _known_of_sizes(graph: torch.fx.Graph, symbols: dict[str, str]) -> Iterator[
 
 
 def _lines(graph: torch.fx.Graph, symbols: dict[str, str]) -> Iterator[str]:
-    """A line a node, in which neither names of nodes nor those of symbolic sizes matter."""
+    """A line for each node, in which the names of nodes and of symbolic sizes do not matter."""
     number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         target = f"{node.target}" if node.op == "call_function" else ""

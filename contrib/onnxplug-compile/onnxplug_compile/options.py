@@ -29,23 +29,23 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What ``torch.compile(model, backend="onnxplug", options={...})`` takes.
+    """The options of ``torch.compile(model, backend="onnxplug", options={...})``.
 
     Attributes:
         opset: Version of ai.onnx, or of several domains, as ``to_onnx(opset_version=)`` takes it.
         exact, rules, plugins, prefer, runtime, optimize: As ``to_onnx`` takes them.
-        target: As ``to_onnx`` takes it; ``"auto"`` is ``"onnxruntime:cpu"`` where the CPU is the only provider, whose kernels
-            lack types that others have, else ``"onnxruntime"``.
-        rewrites: Name of a rewrite to whether it is used; those not named are used.
+        target: As ``to_onnx`` takes it; ``"auto"`` is ``"onnxruntime:cpu"`` where the CPU is the only provider, whose
+            kernels lack types that other providers have, else ``"onnxruntime"``.
+        rewrites: Name of a rewrite to whether it is used; rewrites not named are used.
         providers: Execution providers of ONNX Runtime, each a name or a name with a dict of its options.
         session_options: An ``onnxruntime.SessionOptions``, or a dict of its attributes.
         optimization: How far ONNX Runtime optimises the graph: ``"disable"``, ``"basic"``, ``"extended"`` or ``"all"``.
-        threads: Threads within an operator. When ``None``: the session options' ``intra_op_num_threads``, and without that as many
+        threads: Threads within an operator. When ``None``: the session options' ``intra_op_num_threads``, else as many
             as PyTorch takes (``torch.set_num_threads``) when a graph is compiled.
         transforms: Functions ``(onnx_ir.Model) -> Model | None`` that change each model before its session is made.
         cache: Folder in which converted models are kept for later processes.
         store: A dict that receives, under ``"graphs"``, one :class:`~onnxplug_compile.backend.StoredGraph` for each graph.
-        dump: Folder in which each graph is kept: its model, its inputs, and what PyTorch computes from them.
+        dump: Folder in which each graph is kept: its model, its inputs, and PyTorch's results from them.
         fallback: Run a graph by eager PyTorch, with one warning, when it can't be converted or run; ``False`` raises.
 
     Raises:
@@ -101,18 +101,19 @@ class BackendOptions:
 
 @dataclass(frozen=True)
 class DebugOptions(BackendOptions):
-    """What ``torch.compile(model, backend="onnxplug_debug", options={...})`` takes: the options of ``onnxplug``, and these.
+    """The options of the backend ``onnxplug_debug``, beside the options of ``onnxplug``.
 
     Options of ONNX Runtime's sessions are accepted and change nothing.
 
     Attributes:
-        compare: Compare the result of every operator with PyTorch's on the same inputs; an operator that differs is an error. With
-            ``False`` the graphs are only run.
-        verbose: What is written of each call: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and
-            results; 3 their first five elements; 10 all elements.
-        write: Takes each line: a function, or a file to which they are appended; the standard output when ``None``.
-        fallback: Run a graph by eager PyTorch, with one warning, when it can't be converted or run or differs; by default that
-            raises.
+        compare: Compare the result of every operator with PyTorch's on the same inputs; an operator that differs is an
+            error. With ``False`` the graphs are only run.
+        verbose: The text written for each call: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs,
+            constants and results; 3 their first five elements; 10 all elements.
+        write: A function that takes each line, or a file to which lines are appended; the standard output when
+            ``None``.
+        fallback: Run a graph by eager PyTorch, with one warning, when it can't be converted or run or differs; by
+            default this raises.
 
     Raises:
         UsageError: A value is malformed.
@@ -154,8 +155,8 @@ def parse_options(
     """The options of a ``torch.compile`` call.
 
     Args:
-        options: What ``options=`` was.
-        mode: What ``mode=`` was. Torch's modes are accepted; they steer inductor and change nothing here.
+        options: The argument ``options=``.
+        mode: The argument ``mode=``. Torch's modes are accepted; they steer inductor and change nothing here.
         kind: The class of the backend's options.
 
     Raises:
@@ -183,7 +184,7 @@ def _expect(name: str, value: Any, kind: Any, text: str) -> None:
 
 
 def _check_folder(name: str, folder: str | Path) -> None:
-    """Makes a folder that an option names."""
+    """Makes a folder that an option names, and checks that it can be written to."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

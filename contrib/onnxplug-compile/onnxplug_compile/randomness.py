@@ -1,4 +1,4 @@
-"""Random operators run by PyTorch before a graph: its generators and seeds, so that results are those of eager.
+"""Random operators run by PyTorch before a graph, with its generators and seeds, so that results are eager's.
 
 ONNX's random operators draw from generators of their own, and no seed of PyTorch makes them draw what eager draws.
 """
@@ -16,7 +16,7 @@ from onnxplug.torch_private import FakeTensor, HigherOrderOperator, OpOverload, 
 from onnxplug_compile.sizes import Sizes, UnknownSizeError
 
 _ATEN = torch.ops.aten
-#: Random operators that take of their tensor arguments no more than shape, dtype and device.
+#: Random operators that use no more of their tensor arguments than shape, dtype and device.
 DRAWS = frozenset(
     {
         _ATEN.rand.default,
@@ -50,7 +50,7 @@ class Draw:
     """One random operator, called anew for every call of the graph.
 
     Args:
-        sizes: Where the sizes that it needs are asked for.
+        sizes: Collects the sizes that it needs.
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
@@ -63,7 +63,7 @@ class Draw:
         """Draws.
 
         Args:
-            numbers: What the function of ``sizes`` returned for this call.
+            numbers: The tuple that the function of ``sizes`` returned for this call.
         """
         args = [argument(numbers) for argument in self._args]
         drawn: torch.Tensor = self._target(*args, **{name: a(numbers) for name, a in self._kwargs.items()})
@@ -74,7 +74,7 @@ class Mask:
     """The mask of one dropout: the elements that stay.
 
     Args:
-        sizes: Where the sizes that it needs are asked for.
+        sizes: Collects the sizes that it needs.
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
@@ -95,7 +95,7 @@ class State:
 
     Args:
         node: Its FX node, a call of :func:`generator_state`.
-        sizes: Not needed; every draw is made of both.
+        sizes: Not needed; every kind of draw is made of a node and sizes.
     """
 
     def __init__(self, node: torch.fx.Node, sizes: Sizes) -> None:
@@ -117,7 +117,7 @@ class Replay:
         self._position = position
 
     def __call__(self, numbers: Sequence[int], inputs: Sequence[Any]) -> torch.Tensor:
-        """Draws what was drawn when the state was saved."""
+        """Draws the same numbers as when the state was saved."""
         current = generator_state(self.device)
         try:
             _set_state(self.device, inputs[self._position])
@@ -130,12 +130,15 @@ AnyDraw = Draw | Mask | State | Replay
 
 
 def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
-    """Replaces the operators of checkpointing that save or set a generator's state by the random operator each of them runs.
+    """Replaces checkpointing's operators that save or set a generator's state by the random operators that they run.
 
     A state that is saved becomes a node of its own before the random operator, a call of :func:`generator_state`.
 
     Returns:
-        The random operators. Those that are to draw from a state that is given have its node beside them.
+        The random operators, each with the node of the state to draw from; ``None`` for the generator's present state.
+
+    Raises:
+        Unsupported: A random operator can't be run before the graph.
     """
     operators: dict[torch.fx.Node, torch.fx.Node | None] = {}
     for node in list(graph.nodes):
@@ -167,7 +170,7 @@ def unwrap_states(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | 
 
 
 def _result_of(node: torch.fx.Node) -> Any:
-    """What a new node gives, as fake tensors."""
+    """The results of a new node, as fake tensors."""
     target: Any = node.target
     known = [n.meta.get("val") for n in (*node.all_input_nodes, *node.graph.find_nodes(op="placeholder"))]
     mode = next(val.fake_mode for val in known if isinstance(val, FakeTensor))
@@ -187,7 +190,7 @@ def is_drawn(node: torch.fx.Node) -> bool:
 
 
 def _draws_nothing(node: torch.fx.Node) -> bool:
-    """Whether an operator that may draw does not with these arguments, such as attention without dropout."""
+    """Whether an operator draws nothing with its arguments, although it may draw, such as attention without dropout."""
     if node.target is DROPOUT:
         return True
     if not isinstance(node.target, OpOverload):
@@ -213,7 +216,7 @@ def _set_state(device: torch.device, state: torch.Tensor) -> None:
 
 
 def generators_of(draws: Sequence[AnyDraw]) -> list[torch.Generator]:
-    """The generators that these draws advance."""
+    """The generators that draws advance."""
     generators = []
     for device in {draw.device for draw in draws}:
         if device.type == "cpu":
@@ -225,7 +228,7 @@ def generators_of(draws: Sequence[AnyDraw]) -> list[torch.Generator]:
 
 
 def apply_mask(graph: torch.fx.Graph, dropout: torch.fx.Node, mask: torch.fx.Node) -> None:
-    """Replaces a dropout by products with its mask and with what makes up for the elements dropped, as eager computes it."""
+    """Replaces a dropout by products with its mask and with the scale ``1 / (1 - p)``, as eager computes it."""
     operand, probability = dropout.args[:2]
     assert isinstance(operand, torch.fx.Node) and isinstance(probability, int | float)
     scale = 1.0 / (1.0 - probability) if probability < 1 else 0.0
@@ -240,7 +243,7 @@ def apply_mask(graph: torch.fx.Graph, dropout: torch.fx.Node, mask: torch.fx.Nod
 
 
 def _argument(value: Any, sizes: Sizes) -> Argument:
-    """How an argument is made in a call: a tensor of the right sizes, whatever it holds, for a tensor."""
+    """A function that makes an argument in a call; for a tensor it makes an uninitialised tensor of the same layout."""
     if isinstance(value, torch.fx.Node):
         val = value.meta["val"]
         if isinstance(val, torch.SymInt):
@@ -262,7 +265,7 @@ def _number(size: torch.SymInt, sizes: Sizes) -> Argument:
 
 
 def _pattern(val: torch.Tensor, sizes: Sizes) -> Argument:
-    """A tensor of the same layout: PyTorch fills memory in its order, not in that of the indices."""
+    """A function that makes a tensor of the same layout, as PyTorch draws in the order of memory."""
     shape = [sizes.index(size) for size in val.shape]
     strides = [sizes.index(stride) for stride in val.stride()]
     dtype, device = val.dtype, val.device

@@ -1,7 +1,8 @@
-"""Second derivatives through a compiled graph, by eager PyTorch: AOTAutograd's backward graph has none of its own.
+"""Second derivatives through a compiled graph, by eager PyTorch: AOTAutograd's backward graph has no backward graph.
 
-A gradient penalty, a force that is trained on or a step of meta-learning differentiates a gradient. The gradient itself is the
-backward graph's; its derivative is taken through what Dynamo captured, run again by eager PyTorch on the same inputs.
+A gradient penalty, a force that is trained on or a step of meta-learning differentiates a gradient. The gradient itself
+is the backward graph's; its derivative is taken through the graph that Dynamo captured, run again by eager PyTorch on
+the same inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from onnxplug.errors import OnnxplugError
 from onnxplug.torch_private import HigherOrderOperator, keeps_graph
 
-#: An autograd function may be called where Dynamo looks for what to compile.
+#: An autograd function may be called where Dynamo looks for code to compile.
 _untraced = torch.compiler.disable
 
 
@@ -23,10 +24,10 @@ class SecondDerivativeError(OnnxplugError):
 
 
 class SecondOrder:
-    """Calls what AOTAutograd compiled, and makes its gradients differentiable.
+    """Calls a graph that AOTAutograd compiled, and makes its gradients differentiable.
 
     Args:
-        warn: Takes what is run by eager PyTorch, in words, the first time; ``None`` raises instead.
+        warn: Is called with a message when eager PyTorch runs the graph for the first time; ``None`` raises instead.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class SecondOrder:
 
     def __call__(self, *args: Any) -> Any:
         results = self._compiled(*args)
-        if not self._is_known:  # AOTAutograd gives no other hold of its autograd function than a result's
+        if not self._is_known:  # AOTAutograd's autograd function is reached only from a result
             self._is_known = self._extend(results, args)
         return results
 
@@ -66,7 +67,7 @@ class SecondOrder:
         def differentiable(ctx: Any, *arguments: Any) -> Any:
             if not torch.is_grad_enabled():
                 if not keeps_graph():
-                    ctx.onnxplug_inputs = None  # whoever keeps the loss does not keep these
+                    ctx.onnxplug_inputs = None  # a loss that is kept does not keep the inputs
                 return backward(ctx, *arguments)
             boxed = len(arguments) == 1 and isinstance(arguments[0], list)
             tangents = list(arguments[0] if boxed else arguments)
@@ -75,7 +76,7 @@ class SecondOrder:
             def first() -> Any:
                 return backward(ctx, list(tangents)) if boxed else backward(ctx, *tangents)
 
-            # Without inputs the second derivative has to be an error still, not a gradient that is not there.
+            # Without inputs a second derivative must still be an error, not a missing gradient.
             inputs = [torch.empty(0, requires_grad=True), *ctx.saved_tensors] if kept is None else kept.values
             return _Gradient.apply(self, kept, first, *inputs, *tangents)
 
@@ -86,7 +87,11 @@ class SecondOrder:
         return True
 
     def refuse(self, kept: _Inputs | None, gradients: Sequence[Any]) -> None:
-        """Checks that eager PyTorch computes the gradients of the call."""
+        """Checks that eager PyTorch can compute the gradients of the call.
+
+        Raises:
+            SecondDerivativeError: It can't; the message says why.
+        """
         reason = self._reason
         if reason is None and (kept is None or len(kept.values) != len(gradients)):
             reason = "its inputs are not known any more"
@@ -104,10 +109,11 @@ class SecondOrder:
             self._warn = _quiet
 
     def gradients(self, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """The gradients by eager PyTorch, to be differentiated; ``None`` for what has none.
+        """The gradients by eager PyTorch, to be differentiated; ``None`` for inputs without a gradient.
 
         Args:
-            inputs: The graph's; those that require a gradient are no part of any graph that leads to another of them.
+            inputs: The graph's inputs; no input that requires a gradient is computed from another.
+            tangents: The gradients of the graph's results.
         """
         return _gradients(self._module(*inputs), tangents, inputs, create_graph=True)
 
@@ -115,11 +121,11 @@ class SecondOrder:
 def _gradients(
     results: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[Any], *, create_graph: bool
 ) -> list[Any]:
-    """The gradients of what was computed from ``given``, ``None`` for what needs none.
+    """The gradients by the inputs; ``None`` for inputs that need no gradient.
 
     Args:
-        results: Values computed from them; those that are no tensors or need no gradient are left out.
-        tangents: The gradients of the results, ``None`` for one that is not read.
+        results: Values computed from the inputs; numbers, and tensors that need no gradient, are left out.
+        tangents: The gradients of the results; ``None`` for a result that is not read.
     """
     pairs = [
         (result, tangent)
@@ -147,7 +153,7 @@ class _Inputs:
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients of a call: values of the backward graph, derivatives of eager PyTorch."""
+    """The gradients of a call: values by the backward graph, derivatives by eager PyTorch."""
 
     @staticmethod
     @_untraced
@@ -165,7 +171,7 @@ class _Gradient(torch.autograd.Function):
         ctx.owner.refuse(ctx.kept, seconds)
         goes_on = torch.is_grad_enabled()
         with torch.enable_grad():
-            # Each stands for itself: one may be computed from another, and these are partial derivatives.
+            # Views, as an input may be computed from another, and these are partial derivatives.
             inputs = [
                 other if saved is None else saved.view_as(saved) if _is_wanted(saved) else saved
                 for saved, other in zip(ctx.saved_tensors, ctx.others, strict=True)
@@ -176,7 +182,7 @@ class _Gradient(torch.autograd.Function):
 
 
 def _compiled_node(node: Any) -> Any:
-    """AOTAutograd's node behind a result, which may be a view of what the node gives."""
+    """AOTAutograd's node behind a result, which may be a view of the node's output; ``None`` if there is none."""
     for _ in range(4):
         if node is None or hasattr(getattr(type(node), "_forward_cls", None), "compiled_bw"):
             return node
@@ -185,7 +191,7 @@ def _compiled_node(node: Any) -> Any:
 
 
 def _no_repetition(module: torch.fx.GraphModule, joint: torch.fx.GraphModule) -> str | None:
-    """Why eager PyTorch, run again, need not compute what the graph did."""
+    """Why eager PyTorch, run again, may compute other results than the graph; ``None`` if it may not."""
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in joint.graph.nodes):
         return "it has random operators"
     if any(isinstance(node.target, HigherOrderOperator) for node in module.graph.nodes):
@@ -196,7 +202,7 @@ def _no_repetition(module: torch.fx.GraphModule, joint: torch.fx.GraphModule) ->
 
 
 def _not_plain(function: Any) -> str | None:
-    """Why inputs and outputs of AOTAutograd's function are not those of what Dynamo captured."""
+    """Why AOTAutograd's function has other inputs or outputs than Dynamo's graph; ``None`` if it has the same."""
     metadata = getattr(function, "metadata", None)
     if getattr(function, "maybe_subclass_metadata", True) is not None:
         return "it has tensor subclasses"

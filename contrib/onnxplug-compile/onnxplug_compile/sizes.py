@@ -1,4 +1,4 @@
-"""Sizes of a graph that torch states as expressions of its inputs' sizes: worked out anew in every call."""
+"""Sizes of a graph that torch states as expressions of its inputs' sizes: computed anew in every call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ class Sizes:
             self._sources.setdefault(str(size.node.expr), text)
 
     def index(self, size: int | torch.SymInt) -> int:
-        """The place of a size in the tuple that the function returns."""
+        """The index of a size in the tuple that the function returns.
+
+        Raises:
+            UnknownSizeError: The size depends on data.
+        """
         code = self._text(size)
         known = self._index.get(code)
         if known is None:

@@ -34,7 +34,7 @@ def _fresh() -> Iterator[None]:
 
 
 def run(folder: Path, **options: Any) -> float:
-    """What exp of 1 gives, compiled with models kept in a folder."""
+    """The result of exp of 1, compiled with models kept in a folder."""
     torch._dynamo.reset()
     options = {"cache": str(folder), "fallback": False, **options}
     compiled = torch.compile(lambda x: x.exp(), backend="onnxplug", options=options)
@@ -164,7 +164,7 @@ print("statuses", *[os.waitpid(child, 0)[1] for child in children])
 
 @pytest.mark.long
 def test_processes_share_a_folder(tmp_path: Path) -> None:
-    """Two start at once, with equal graphs; what they keep serves a third."""
+    """Two processes start at once, with equal graphs; a third process uses the models that they keep."""
     models = tmp_path / "models"
     root = str(Path(__file__).parents[3])
     assert "statuses 0 0" in run_python(tmp_path, "-c", _TWO, str(models), "1", "2", PYTHONPATH=root)

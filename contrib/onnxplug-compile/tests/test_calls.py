@@ -1,4 +1,4 @@
-"""Ways to call, and what can go wrong: eager's answer, aliases and errors."""
+"""Ways to call a compiled function: eager's results, aliases and errors."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_results_that_share_memory_in_eager_share_it(dynamic: bool | None, train
 
 
 def test_a_view_alone_is_not_copied() -> None:
-    """Not even where memory is not contiguous: ONNX Runtime computes what it is a view of."""
+    """Not even where memory is not contiguous: ONNX Runtime computes the base of the view."""
     store: dict[str, Any] = {}
     compiled = torch.compile(
         lambda x: (x * 2).t()[1:], backend="onnxplug", options={"store": store, "optimize": False, **STRICT}
@@ -175,7 +175,7 @@ def test_inputs_that_share_memory_and_are_written(name: str) -> None:
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("first", ALIASED)
 def test_memory_that_is_shared_otherwise_in_a_later_call(first: str, dynamic: bool | None) -> None:
-    """Eager's answer: torch's own guards let such calls pass, and its other backends then give wrong numbers."""
+    """Eager's results: torch's own guards let the later calls pass, and its other backends then give wrong numbers."""
     later = [*ALIASED, first]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*share memory in another way")
@@ -204,7 +204,7 @@ def test_memory_that_is_shared_otherwise_warns_once_or_raises() -> None:
 
 
 def test_parts_of_one_memory_that_do_not_overlap() -> None:
-    """The slots of a cache: each call has others, and none is run by eager PyTorch."""
+    """The slots of a cache: each call has other slots, and eager PyTorch runs no call."""
     compiled = torch.compile(add_and_double, backend="onnxplug", options=STRICT)
     mine, theirs = torch.arange(24.0).view(6, 4), torch.arange(24.0).view(6, 4)
     for i, j in ((0, 1), (3, 2), (5, 0)):
@@ -247,7 +247,7 @@ def test_a_model_that_changes_itself() -> None:
     torch.testing.assert_close(compiled(torch.ones(3)), theirs(torch.ones(3)))
 
 
-# -- what ONNX Runtime doesn't run -----------------------------------------------------------------------------------------
+# -- calls that ONNX Runtime doesn't run -------------------------------------------------------------------------------
 
 
 def no_operator(model: ir.Model) -> None:
@@ -290,7 +290,7 @@ def test_calls_that_onnx_runtime_does_not_run(name: str) -> None:
 )
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_float8_results(dtype: torch.dtype, dynamic: bool | None) -> None:
-    """ONNX Runtime gives no DLPack tensor of them."""
+    """ONNX Runtime gives no DLPack tensor of float8 results."""
 
     def function(x: torch.Tensor) -> Any:
         return (x * 2).to(dtype), (x * 2).t().to(dtype), x[x > 1].to(dtype)

@@ -57,7 +57,7 @@ class Model(nn.Module):
 
 
 def trained(model: nn.Module, call: Callable[..., Any], batches: list[Any]) -> list[torch.Tensor]:
-    """Losses and gradients of some steps, and what PyTorch draws next."""
+    """Losses and gradients of some steps, and the numbers that PyTorch draws next."""
     torch.manual_seed(1)
     results = []
     for batch in batches:

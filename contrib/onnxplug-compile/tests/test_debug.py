@@ -1,4 +1,4 @@
-"""torch.compile(backend="onnxplug_debug"): results of eager, and the operator that is wrong by its name."""
+"""torch.compile(backend="onnxplug_debug"): results of eager, and the name of an operator that is wrong."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ TRAINED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_forward_and_backward(name: str) -> None:
-    """No operator of either is called wrong that isn't."""
+    """No right operator of either graph is called wrong."""
     torch.manual_seed(0)
     make, x = TRAINED[name]
     equals_eager(make(), (x,), train=True)
@@ -126,7 +126,7 @@ WRONG = Rule("aten::tanh", wrong_tanh)
 
 def wavy(x: torch.Tensor) -> torch.Tensor:
     y = x.sin() * 2
-    return y.tanh().exp()  # the wrong one
+    return y.tanh().exp()  # tanh has the wrong rule
 
 
 def test_the_first_operator_that_differs_is_named() -> None:
@@ -218,7 +218,7 @@ def test_levels_of_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_text_goes_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.txt"
     mine = compiled(wavy, verbose=1, write=file, rules=[WRONG])
-    with pytest.raises(DifferenceError):  # what led there is in the file
+    with pytest.raises(DifferenceError):  # the file has the nodes that ran before
         mine(torch.ones(2))
     lines = file.read_text(encoding="utf-8").splitlines()
     assert lines[0].endswith("call 0")

@@ -43,7 +43,7 @@ def load(path: Path) -> tuple[str, torch.Tensor]:
 
 
 def run_again(graph: Path) -> int:
-    """Runs each call of a graph by ONNX Runtime and compares with what is expected; the number of calls."""
+    """Runs each call of a graph by ONNX Runtime and compares it with the expected outputs; returns their number."""
     session = make_session(str(graph / "model.onnx"))
     sets = sorted(graph.glob("test_data_set_*"))
     for data in sets:
@@ -77,7 +77,7 @@ def test_training(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kinds_of_values(backend: str, tmp_path: Path) -> None:
-    """Numbers, a buffer, complex and half numbers, what the graph does not compute."""
+    """Numbers, a buffer, complex and half numbers, and outputs that the graph does not compute."""
     torch.manual_seed(0)
     with torch.no_grad():
         compiled(backend, Everything(), tmp_path)(torch.randn(3, 4), 2, 0.5)

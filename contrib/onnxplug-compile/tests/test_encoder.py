@@ -59,7 +59,7 @@ NOT_CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril(-2)
 @pytest.mark.parametrize(("training", "nested"), rotated([False, True], [True, False], every=2))
 @pytest.mark.long
 def test_a_mask_without_is_causal(training: bool, nested: bool) -> None:
-    """What Dynamo traces holds for masks of other values too."""
+    """The graph that Dynamo traces is right for masks of other values too."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).train(training)
@@ -71,7 +71,7 @@ def test_a_mask_without_is_causal(training: bool, nested: bool) -> None:
         for mask in (CAUSAL, NOT_CAUSAL, NUMBERS, NUMBERS.T.contiguous()):
             x = torch.randn(2, 5, 16)
             torch.testing.assert_close(compiled(x, mask=mask), model(x, mask=mask), **looser("attention"))
-    assert len(store["graphs"]) == 2  # of truth values, and of numbers
+    assert len(store["graphs"]) == 2  # for masks of truth values, and of numbers
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Graphs that fail in a call: eager's answer with one warning, or an error; never a wrong number."""
+"""Graphs that fail in a call: eager's result with one warning, or an error; never a wrong number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _fresh() -> Iterator[None]:
 
 
 def out_of_range(model: ir.Model) -> None:
-    """Adds to an output something that fails in every call: a Gather beyond the end of an input."""
+    """Adds to an output a Gather beyond the end of an input, which fails in every call."""
     graph = model.graph
     index = ir.Value(name="index", const_value=ir.tensor(np.array([99]), name="index"))
     graph.initializers.add(index)
@@ -62,7 +62,7 @@ def test_a_failing_call_raises_without_fallback() -> None:
 
 @pytest.mark.parametrize("fallback", [True, False])
 def test_numbers_drawn_for_a_failing_call_are_drawn_again(fallback: bool) -> None:
-    """Eager draws them a second time, and later calls go on where eager's would."""
+    """Eager draws the same numbers a second time, and later calls go on as eager's calls would."""
 
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x * torch.rand_like(x), 0.4) + torch.randn(4)
@@ -129,7 +129,7 @@ def test_an_error_of_eager_is_raised_and_the_session_stays() -> None:
 
 
 class Silent(Executable):
-    """Its session computes nothing, and says nothing of it."""
+    """An executable whose session computes nothing and raises no error."""
 
     def __init__(self, session: Any, lowered: Lowered) -> None:
         super().__init__(session, lowered)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-#: In a process of its own: in the heap that thousands of tests have left, large tensors of changing sizes find no place to be reused.
+#: In a process of its own: in the heap of thousands of tests, large tensors of changing sizes reuse no memory.
 MEASURE = "from benchmarks.compile import memory_growth; print(memory_growth())"
 
 

@@ -105,7 +105,7 @@ def test_models_are_kept_on_disk(tmp_path: Path) -> None:
     assert run().tolist() == [2, 2, 2]
     (file,) = (tmp_path / "models").iterdir()
     assert file.suffix == ".onnx"
-    # What is on disk is what runs: another model under the key is used.
+    # The model on disk is run: another model under the key is used.
     model = ir.load(file)
     for node in model.graph:
         if node.op_type == "Exp":

@@ -131,7 +131,7 @@ def test_a_wrong_reference_kernel_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_decomposes_needs_no_kernel(tmp_path: Path) -> None:
-    """The forward operator is the transposed product of the backward one."""
+    """The forward operator is the transposed product of the backward operator."""
     flipped = "g.op.Transpose(kept, perm=[1, 0])"
     both = plugin(rule="lambda g, n: forwards(g, n)")
     assert both.source is not None
@@ -146,7 +146,7 @@ def test_a_rule_that_decomposes_needs_no_kernel(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_models_kept_on_disk_follow_the_plugin(tmp_path: Path, library: Path) -> None:
-    """Another version, other code of the same version, no plugin: each has models of its own, and none is a wrong one."""
+    """Another version, other code of the same version, no plugin: each has models of its own, and none is wrong."""
     models = tmp_path / "models"
     runtime = f"OrtLibrary({str(library)!r})"
     cached = (

@@ -40,7 +40,7 @@ class Penalty(nn.Module):
 
 
 class Adapted(nn.Module):
-    """One step of gradient descent, and what the model gives after it."""
+    """One step of gradient descent, and the result of the model after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Adapted(nn.Module):
 @pytest.mark.parametrize("make", [Penalty, Adapted])
 @pytest.mark.long
 def test_models_that_differentiate_in_forward(make: Callable[[], nn.Module], traced: bool) -> None:
-    """Dynamo breaks the graph at the gradient, and the loss differentiates that; or it captures all of it."""
+    """Dynamo breaks the graph at the gradient, which the loss differentiates; or it captures all of forward."""
     eager = make()
     mine = copy.deepcopy(eager)
     compiled = torch.compile(mine, backend="onnxplug", options={"fallback": not traced})
@@ -76,14 +76,14 @@ def test_models_that_differentiate_in_forward(make: Callable[[], nn.Module], tra
                 torch.testing.assert_close(one.grad, other.grad)
         # torch 2.15 leaves a function that makes a leaf require gradients to eager whole.
         graphs = torch._dynamo.explain(make())(torch.randn(3, 4)).graph_count
-    # One a graph: the sizes of the second call made another.
+    # One warning for each graph: the sizes of the second call made a second graph.
     assert len(messages) == (2 if graphs and not traced else 0)
 
 
 def test_derivatives_of_every_order() -> None:
     compiled = torch.compile(lambda x, y: (x**4 * y).sum(), backend="onnxplug")
     x = torch.randn(3, requires_grad=True)
-    y = x * 2  # an input that is computed from another: derivatives are partial ones
+    y = x * 2  # an input that is computed from another: derivatives are partial
     first = torch.autograd.grad(compiled(x, y), [x, y], create_graph=True)
     with pytest.warns(UserWarning, match=BY_EAGER):
         second = torch.autograd.grad(first[0].sum(), x, create_graph=True)
@@ -159,7 +159,7 @@ def test_under_autocast_and_after_a_write() -> None:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_graph_kept_for_another_backward_pass(dynamic: bool | None) -> None:
-    """AOTAutograd forbids it where it takes what is saved for the backend's to write over."""
+    """AOTAutograd forbids it where it lets the backend overwrite tensors saved for backward."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     eager = copy.deepcopy(model)
     compiled = torch.compile(model, backend="onnxplug", dynamic=dynamic, options={"fallback": False})

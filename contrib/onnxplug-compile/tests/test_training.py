@@ -107,7 +107,7 @@ def test_a_model_in_half_precision(dtype: torch.dtype) -> None:
 
 @pytest.mark.long
 def test_gradients_accumulate_and_clip() -> None:
-    """What lies between backward and the optimizer's step stays PyTorch's."""
+    """The steps between backward and the optimizer's step stay PyTorch's."""
     mine, theirs, data = made("cnn")
     compiled = torch.compile(mine, backend="onnxplug", options={"fallback": False})
     norms = []

@@ -32,7 +32,7 @@ def _fresh() -> Iterator[None]:
 
 
 def runs(backend: str, model: torch.nn.Module, calls: Sequence[Any], **settings: Any) -> tuple[int, list[Any]]:
-    """How many graphs a backend is given for these calls, and what each call returns."""
+    """The number of graphs that a backend compiles for some calls, and the result of each call."""
     torch._dynamo.reset()
     count = 0
 

@@ -37,5 +37,5 @@ def onnxplug_patches() -> list[LibraryPatch]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it is for."""
+    """The plugin's API version, its requirements, and the library that it is for."""
     return PluginInfo(api=1, requires=["diffusers>=0.35"], libraries=("diffusers",))

@@ -1,4 +1,4 @@
-"""Loops over the batch in diffusers' transformers, where one graph does for any batch: Mochi, HunyuanVideo 1.5 and HiDream.
+"""Loops over the batch in diffusers' transformers (Mochi, HunyuanVideo 1.5, HiDream), replaced for batches of any size.
 
 Mochi and HunyuanVideo take the valid tokens of each text by its mask; here they are brought to the front in all texts at once.
 """
@@ -17,7 +17,7 @@ from onnxplug_diffusers.exchanged import exchanged
 
 
 def _in_front(valid: Tensor) -> Tensor:
-    """The places of all tokens (batch, tokens): first the valid ones, then the others, each in their order."""
+    """The places of all tokens (batch, tokens): first the valid tokens, then the others, each in their order."""
     count = valid.shape[1]
     places = torch.arange(count, device=valid.device)
     # No two keys are equal, so that any sort gives this order.
@@ -171,7 +171,7 @@ def hunyuan_video() -> Iterator[None]:
 
 
 class _Grid:
-    """The numbers of patches of images of one size, in place of a tensor with those of each image."""
+    """The numbers of patches of images of one size, in place of a tensor with the numbers of each image."""
 
     def __init__(self, rows: Any, columns: Any) -> None:
         self.rows, self.columns = rows, columns

@@ -14,7 +14,7 @@ import onnxplug
 from onnxplug import ExportedFile, ExportRequest, OnnxplugError, UsageError
 
 INDEX = "model_index.json"
-#: What a pipeline can't do without.
+#: The models that denoise, one of which a pipeline needs, and the autoencoder.
 _MODELS = ("unet", "transformer", "vae")
 #: Folders without weights, which are copied.
 _COPIED = ("scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "feature_extractor")
@@ -53,11 +53,11 @@ def export(
 
 
 def read_index(source: Path) -> dict[str, Any]:
-    """What ``model_index.json`` says.
+    """The contents of ``model_index.json``.
 
     Raises:
         UsageError: There is no such folder, or no such file in it.
-        OnnxplugError: It can't be read.
+        OnnxplugError: The file can't be read.
     """
     from onnxplug_transformers.folders import read_json
 
@@ -81,7 +81,7 @@ def _components(source: Path, index: dict[str, Any]) -> list[str]:
     """Names of the models to export.
 
     Raises:
-        UsageError: There is none that denoises, one is of a class that is not known here, or its folder is missing.
+        UsageError: No model denoises, a model is of a class that is not known here, or its folder is missing.
     """
     from onnxplug_diffusers.parts import KINDS
 

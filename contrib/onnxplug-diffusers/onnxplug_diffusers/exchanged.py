@@ -16,8 +16,8 @@ def exchanged(owner: type, name: str, make: Callable[[Callable[..., Any]], Calla
 
     Args:
         owner: The class.
-        name: Of its method.
-        make: From diffusers' method, the function that is called instead.
+        name: The name of its method.
+        make: Makes, of diffusers' method, the function that is called instead.
     """
     before = getattr(owner, name, None)
     after = make(before) if callable(before) else None

@@ -1,4 +1,4 @@
-"""The models of a pipeline as optimum has them: names of inputs and outputs, and example inputs."""
+"""The models of a pipeline, with optimum's names of inputs and outputs, and with example inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Part:
     """A model of a pipeline.
 
     Attributes:
-        model: What is exported.
+        model: The module that is exported.
         inputs: Example inputs by name, and their dynamic dimensions.
     """
 
@@ -31,14 +31,14 @@ class Part:
 
 
 class TextEncoder(nn.Module):
-    """Tokens to states: those of the last layer, what is pooled of them, and of CLIP those before each layer."""
+    """Tokens to the states of the last layer, their pooled vector, and, of CLIP, the states before each layer."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """[batch, sequence] tokens. A pipeline takes the first result where it asks for one: of a projection, the vectors."""
+        """[batch, sequence] tokens. A pipeline that asks for one result takes the first, ``text_embeds`` if any."""
         of_clip = self.model.config.model_type.startswith("clip")
         encoded = self.model(input_ids=input_ids, output_hidden_states=of_clip)
         names = ("text_embeds", "last_hidden_state", "pooler_output")
@@ -194,7 +194,7 @@ def _vae(name: str, model: Any) -> dict[str, Part]:
     }
 
 
-#: By the names of classes: what makes the parts of such a model, by their folders.
+#: Name of a class to the function that makes the parts of such a model, by the names of their folders.
 KINDS: dict[str, Callable[[str, Any], dict[str, Part]]] = {
     "CLIPTextModel": _text_encoder,
     "CLIPTextModelWithProjection": _text_encoder,

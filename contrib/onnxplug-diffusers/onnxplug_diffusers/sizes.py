@@ -1,4 +1,4 @@
-"""Sizes that diffusers' modules decide upon in Python, where one graph does for all of them."""
+"""Decisions on sizes in the Python code of diffusers' modules, replaced so that one graph serves all sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from onnxplug_diffusers.batches import hidream as images_of_any_number
 class _Factor:
     """Stands for the number of a UNet's upsamplers: no size is a multiple of two to its power.
 
-    A UNet tells its upsamplers the sizes to restore only where a size is no such multiple. These are right for every size.
+    A UNet passes its upsamplers the sizes to restore only where a size is no such multiple. These are right for every
+    size.
     """
 
     def __rpow__(self, base: int) -> _Factor:
@@ -45,7 +46,7 @@ def _upsample(self: Any, hidden_states: Tensor, output_size: Any = None, *_: Any
 
 
 def _causal_mask(n_frame: int, n_hw: int, dtype: Any, device: Any, batch_size: int | None = None) -> Tensor:
-    """``prepare_causal_attention_mask``, which has a loop over all positions: each sees its frame and those before it."""
+    """``prepare_causal_attention_mask``, which loops over all positions: each sees its frame and earlier frames."""
     frames = torch.arange(n_frame, device=device)[:, None].expand(n_frame, n_hw).reshape(n_frame * n_hw)
     mask = torch.where(frames[None] <= frames[:, None], 0.0, float("-inf")).to(dtype)
     return mask if batch_size is None else mask.unsqueeze(0).expand(batch_size, -1, -1)
@@ -90,7 +91,7 @@ def _positions(self: Any, hidden_states: Tensor) -> Tensor:
 
 
 class _Unaware:
-    """torch, for a module that makes tensors of sizes while it is exported: it isn't told."""
+    """Stands for torch in a module that makes tensors of sizes in an ONNX export: it reports no export."""
 
     onnx = SimpleNamespace(is_in_onnx_export=lambda: False)
 
@@ -111,13 +112,13 @@ def cosmos() -> Iterator[None]:
 
 
 def _experts(self: Any, x: Tensor, flat_expert_indices: Tensor, flat_expert_weights: Tensor) -> Tensor:
-    """``MOEFeedForwardSwiGLU.moe_infer``, which sorts tokens in NumPy: every expert of every token, by its weight or 0."""
+    """``MOEFeedForwardSwiGLU.moe_infer``, which sorts tokens in NumPy: all experts of all tokens, by weights or 0."""
     chosen = flat_expert_indices.view(x.shape[0], -1)
     weights = flat_expert_weights.view(x.shape[0], -1)
     result = torch.zeros_like(x)
     for number, expert in enumerate(self.experts):
         weight = torch.where(chosen == number, weights, 0.0).sum(1, keepdim=True)
-        has_chosen = (chosen == number).any(1, keepdim=True)  # what an expert that is not chosen makes may be no number
+        has_chosen = (chosen == number).any(1, keepdim=True)  # an expert that is not chosen may give NaN
         result = result + torch.where(has_chosen, expert(x) * weight, 0.0)
     return result
 
@@ -156,7 +157,7 @@ def omnigen() -> Iterator[None]:
 
 
 class _Number(int):
-    """A number of patches. Dynamic ones are other ones: positions are computed for them."""
+    """A number of patches that differs from every dynamic number, for which positions are then computed."""
 
     def __ne__(self, other: object) -> bool:
         return isinstance(other, torch.SymInt) or int(self) != other
@@ -190,7 +191,7 @@ def _is_computed(embedding: Any) -> bool:
 
 @contextmanager
 def places_of_any_size(model: nn.Module) -> Iterator[None]:
-    """Holds while a model is captured whose patches have sinusoidal positions (PixArt): it keeps those of one height and width."""
+    """Holds while a model is captured that keeps sinusoidal positions for one height and width (PixArt)."""
     from diffusers.models.embeddings import PatchEmbed
 
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Tiny pipelines with random weights. Where torchvision's compiled kernels are absent, the checkout's stand for them."""
+"""Tiny pipelines with random weights. Without torchvision's compiled kernels, kernels of the checkout replace them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def save_pipeline(folder: Path, kind: str) -> Path:
     for name, model in models_of(kind).items():
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.dim() == 1:  # norms and biases are constant as they are made
+                if parameter.dim() == 1:  # norms and biases are constant as initialised
                     parameter.add_(0.1 * torch.randn_like(parameter))
         model.save_pretrained(folder / name)
         library = type(model).__module__.partition(".")[0]

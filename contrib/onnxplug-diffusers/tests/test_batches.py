@@ -24,7 +24,7 @@ def _seeded() -> Iterator[None]:
 
 
 def _stirred(model: nn.Module) -> nn.Module:
-    """A model all of whose parameters count."""
+    """A model all of whose parameters change its results."""
     for parameter in model.parameters():
         parameter.normal_(std=0.2)
     return model.eval()
@@ -46,7 +46,7 @@ def test_norm_of_frames_in_chunks() -> None:
 
 
 def test_mochi() -> None:
-    """Each text has valid tokens of its own, not only the first ones; padding comes last."""
+    """Each text has valid tokens of its own, not only the first tokens; padding comes last."""
     model = _stirred(
         diffusers.MochiTransformer3DModel(
             patch_size=2,

@@ -1,4 +1,4 @@
-"""Folders of pipelines, loaded by optimum's own: PyTorch's images. `make clients` installs optimum into out/clients/optimum."""
+"""Folders of pipelines, loaded by optimum: PyTorch's images. `make clients` installs it into out/clients/optimum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not PLACE.is_dir(), reason="needs optimum in out
 
 
 def save_tokenizers(folder: Path) -> None:
-    """CLIP's tokenizer of letters."""
+    """Saves tokenizers of CLIP's class, of letters alone."""
     index = json.loads((folder / "model_index.json").read_text())
     letters = [chr(code) for code in range(97, 123)]
     words = [*letters, *(f"{letter}</w>" for letter in letters)]

@@ -23,7 +23,7 @@ LOOSER: dict[str, tuple[dict[str, float], str]] = {
         "convolutions, norms and attention of a whole model, summed in another order",
     ),
 }
-#: Values of the dimensions; each set is other than the example's, the second with odd ones.
+#: Values of the dimensions; both sets differ from the example's, and the second has odd values.
 SIZES = (
     {"batch": 1, "height": 12, "width": 8, "sequence": 5, "patches": 6, "rows": 4, "columns": 2},
     {"batch": 3, "height": 7, "width": 9, "sequence": 11, "patches": 15, "rows": 3, "columns": 7},
@@ -55,7 +55,7 @@ FOLDERS = {
 def inputs_of(session: Any, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """Random inputs of these sizes."""
     inputs: dict[str, torch.Tensor] = {}
-    steps = 1 if "img_ids" in [value.name for value in session.get_inputs()] else 1000  # Flux has shares of them
+    steps = 1 if "img_ids" in [value.name for value in session.get_inputs()] else 1000  # Flux has shares of 1000 steps
     for value in session.get_inputs():
         shape = [eval(d, {}, dict(sizes)) if isinstance(d, str) else d for d in value.shape]
         if "int64" in value.type:
@@ -66,7 +66,7 @@ def inputs_of(session: Any, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
 
 
 def expected(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the pipeline's own model gives."""
+    """The results of the pipeline's own model."""
     with torch.no_grad():
         if name == "vae_encoder":
             return {"latent_parameters": model.encode(inputs["sample"]).latent_dist.parameters}
@@ -99,7 +99,7 @@ def test_pipelines(kind: str, pipeline: Callable[[str], Path], tmp_path: Path, r
         source = folder / ("vae" if name.startswith("vae") else name)
         model = getattr(__import__(library), kind_of).from_pretrained(source).eval()
         session = inference_session(output / name / "model.onnx")
-        if kind_of.startswith("CLIP"):  # what optimum's text encoders look for
+        if kind_of.startswith("CLIP"):  # optimum's text encoders look for these names
             first = "text_embeds" if kind_of.endswith("Projection") else "last_hidden_state"
             names = [value.name for value in session.get_outputs()]
             assert names[0] == first
@@ -182,7 +182,7 @@ def test_bad_folders(case: str, pipeline: Callable[[str], Path], tmp_path: Path,
 
 
 def test_models_without_a_graph_are_reported(pipeline: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    """A model that no graph is made of is said, and the index does not name it; what is there stays without --overwrite."""
+    """A model without a graph is reported, and left out of the index; without --overwrite the folder stays."""
     source = changed("safety_checker", ["stable_diffusion", "StableDiffusionSafetyChecker"])(
         pipeline("stable-diffusion")
     )

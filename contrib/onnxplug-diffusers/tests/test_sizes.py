@@ -100,7 +100,7 @@ def test_causal_attention_over_frames() -> None:
 
 
 def test_texts_of_two_kinds() -> None:
-    """OmniGen's positions turn otherwise in long texts, which a branch on the largest position decides."""
+    """OmniGen's positions turn otherwise in long texts, by a branch on the largest position."""
     from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRotaryEmbedding
 
     factors = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 3.0, 5.0, 6.0]}
@@ -156,7 +156,7 @@ def _embedding(**settings: Any) -> torch.nn.Module:
 
 
 def test_positions_of_patches() -> None:
-    """PixArt's, which are kept for one height and width and computed for others."""
+    """PixArt's positions, which are kept for one height and width and computed for others."""
     model, shapes = _embedding(), ({0: "batch", 2: "height", 3: "width"},)
     program = onnxplug.to_onnx(model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=shapes)
     assert list(map(str, program.model.graph.inputs[0].shape)) == ["batch", "3", "height", "width"]
@@ -167,7 +167,7 @@ def test_positions_of_patches() -> None:
 
 
 def test_other_positions_of_patches() -> None:
-    """Positions that were changed are those of one height and width alone."""
+    """Positions that were changed are right for one height and width alone."""
     model = _embedding()
     model.pos_embed = model.pos_embed * 2
     shapes = ({2: "height", 3: "width"},)

@@ -40,7 +40,7 @@ def onnxplug_runtime() -> list[OrtLibrary]:
 
 @hookimpl
 def onnxplug_samples() -> list[OpSample]:
-    """Inputs to test it with."""
+    """Inputs to test the operator with."""
 
     def inputs() -> tuple[Any, float]:
         import torch
@@ -54,5 +54,5 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operator's namespace."""
     return PluginInfo(api=1, namespaces=("example_cpp",))

@@ -10,7 +10,7 @@ __all__ = ["Detokenizer", "Image", "Labels", "LogMel", "Pixels", "Sound", "Token
 
 #: The domain of onnxruntime-extensions' operators.
 DOMAIN = "ai.onnx.contrib"
-#: And that of its operators of images.
+#: The domain of its operators on images.
 IMAGES = "com.microsoft.extensions"
 REQUIRED = "onnxruntime-extensions>=0.15.2,<0.16"
 _HOME = {
@@ -77,5 +77,5 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates, and by which onnxruntime-extensions."""
+    """The operators' namespace, and the version of onnxruntime-extensions that the package requires."""
     return PluginInfo(api=1, namespaces=("onnxplug_extensions",), requires=[REQUIRED])

@@ -21,7 +21,7 @@ _NORMALISED = [
 ]
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 _END = "</w>"
-#: What CLIPTokenizer takes otherwise, and as what it gets it.
+#: Patterns of text that CLIPTokenizer splits otherwise than CLIP, and the text that it gets instead.
 _CLEANED = (
     (r"(?i)<\|(startoftext|endoftext)\|>", r"<| \1 |> "),
     (r"(\p{N})", r" \1 "),
@@ -29,17 +29,18 @@ _CLEANED = (
     *2
     * (
         (r"([\p{L}\p{N}]) ('(?i:s|t|re|ve|m|ll|d))", r"\1\2"),
-    ),  # twice, as one that follows another has no match of its own
+    ),  # twice, as a match takes the letter that the next match would need
 )
-#: Where special tokens are in CLIP's texts: the last of the letters that NFC replaces by others, downwards.
+#: The letter that stands for the first special token in CLIP's texts, the last letter that NFC replaces; others follow
+#: downwards.
 _LAST = 0x2FA1D
 
 
 class GPT2(TransformersEncoder):
-    """A tokenizer like GPT-2's, with tokens before and after a text or without.
+    """A tokenizer like GPT-2's, with or without tokens before and after a text.
 
     Raises:
-        UsageError: It differs from GPT-2's in what GPT2Tokenizer can't be told.
+        UsageError: It differs from GPT-2's in a way that GPT2Tokenizer has no attribute for.
     """
 
     def __init__(self, tokenizer: Any, about: About) -> None:
@@ -70,13 +71,13 @@ class GPT2(TransformersEncoder):
         }
 
     def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
-        """GPT2Tokenizer of all texts; the tokens before and after are put there."""
+        """GPT2Tokenizer of all texts; the tokens before and after a text are added to its result."""
         results = g.domain(DOMAIN, 1).GPT2Tokenizer(self._stripped(g, texts), _outputs=2, **self._attributes)
         tokens, mask = (typed(value, ir.DataType.INT64, 2) for value in results)
         return framed(g, tokens, mask, max_length, self.before, self.after)
 
     def _stripped(self, g: Any, texts: Any) -> Any:
-        """Texts without the spaces that added tokens take in on their sides."""
+        """Texts without the spaces beside added tokens that strip them."""
         for content, token in self._added.items():
             if token["lstrip"] or token["rstrip"]:
                 before, after = (_SPACE[:-1] + "*" if token[side] else "" for side in ("lstrip", "rstrip"))
@@ -87,8 +88,9 @@ class GPT2(TransformersEncoder):
 class CLIP(TransformersEncoder):
     """CLIP's tokenizer, which marks the last piece of a word.
 
-    CLIPTokenizer of a text with a special token ends the process: a word of one letter, which no normalised text has, stands for
-    each. It takes several digits for one word, and other spaces than the common one for letters: these are replaced before it.
+    CLIPTokenizer of a text with a special token ends the process: a word of one letter that no normalised text has
+    stands for each special token. It takes several digits for one word, and spaces other than U+0020 for letters: both
+    are replaced before it.
 
     Raises:
         UsageError: It differs from CLIP's.
@@ -129,7 +131,7 @@ class CLIP(TransformersEncoder):
         }
 
     def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
-        """CLIPTokenizer of all texts, whose own tokens of the beginning and the end are put there anew."""
+        """CLIPTokenizer of all texts; the tokenizer's tokens of the beginning and the end replace the operator's."""
         for content, word in self._words.items():
             texts = replaced(g, texts, re.escape(content), f" {word} ")
         for pattern, rewrite in _CLEANED:
@@ -149,7 +151,7 @@ def _merges(model: Mapping[str, Any]) -> list[str]:
 
 
 def replaced(g: Any, texts: Any, pattern: str, rewrite: str, once: bool = False) -> Any:
-    """Texts in which what a pattern of RE2 finds, or finds first, is replaced."""
+    """Texts with all matches of a pattern of RE2 replaced, or with ``once`` the first match."""
     attributes = {"global_replace": 0} if once else {}
     result = g.domain(DOMAIN, 1).StringRegexReplace(texts, g.const([pattern]), g.const([rewrite]), **attributes)
     return typed(result, ir.DataType.STRING)

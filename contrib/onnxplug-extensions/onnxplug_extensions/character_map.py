@@ -1,7 +1,7 @@
 """Models of SentencePiece: a normaliser that maps single characters, and byte pairs.
 
-SentencePiece's file is a protocol buffer; the map in it is a double array, of Darts, from the UTF-8 bytes of what is replaced to a
-place among the replacements.
+SentencePiece's file is a protocol buffer; the map in it is a double array, of Darts, from the UTF-8 bytes of the
+replaced text to the place of its replacement.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 _LEAF, _HAS_LEAF = 1 << 31, 1 << 8
-_BYTE_PAIRS, _CHARACTERS = 2, 4  # kinds of models
-_NORMAL, _UNKNOWN, _OWN, _BYTE = 1, 2, 4, 6  # and of pieces
+_BYTE_PAIRS, _CHARACTERS = 2, 4  # types of models
+_NORMAL, _UNKNOWN, _OWN, _BYTE = 1, 2, 4, 6  # types of pieces
 
 
 def character_model(replacements: Mapping[str, str], kept: Iterable[str], unknown: str) -> bytes:
-    """A model that replaces characters, and decodes to the result.
+    """A model that replaces characters, and decodes its tokens to the replaced text.
 
     Args:
-        replacements: Characters to what stands for them.
-        kept: The characters of a result that are told apart.
-        unknown: What stands for any others, once for each row of them.
+        replacements: Characters to their replacements.
+        kept: The characters of the replaced text that are pieces of the model.
+        unknown: The text that stands for each run of other characters.
     """
     pieces = [_bytes(1, _text(1, "<unk>") + _number(3, _UNKNOWN)), *(_bytes(1, _text(1, piece)) for piece in kept)]
     trainer = (
@@ -36,9 +36,9 @@ def byte_pair_model(tokens: Sequence[str], special: Set[str], unknown: str, rank
 
     Args:
         tokens: The pieces in the order of their numbers.
-        special: Those that are found in a text before anything else.
-        unknown: The one that stands for what is unknown.
-        ranks: Pieces to when they are made, the least first.
+        special: The pieces that are found in a text before any others.
+        unknown: The piece that stands for unknown text.
+        ranks: Pieces to the ranks of their merges, the least first.
     """
     pieces = []
     for token in tokens:
@@ -95,7 +95,7 @@ def double_array(values: Mapping[bytes, int]) -> bytes:
         node[-1] = value
     units: dict[int, int] = {0: 0}
     bases: set[int] = set()
-    starts: dict[int, int] = {}  # where the search goes on, by how many children there are: it never goes back
+    starts: dict[int, int] = {}  # where the search of a base goes on, by the number of children: it never goes back
     pending = [(0, root)]
     while pending:
         place, node = pending.pop()

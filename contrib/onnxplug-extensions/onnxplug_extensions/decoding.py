@@ -1,4 +1,4 @@
-"""Token numbers back to text, by ``StringJoin``: each token has its own piece of a text, or its bytes; a text is these in a row."""
+"""Token numbers back to text: each token has a piece of text, or bytes, and ``StringJoin`` joins a text's pieces."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Decoder:
-    """What ``detokenize`` asks: a tokenizer of transformers, and the piece of each of its tokens.
+    """The processor of ``detokenize``: a tokenizer of transformers, and the piece of text of each of its tokens.
 
     Args:
         tokenizer: The tokenizer.
         skip_special_tokens: Whether special tokens are left out.
 
     Raises:
-        UsageError: A token's piece depends on those beside it, in a way that is unknown here.
+        UsageError: The tokenizer's decoder is unknown, so that a token's piece may depend on its neighbours.
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool) -> None:
@@ -66,7 +66,10 @@ class Decoder:
         return [self._tokenizer.decode(list(row), **options) for row in rows]
 
     def emit(self, g: Any, tokens: Any) -> Any:
-        """The nodes that do. ``StringJoin`` ends the process where there is nothing: a row and a column are put before all."""
+        """The texts as a value of a model.
+
+        ``StringJoin`` of an empty tensor ends the process: a row and a column are added in front.
+        """
         tokens = g.op.Pad(tokens, g.const([1, 1, 0, 0]), g.const(len(self._symbols)))
         table = [*self._symbols, [NOTHING]]
         if any(symbol < REPLACED for row in table for symbol in row):
@@ -80,7 +83,7 @@ class Decoder:
 
 
 def _byte_values() -> dict[str, int]:
-    """The byte that each character of GPT-2's alphabet stands for: those that print stand for themselves."""
+    """The byte that each character of GPT-2's alphabet stands for: printable characters stand for themselves."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -103,10 +106,10 @@ class Detokenizer(nn.Module):
 
     Args:
         tokenizer: A tokenizer of transformers, as ``Tokenizer`` takes it.
-        skip_special_tokens: Whether special tokens, such as those of the beginning, the end and padding, are left out.
+        skip_special_tokens: Whether special tokens, such as tokens of the beginning, the end and padding, are left out.
 
     Raises:
-        UsageError: What stands for a token depends on those beside it.
+        UsageError: The tokenizer's decoder is unknown, so that a token's text may depend on its neighbours.
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:

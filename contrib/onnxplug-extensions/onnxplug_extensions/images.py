@@ -1,4 +1,4 @@
-"""Bytes of an image file to pixels, and pixels to what an image model takes."""
+"""Bytes of an image file to pixels, and pixels to the input of an image model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from onnxplug_extensions.parts import refuse, typed
 
 #: How a JPEG file and a PNG file begin.
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
-#: What is added before pixels are cut to integers: halves, which sums in float32 may miss, go up.
+#: The summand before pixels are cut to integers: halves, which sums in float32 may miss, are rounded up.
 _HALF = 0.5 + 2**-12
-#: How many steps of 255 a processor's pixels may be away, to be taken for the same ones.
+#: The largest difference from a processor's pixels, in steps of 255, that counts as rounding.
 _STEPS = 2.01
 
 
@@ -44,7 +44,8 @@ def _(data: torch.Tensor) -> torch.Tensor:
 def convert_decode_image(g: Any, node: Any) -> Any:
     """decode_image(Tensor data) -> Tensor
 
-    DecodeImage ends the process with bytes of other files, and refuses to decode none: it gets none in their stead.
+    DecodeImage ends the process on bytes of other files, and raises an error on no bytes: it gets no bytes of other
+    files.
     """
     (data,) = node.args
     check_library()
@@ -56,7 +57,7 @@ def convert_decode_image(g: Any, node: Any) -> Any:
         known = same if known is None else g.op.Max(known, same)
     data = g.op.Slice(data, [0], g.op.Mul(known, g.op.Shape(data)))
     pixels = typed(g.domain(IMAGES, 1).DecodeImage(data, color_space="rgb"), ir.DataType.UINT8, 3)
-    return g.op.Expand(pixels, g.const([1, 1, 3]))  # of a file without colours there is one channel
+    return g.op.Expand(pixels, g.const([1, 1, 3]))  # a file without colours has one channel
 
 
 class Image(nn.Module):
@@ -81,7 +82,7 @@ class Pixels(nn.Module):
         processor: An image processor of transformers.
 
     Raises:
-        UsageError: It does something else, which three images show.
+        UsageError: Its settings aren't of this kind, or its results of three images are other results.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -130,14 +131,14 @@ class Pixels(nn.Module):
         return [self._size[0] * n // shorter for n in x.shape[2:]]
 
     def _weights(self, size: Any, count: Any) -> torch.Tensor:
-        """The share of each of ``size`` pixels in each of ``count``: float32, [count, size], computed in float64 as Pillow does."""
+        """The weights of ``size`` pixels in ``count`` new pixels: float32 [count, size], by float64 as in Pillow."""
         old, new = (torch.arange(n, dtype=torch.float64) + 0.5 for n in (size, count))
         distance = ((old - (new * size / count)[:, None]) * count / torch.sym_max(size, count)).abs()
         weights = self._filter(distance)
         return (weights / weights.sum(1, keepdim=True)).float()
 
     def _compare(self, processor: Any) -> None:
-        """Refuses a processor whose results differ by more than rounding to other integers."""
+        """Raises :class:`UsageError` where a processor's results differ by more than rounding to other integers."""
         for height, width in ((31, 40), (500, 367), (640, 2000)):
             places = np.arange(height)[:, None, None] / height + np.arange(width)[None, :, None] / width * [
                 [[1, 2, -1]]
@@ -170,7 +171,7 @@ _FILTERS = {2: _linear, 3: _cubic}
 
 
 def _sizes(about: dict[str, Any], flag: str, name: str) -> tuple[int, ...] | None:
-    """Height and width, or the shorter side alone; ``None`` where the processor does without."""
+    """Height and width, or the shorter side alone; ``None`` where the processor leaves the step out."""
     if not about.get(flag):
         return None
     size = {key: value for key, value in dict(about[name]).items() if value is not None}

@@ -1,4 +1,4 @@
-"""The operators in PyTorch, and the rules for them: kernel and ONNX form are those of a processor, which each call names."""
+"""The operators in PyTorch, and their rules: a processor, which each call names, has the kernel and the ONNX form."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onnxplug_extensions.library import check_library
 
 
 class Encoder(Protocol):
-    """A tokenizer: its numbers of texts, and the nodes that give them."""
+    """A tokenizer: the token numbers of texts, and the nodes that compute them."""
 
-    #: Tokens that every text has: those of its beginning and end.
+    #: The number of tokens that every text has, at its beginning and end.
     fewest: int
 
     def encode(self, texts: list[str], max_length: int) -> list[list[int]]:
-        """The tokens of each text, no more than ``max_length`` unless that is 0."""
+        """The tokens of each text, at most ``max_length`` of them unless it is 0."""
 
     def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
         """The tokens of all texts, padded at the end, and the mask, as values of a model."""
@@ -28,7 +28,7 @@ class Encoder(Protocol):
 
 #: The dtype of tensors of strings in PyTorch.
 _STRING = torch.bits16
-#: Processors by name; a module keeps its own alive.
+#: Processors by name; a module keeps its processor alive.
 _processors: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
@@ -45,7 +45,7 @@ def _processor(name: str) -> Any:
 
 
 def padded(rows: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of numbers, padded at the end to the longest, and which places are theirs."""
+    """Rows of numbers, padded at the end to the longest row, and the mask: 1 for their places, 0 for padding."""
     longest = max(map(len, rows), default=0)
     tokens = np.full((len(rows), longest), padding, dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)
@@ -98,7 +98,7 @@ def convert_detokenize(g: Any, node: Any) -> Any:
 
 @torch.library.custom_op("onnxplug_extensions::named", mutates_args=())
 def named(index: torch.Tensor, names: str) -> torch.Tensor:
-    """The names that numbers stand for, of a list in JSON."""
+    """The names that numbers stand for, from a list in JSON."""
     known = json.loads(names)
     return string_tensor(np.array(known, dtype=object)[index.numpy()]) if index.numel() else _no_strings(index)
 

@@ -1,4 +1,4 @@
-"""Parts of a tokenizer.json, and what each kind of tokenizer has in common."""
+"""Parts of a tokenizer.json, and the functions that all kinds of tokenizers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ About = Mapping[str, Any]
 
 
 class TransformersEncoder:
-    """A tokenizer of transformers, whose numbers are its own.
+    """A tokenizer of transformers: it gives the numbers of texts in PyTorch.
 
     Attributes:
         before, after: Tokens at the beginning and at the end of every text.
@@ -26,7 +26,7 @@ class TransformersEncoder:
 
     @property
     def fewest(self) -> int:
-        """Tokens that every text has."""
+        """The number of tokens that every text has."""
         return len(self.before) + len(self.after)
 
     def encode(self, texts: list[str], max_length: int) -> list[list[int]]:
@@ -39,25 +39,33 @@ class TransformersEncoder:
 
 
 def refuse(condition: bool, reason: str) -> None:
-    """Raises :class:`UsageError` where a tokenizer is other than an operator computes."""
+    """Refuses a tokenizer or processor on a condition by which it differs from the operators.
+
+    Raises:
+        UsageError: The condition holds.
+    """
     if condition:
         raise UsageError(reason)
 
 
 def vocabulary(about: About) -> list[str]:
-    """The tokens of a model in the order of their numbers, which have no gaps."""
+    """The tokens of a model in the order of their numbers.
+
+    Raises:
+        UsageError: The numbers have gaps.
+    """
     tokens = sorted(about["model"]["vocab"].items(), key=lambda item: item[1])
     refuse([number for _, number in tokens] != list(range(len(tokens))), "its vocabulary has gaps")
     return [token for token, _ in tokens]
 
 
 def added(about: About) -> dict[str, Mapping[str, Any]]:
-    """The tokens that are found in a text before anything else, by their content."""
+    """The tokens that are found in a text before any others, by their content."""
     return {token["content"]: token for token in about["added_tokens"]}
 
 
 def sequence(part: Any) -> list[Mapping[str, Any]]:
-    """The members of a normalizer, pre-tokenizer or post-processor, itself where it is no sequence."""
+    """The members of a normalizer, pre-tokenizer, post-processor or decoder; the part alone where it is no sequence."""
     if part is None:
         return []
     for members in ("normalizers", "pretokenizers", "processors", "decoders"):
@@ -91,7 +99,7 @@ def _template(part: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def typed(value: Any, dtype: ir.DataType, rank: int = 1) -> Any:
-    """A result of an operator without a schema, with what is known of it."""
+    """A result of an operator without a schema, with its element type and rank."""
     value.type = ir.TensorType(dtype)
     value.shape = ir.Shape([ir.SymbolicDim(None)] * rank)
     return value
@@ -100,7 +108,7 @@ def typed(value: Any, dtype: ir.DataType, rank: int = 1) -> Any:
 def framed(
     g: Any, tokens: Any, mask: Any, max_length: int, before: Sequence[int], after: Sequence[int]
 ) -> tuple[Any, Any]:
-    """Rows of tokens, cut where they are too long, with the tokens that every text has at its beginning and end."""
+    """Rows of tokens and their mask, cut to ``max_length``, with the tokens that begin and end every text."""
     if max_length:
         kept = g.const([max_length - len(before) - len(after)])
         tokens, mask = (g.op.Slice(rows, g.const([0]), kept, g.const([1])) for rows in (tokens, mask))

@@ -1,4 +1,4 @@
-"""Inputs that the operators are tested with: tokenizers made of a few words. Importing it imports nothing heavy."""
+"""Inputs to test the operators with: tokenizers made of a few words. Importing it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from onnxplug import OpSample
 
 _TEXTS = ["the cat sat", "", "CATS, and dogs!", "a third, with an 😀", "Ñandú 猫 ①"]
-#: What samples stand for is kept as long as the process runs.
+#: The samples' processors, kept as long as the process runs.
 _kept: list[Any] = []
 
 
 def samples() -> list[OpSample]:
-    """One for each kind of tokenizer, and for each other operator."""
+    """One sample for each operator."""
     about: dict[str, Any] = {"others": (), "opsets": (18, 21)}
     here = "onnxplug_extensions"
     return [

@@ -21,10 +21,10 @@ _NORMALIZER = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "patte
 
 
 class Llama(TransformersEncoder):
-    """A tokenizer like Llama's, whose merges are those of SentencePiece: any two pieces that make a third, the earlier third first.
+    """A tokenizer like Llama's, with SentencePiece's merges: any two pieces that make a third, the earlier third first.
 
     Raises:
-        UsageError: It differs from Llama's in what SentencePiece can't be told.
+        UsageError: It differs from Llama's in a way that a model of SentencePiece can't have.
     """
 
     def __init__(self, tokenizer: Any, about: About) -> None:
@@ -43,7 +43,7 @@ class Llama(TransformersEncoder):
         self._pieces = (tokens, set(self._special), _UNKNOWN, _ranks(model, set(tokens)))
 
     def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
-        """The numbers of all texts in a row, and where those of each begin."""
+        """SentencepieceTokenizer of all texts, whose numbers in one vector become a row for each text."""
         off = g.const([False])
         options = [g.const([0]), g.const([0.0]), off, off, off]
         contrib, model = g.domain(DOMAIN, 1), byte_pair_model(*self._pieces)
@@ -57,7 +57,7 @@ class Llama(TransformersEncoder):
         lengths = g.op.Unsqueeze(g.op.Sub(g.op.Slice(starts, [1], [2**31 - 1], axis), first), [1])
         longest = g.op.ReduceMax(g.op.Concat(g.op.Reshape(lengths, [-1]), axis, axis=0), axis, keepdims=0)
         places = g.op.Range(g.const(0), longest, g.const(1))
-        # One number more, for places beyond the last text's.
+        # One number more, for places behind the end of the last text.
         numbers = g.op.Concat(g.cast(numbers, torch.int64), axis, axis=0)
         last = g.op.Sub(g.op.Size(numbers), g.const(1))
         tokens = g.op.Gather(numbers, g.op.Min(g.op.Add(g.op.Unsqueeze(first, [1]), places), last), axis=0)
@@ -66,10 +66,11 @@ class Llama(TransformersEncoder):
 
 
 def _ranks(model: Any, tokens: set[str]) -> dict[str, int]:
-    """Which pieces are made first, by their merges: all that there can be, those of a piece beside one another.
+    """The rank of each piece by its merges, the least first.
 
     Raises:
-        UsageError: SentencePiece would merge what the tokenizer does not, or in another order.
+        UsageError: SentencePiece would merge other pieces, or in another order: a merge that makes a piece is missing,
+            or a piece's merges are apart.
     """
     ranks: dict[str, int] = {}
     pairs: set[tuple[str, str]] = set()

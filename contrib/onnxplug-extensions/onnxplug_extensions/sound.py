@@ -61,7 +61,9 @@ class Sound(nn.Module):
 
 
 class LogMel(nn.Module):
-    """Samples to the logarithms of a mel spectrogram, as Whisper's feature extractor makes it: of its length, cut or filled with 0.
+    """Samples to the logarithms of a mel spectrogram, as Whisper's feature extractor makes it.
+
+    Samples are cut, or filled with 0, to the extractor's length.
 
     Args:
         extractor: A ``WhisperFeatureExtractor``.

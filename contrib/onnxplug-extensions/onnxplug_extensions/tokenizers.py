@@ -15,19 +15,19 @@ from onnxplug_extensions.operators import Encoder, register
 from onnxplug_extensions.sentencepiece import Llama
 from onnxplug_extensions.wordpiece import WordPiece
 
-#: The kind of a tokenizer's model, and the classes that may take it, the first that does not refuse.
+#: Type of a tokenizer's model to its encoders; the first that does not refuse the tokenizer is taken.
 _ENCODERS: dict[str, tuple[Any, ...]] = {"WordPiece": (WordPiece,), "BPE": (GPT2, CLIP, Llama)}
 
 
 class Tokenizer(nn.Module):
     """Texts to the inputs of a language model.
 
-    In PyTorch the numbers are transformers' own. What onnxruntime-extensions does otherwise is listed in the package's README.
+    In PyTorch the numbers are transformers' own. The package's README lists the differences of onnxruntime-extensions.
 
     Args:
         tokenizer: A tokenizer of transformers: BERT's WordPiece, GPT-2's, RoBERTa's and CLIP's byte pairs, Llama's
             SentencePiece.
-        max_length: The most tokens of a text, those of its beginning and end included; ``None``: as many as it has.
+        max_length: The most tokens of a text, tokens of its beginning and end included; ``None``: as many as it has.
 
     Raises:
         UsageError: onnxruntime-extensions has no operator that does the same.
@@ -57,7 +57,7 @@ class Tokenizer(nn.Module):
 
 
 def encoder_of(tokenizer: Any) -> tuple[Encoder, str]:
-    """How a tokenizer of transformers is computed, and the name by which operators call it.
+    """The encoder of a tokenizer of transformers, and the name by which operators call it.
 
     Raises:
         UsageError: onnxruntime-extensions has no operator that does the same.

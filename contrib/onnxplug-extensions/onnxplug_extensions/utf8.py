@@ -1,4 +1,4 @@
-"""Which bytes are text: rows of symbols, bytes among them, with U+FFFD for what is none, as decoders of tokenizers have it."""
+"""Decoding of UTF-8 in rows of symbols, bytes among them: invalid bytes become U+FFFD, as in decoders of tokenizers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-#: Symbols: 0 to 255 are bytes, then U+FFFD, nothing, and whatever else there is.
+#: Symbols: 0 to 255 are bytes, then U+FFFD, the empty text, and all other pieces of text.
 REPLACED, NOTHING, OTHERS = 256, 257, 258
-#: How many bytes follow the first one of a character: -1 for a byte that follows, -2 for one that is in no text.
+#: By byte, how many bytes follow the first byte of a character: -1 for a continuation byte, -2 for a byte that UTF-8
+#: never has.
 _FOLLOWING = np.concatenate(
     [
         np.full(count, value)
         for count, value in ((128, 0), (64, -1), (2, -2), (30, 1), (16, 2), (5, 3), (11, -2), (1, 0))
     ]
 )
-#: Between which numbers the second byte is.
+#: By first byte, the bounds of the second byte.
 _BOUNDS = np.tile([[0x80], [0xBF]], 257)
 for _first, _row, _bound in ((0xE0, 0, 0xA0), (0xED, 1, 0x9F), (0xF0, 0, 0x90), (0xF4, 1, 0x8F)):
     _BOUNDS[_row, _first] = _bound
@@ -50,13 +51,13 @@ def symbols_of(g: Any, tokens: Any, table: Sequence[Sequence[int]]) -> Any:
 
 
 def with_replacements(g: Any, symbols: Any, runs: bool) -> Any:
-    """Rows of symbols in which bytes that are no text are ``REPLACED``.
+    """Rows of symbols in which invalid bytes are ``REPLACED``.
 
     Args:
         g: The graph.
         symbols: int64, [rows, length].
-        runs: Whether each byte of a row of bytes is replaced where the row is no text (SentencePiece); otherwise each longest
-            beginning of a character is, as Python's and Rust's decoders have it.
+        runs: Whether every byte of a run of bytes is replaced where the run is invalid (SentencePiece); otherwise each
+            longest beginning of a character is replaced by one U+FFFD, as in Python's and Rust's decoders.
     """
     byte = g.op.Min(symbols, g.const(REPLACED))
     following = g.op.Gather(g.const(_FOLLOWING), byte, axis=0)
@@ -89,7 +90,7 @@ def with_replacements(g: Any, symbols: Any, runs: bool) -> Any:
 
 
 def _shifted(g: Any, rows: Any, by: int, filler: int) -> Any:
-    """The elements ``by`` places further on, or before where it is negative."""
+    """Each element's neighbour ``by`` places further on, or before it where ``by`` is negative."""
     pads = g.const([0, max(-by, 0), 0, max(by, 0)])
     start, end = (by, 2**62) if by > 0 else (0, by)
     return g.op.Slice(g.op.Pad(rows, pads, g.const(filler)), g.const([start]), g.const([end]), g.const([1]))

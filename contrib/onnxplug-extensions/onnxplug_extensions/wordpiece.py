@@ -1,9 +1,9 @@
 """BERT's tokenizer: words cut into pieces.
 
-The operator BertTokenizer cleans text, takes accents off, changes case and splits otherwise than BERT: for a word with a character
-that the vocabulary lacks it gives the pieces before it, too. Here it gets text that is ready. What BERT does before it looks for
-pieces depends on single characters, and on special tokens: SentencepieceTokenizer replaces them, by a map made of what the
-tokenizer itself says of each character, and SentencepieceDecoder gives the text.
+The operator BertTokenizer cleans text, takes accents off, changes case and splits otherwise than BERT: for a word with
+a character that the vocabulary lacks it gives the pieces before it, too. In the model it gets text that is ready.
+BERT's steps before the search for pieces depend on single characters and on special tokens: SentencepieceTokenizer
+replaces both, by a map made of the tokenizer's own results for each character, and SentencepieceDecoder gives the text.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from onnxplug_extensions.byte_pairs import replaced
 from onnxplug_extensions.character_map import character_model
 from onnxplug_extensions.parts import About, TransformersEncoder, added, refuse, typed, vocabulary
 
-#: Where special tokens are in the text between the operators: the first of Unicode's private characters, which BERT removes.
+#: The character that stands for the first special token between the operators, Unicode's first private character: BERT
+#: removes it.
 _PRIVATE = 0xE000
-#: Punctuation that BERT's normaliser leaves as it is: it keeps characters apart while they are normalised.
+#: Punctuation that BERT's normaliser leaves as it is, which separates characters while they are normalised.
 _BETWEEN = "|"
-#: The planes that have characters, and tags and variants of the last but two; beyond are private ones.
+#: The planes that have characters, and the tags and variation selectors of plane 14; the planes beyond are private.
 _CHARACTERS = (range(1, 0xD800), range(0xE000, 0x30000), range(0xE0000, 0xE0200))
 
 
@@ -31,7 +32,7 @@ class WordPiece(TransformersEncoder):
     """A tokenizer like BERT's.
 
     Raises:
-        UsageError: It differs from BERT's in what the operators can't be told.
+        UsageError: It differs from BERT's in a way that the operators have no attribute for.
     """
 
     def __init__(self, tokenizer: Any, about: About) -> None:
@@ -65,7 +66,7 @@ class WordPiece(TransformersEncoder):
 
     @cached_property
     def _replacements(self) -> dict[str, str]:
-        """What stands for each character, and for special tokens, with spaces around what is a word of its own."""
+        """The replacements of characters and special tokens, with spaces around each that is a word of its own."""
         backend = self._tokenizer.backend_tokenizer
         characters = [chr(code) for codes in _CHARACTERS for code in codes if chr(code) != _BETWEEN]
         normal = backend.normalizer.normalize_str(_BETWEEN.join(characters)).split(_BETWEEN)
@@ -77,7 +78,7 @@ class WordPiece(TransformersEncoder):
         return replaced | {content: f" {place} " for content, place in self._places.items()}
 
     def _shown(self, characters: set[str], splitter: Any) -> dict[str, str]:
-        """What is written for characters of clean text: spaces around those that are words of their own."""
+        """The text for characters of clean text, with spaces around characters that are words of their own."""
         words = iter(splitter.pre_tokenize_str(" ".join(f"a{character}a" for character in characters)))
         shown = {}
         for character in characters:
@@ -93,7 +94,7 @@ class WordPiece(TransformersEncoder):
         return shown
 
     def emit(self, g: Any, texts: Any, max_length: int) -> tuple[Any, Any]:
-        """BertTokenizer takes a single text: a Loop over them, each padded to what the longest may need."""
+        """A Loop over the texts, as BertTokenizer takes a single text; rows are padded to the longest possible."""
         zero, axis = g.const([0]), g.const([0])
         contrib = g.domain(DOMAIN, 1)
         growth = max(len(text.replace(" ", "")) for text in self._replacements.values())
@@ -118,14 +119,14 @@ class WordPiece(TransformersEncoder):
         rows, lengths = g.op.Loop(g.op.Squeeze(count, axis), g.const(True), body=graph, _outputs=2)
         lengths = g.op.Reshape(
             lengths, g.op.Concat(count, g.const([1]), axis=0)
-        )  # without texts they have no axes of their own
+        )  # without texts the lengths have no second axis
         longest = g.op.ReduceMax(g.op.Concat(g.op.Reshape(lengths, count), zero, axis=0), axis, keepdims=1)
         rows = g.op.Slice(g.op.Reshape(rows, g.op.Concat(count, room, axis=0)), zero, longest, g.const([1]))
         places = g.op.Range(g.const(0), g.op.Squeeze(longest, axis), g.const(1))
         return rows, g.cast(g.op.Less(places, lengths), torch.int64)
 
     def _ready(self, g: Any, text: Any) -> Any:
-        """Text that is clean, with spaces around each word; a word with an unknown character is that alone."""
+        """Clean text with spaces around each word; the unknown character alone stands for a word that has it."""
         contrib, off = g.domain(DOMAIN, 1), g.const([False])
         kept = sorted({" ", *self._characters, *self._places.values()} - {self._unknown})
         encoder = character_model(self._replacements, kept, self._unknown)
@@ -137,7 +138,7 @@ class WordPiece(TransformersEncoder):
         return replaced(g, clean, rf"\S*{self._unknown}\S*", self._unknown)
 
     def _cut(self, g: Any, tokens: Any, max_length: int) -> Any:
-        """The first tokens of a text that has more; the last of them is the one at the end of every text."""
+        """The first ``max_length`` tokens; of a longer text the last becomes the token at the end of every text."""
         kept = g.op.Slice(tokens, [0], [max_length], [0])
         longer = g.op.Greater(g.op.Size(tokens), g.const(max_length))
         places = g.op.Range(g.const(0), g.op.Size(kept), g.const(1))

@@ -1,4 +1,4 @@
-"""transformers imports torchvision, whose compiled kernels a machine may lack; with the checkout on the path others stand for them."""
+"""Defines torchvision's kernels, which transformers needs and a machine may lack, where the checkout is on the path."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ ODD = (
 
 
 def thousand_lines() -> list[str]:
-    """The lines, always the same: 48 of each language, and each odd one and pairs of them."""
+    """The lines, always the same: the odd lines, 48 lines of each language, and lines of words of four languages."""
     source = random.Random(5)
     lines = list(ODD)
     for words in (text.split() for text in WORDS.values()):

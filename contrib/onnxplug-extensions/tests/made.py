@@ -14,7 +14,7 @@ CORPUS = [
 
 
 def wordpiece(lower: bool = True, accents: bool | None = None, chinese: bool = True) -> Any:
-    """BERT's."""
+    """A tokenizer like BERT's."""
     letters = "abcdefghijklmnopqrstuvwxyzñúяок猫ᄋ,!|ा"
     pieces = [*letters, *(f"##{letter}" for letter in letters), "the", "cat", "##at", "un", "##aff", "##able", "İ", "S"]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(pieces)]
@@ -41,19 +41,19 @@ def _parts(backend: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def gpt2() -> Any:
-    """GPT-2's."""
+    """A tokenizer like GPT-2's."""
     vocabulary, merges = _parts(_trained(["<|endoftext|>"]))
     return transformers.GPT2Tokenizer(vocab=vocabulary, merges=merges)
 
 
 def roberta() -> Any:
-    """RoBERTa's, whose mask takes in the spaces before it."""
+    """A tokenizer like RoBERTa's, whose mask token strips the spaces before it."""
     vocabulary, merges = _parts(_trained(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
     return transformers.RobertaTokenizer(vocab=vocabulary, merges=merges)
 
 
 def clip() -> Any:
-    """CLIP's, whose last piece of a word is marked."""
+    """A tokenizer like CLIP's, which marks the last piece of a word."""
     own, end = ("<|startoftext|>", "<|endoftext|>"), "</w>"
     parts = transformers.CLIPTokenizer(vocab={name: n for n, name in enumerate(own)}, merges=[]).backend_tokenizer
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -69,7 +69,7 @@ def clip() -> Any:
 
 
 def llama() -> Any:
-    """Llama's: its merges are all that make a piece of two others, as transformers derives them from SentencePiece."""
+    """A tokenizer like Llama's: any two pieces that make a piece are a merge, as transformers derives them."""
     words = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary, _ = _parts(_trained(special, split=words, bytes_too=False))

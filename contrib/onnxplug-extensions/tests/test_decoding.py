@@ -25,7 +25,7 @@ MAKERS = {"wordpiece": wordpiece, "gpt2": made.gpt2, "roberta": made.roberta, "l
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_thousand_lines(name: str, skip: bool) -> None:
-    """Of tokens with those of the beginning, the end and padding; one file for rows of any number and length."""
+    """Rows with tokens of the beginning, the end and padding; one file for rows of any number and length."""
     tokenizer = MAKERS[name]()
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     lines = thousand_lines()
@@ -45,7 +45,7 @@ def test_a_thousand_lines(name: str, skip: bool) -> None:
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "roberta", "llama"])
 def test_bytes_that_are_no_text(name: str, skip: bool) -> None:
-    """Tokens in any order, as a model writes them: parts of characters are U+FFFD where transformers has them so."""
+    """Tokens in any order, as a model writes them: parts of characters are U+FFFD where transformers has U+FFFD."""
     tokenizer = MAKERS[name]()
     module, draw = Detokenizer(tokenizer, skip_special_tokens=skip), torch.Generator().manual_seed(0)
     zeros = [n for n, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))) if token in NUL]

@@ -76,7 +76,7 @@ def written(output: Path, texts: list[str], count: int) -> list[str]:
 
 
 def expected(folder: Path, texts: list[str], count: int) -> list[str]:
-    """What transformers writes."""
+    """transformers' texts."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.bos_token
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -111,7 +111,7 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_end_each_for_itself(tmp_path: Path) -> None:
-    """At any of the tokens that the settings of generation name; what follows is padding."""
+    """A text ends at any of the tokens that the settings of generation name; padding follows."""
     folder = saved(tmp_path / "in", "llama")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     (first, second) = (expected(folder, [text], 6)[0][len(text) :] for text in PROMPTS[0])
@@ -125,7 +125,7 @@ def test_texts_end_each_for_itself(tmp_path: Path) -> None:
 
 
 def test_weights_of_four_bits(tmp_path: Path) -> None:
-    """The text is that of the decoder with these weights, step by step."""
+    """The text equals the steps of the exported decoder with weights of four bits."""
     folder = saved(tmp_path / "in", "gpt2")
     options = ["--int4", "--accuracy-level", "1"]
     output, plain = exported(folder, *options), tmp_path / "decoder"
@@ -150,7 +150,7 @@ def test_weights_of_four_bits(tmp_path: Path) -> None:
 
 
 def test_texts_without_tokens(tmp_path: Path) -> None:
-    """They stay as they are, and change nothing beside them."""
+    """Texts without tokens stay as they are, and change no other text."""
     folder = saved(tmp_path / "in", "gpt2")
     output = exported(folder)
     text = expected(folder, ["hello"], 5)

@@ -1,4 +1,4 @@
-"""Files of images to pixels, and pixels to what models take, compared with Pillow and with transformers' processors."""
+"""Files of images to pixels, and pixels to inputs of models, compared with Pillow and with transformers' processors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_files(opset: int) -> None:
 
 
 def test_files_with_fewer_colours_than_pixels() -> None:
-    """Brightness is Pillow's."""
+    """Files with subsampled colours: their brightness is Pillow's."""
     files = [file_of(drawn(size, 55, 3) // 4 + 90, "JPEG", quality=75, subsampling=2) for size in (40, 71)]
     program = onnxplug.to_onnx(Image(), (files[0],), dynamic_shapes=({0: "bytes"},))
     for data in files:
@@ -73,7 +73,7 @@ def test_files_with_fewer_colours_than_pixels() -> None:
 
 
 def test_other_files(tmp_path: Path) -> None:
-    """They end the process where the operator itself sees them; a damaged PNG file does not."""
+    """The bytes of other files end the process where the operator itself gets them; a damaged PNG file does not."""
     png = file_of(drawn(20, 17, 3))
     onnxplug.to_onnx(Image(), (png,), tmp_path / "image.onnx", dynamic_shapes=({0: "bytes"},))
     files = [file_of(drawn(9, 9, 3), "BMP"), png[:0], png[:9], png[:60], png[1:], torch.zeros(100, dtype=torch.uint8)]
@@ -104,7 +104,7 @@ def test_other_files(tmp_path: Path) -> None:
     ],
 )
 def test_processors(name: str, options: dict[str, Any]) -> None:
-    """Of a batch, wider and higher images, and some that grow."""
+    """A batch; wider and higher images; images that are enlarged."""
     processor = getattr(transformers, name)(**options)
     module = Pixels(processor)
     images = [

@@ -35,7 +35,7 @@ def load_file(path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    """README's script."""
+    """The module of README's script."""
     return load_file(HERE.parent / "sentences.py")
 
 
@@ -51,7 +51,7 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     names: dict[str, Any] = {"__name__": "readme"}
-    for block in blocks[:2]:  # the third is that of test_generation.py
+    for block in blocks[:2]:  # test_generation.py runs the third
         exec(block, names)
 
 

@@ -54,7 +54,7 @@ def test_files_that_pytorch_does_not_read(bits: int, channels: int) -> None:
 
 
 def test_spectrogram_of_whisper(tmp_path: Path) -> None:
-    """Shorter and longer sounds than that of 2 seconds, and silence."""
+    """Sounds shorter and longer than 2 seconds, and silence."""
     extractor = transformers.WhisperFeatureExtractor(chunk_length=2, feature_size=80)
     model = torch.nn.Sequential(Sound(), LogMel(extractor)).eval()
     files = [file_of(drawn(count, count)) for count in (16000, 1, 40000)] + [file_of(np.zeros(100))]

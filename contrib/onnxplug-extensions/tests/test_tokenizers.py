@@ -60,7 +60,7 @@ def test_byte_pairs(onnx_check: Callable[..., Any], name: str) -> None:
     )
 
 
-#: Lines of the thousand that the library takes otherwise, as README says.
+#: Lines of the thousand whose tokens differ in the library, as README says.
 DIFFERENT = {"gpt2": [], "roberta": ["<|endoftext|> <|startoftext|>"], "clip": [], "llama": []}
 
 
@@ -94,7 +94,7 @@ def test_clip_without_crashes() -> None:
 
 
 def test_differences_of_clip() -> None:
-    """What README lists is still there; where it is not, README is to be changed."""
+    """The differences that README lists still exist; otherwise README is to be changed."""
     module = Tokenizer(made.clip())
     texts = string_tensor(["e\u0301", "! 's", "a\0b"])
     program = onnxplug.to_onnx(module, (texts,), dynamic_shapes=({0: "texts"},))

@@ -9,7 +9,7 @@ from onnxplug import LibraryPatch, OpSample, PluginInfo, Rule, hookimpl
 
 __all__ = ["features_shapes"]
 
-#: The versions of fbgemm-gpu and fbgemm-gpu-cpu whose operators it knows.
+#: The versions of fbgemm-gpu and fbgemm-gpu-cpu whose operators the package knows.
 REQUIRED = ">=1.8,<1.9"
 
 #: Module to the operators that its functions compute by ATen operators.
@@ -106,7 +106,7 @@ _FUNCTIONS = {
         "segment_sum_csr",
     ),
 }
-#: Operator to the module of the function that computes it, of its converter, or of what is traced in its place.
+#: Operator to the module of the function that computes it by ATen operators.
 FUNCTIONS: Mapping[str, str] = {name: module for module, names in _FUNCTIONS.items() for name in names}
 
 CONVERTERS: Mapping[str, str] = {
@@ -163,7 +163,7 @@ def onnxplug_rules() -> list[Rule]:
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The operators that are computed by others."""
+    """The operators that ATen operators compute."""
     return {f"fbgemm::{name}.default": _later(name) for name in FUNCTIONS}
 
 
@@ -182,7 +182,7 @@ def _later(name: str) -> Callable[..., Any]:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryPatch]:
-    """What torch.export needs of fbgemm."""
+    """The patch that makes fbgemm's operators and modules traceable while torch.export captures a model."""
     return [LibraryPatch(("fbgemm_gpu",), "onnxplug_fbgemm.capture:patches")]
 
 
@@ -196,7 +196,7 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates. Either of two packages has the operators, so none is required."""
+    """The operators' namespace and libraries; either of two packages has the operators, so neither is required."""
     libraries, replaced = ("fbgemm_gpu", "torchrec"), [f"fbgemm::{name}" for name in TRACED]
     return PluginInfo(api=1, namespaces=("fbgemm",), libraries=libraries, replaced=replaced)
 
@@ -205,8 +205,8 @@ def features_shapes(features: Any, values: str = "values", lengths: str = "lengt
     """The part of ``dynamic_shapes`` that belongs to a torchrec ``KeyedJaggedTensor``.
 
     Args:
-        features: It.
-        values, lengths: Names of the dimensions of its values, and weights, and of its lengths.
+        features: The object.
+        values, lengths: Names of the dimensions of its values and weights, and of its lengths.
 
     Returns:
         An entry for each of its parts.

@@ -1,4 +1,4 @@
-"""What torch needs to know of fbgemm's operators while torch.export runs."""
+"""Shapes of fbgemm's operators, and traceable modules, while torch.export captures a model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def check_version() -> None:
-    """Refuses another fbgemm than those whose operators are known.
+    """Checks that the package knows the operators of the installed fbgemm.
 
     Raises:
-        UsageError: It is another.
+        UsageError: It is of another version.
     """
     if not SpecifierSet(REQUIRED).contains(fbgemm_gpu.__version__, prereleases=True):
         raise UsageError(
@@ -44,22 +44,22 @@ def check_version() -> None:
 
 @functools.cache
 def without_shapes() -> list[str]:
-    """The operators that fbgemm doesn't compute the shapes of."""
+    """The operators whose shapes fbgemm doesn't compute."""
     return [name for name in FUNCTIONS if not any(has_kernel_for_dispatch_key(f"fbgemm::{name}", key) for key in _KEYS)]
 
 
 @contextlib.contextmanager
 def patches(module: Any) -> Iterator[None]:
-    """Holds while a module is captured.
+    """A context for the capture of a module.
 
-    torch knows the shapes of the operators' results, those of the function that computes the operator. Modules of fbgemm
-    and torchrec that are in use can be traced.
+    The functions that compute the operators give torch the shapes of their results. Modules of fbgemm and torchrec that
+    are in use can be traced.
     """
     with contextlib.ExitStack() as stack:
         library = torch.library.Library("fbgemm", "FRAGMENT")
         stack.callback(library._destroy)
         for name in without_shapes():
-            # Not torch.library.register_fake: fbgemm says that only a module of its own gives shapes.
+            # Not torch.library.register_fake: fbgemm declares that only its own module gives shapes.
             operator_registry.find(f"fbgemm::{name}").fake_impl.register(function_of(name), __name__, lib=library)
         operator_registry.find(_NOBAG).fake_impl.register(_rows_alone, __name__, lib=library)
         for name in _STATIC:
@@ -75,9 +75,9 @@ def patches(module: Any) -> Iterator[None]:
         yield
 
 
-#: Those whose kernel for gradients, which is called first, reads sizes from values: our function is traced in its place.
+#: Operators whose kernel for gradients, which is called first, reads sizes from values: our function is traced instead.
 _TRACED = ("jagged_slice",)
-#: Those whose shapes fbgemm computes of static sizes alone.
+#: Operators whose shapes fbgemm computes for static sizes alone.
 _STATIC = ("pack_segments_v2",)
 
 

@@ -1,4 +1,4 @@
-"""fbgemm's operators between jagged and padded tensors, and its arithmetic on jagged ones, by ATen operators."""
+"""fbgemm's operators between jagged and padded tensors, and its arithmetic on jagged tensors, by ATen operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Sizes = list[Any]
 def jagged_to_padded_dense(
     values: Tensor, offsets: list[Tensor], max_lengths: Sizes, padding_value: float = 0
 ) -> Tensor:
-    """[segments, *max_lengths, ...]: rows that a segment lacks are the padding value, those that it has too many are left out."""
+    """Jagged to [segments, *max_lengths, ...]: missing rows are the padding value, surplus rows are left out."""
     return _padded(values, offsets, max_lengths, padding_value)
 
 
@@ -38,12 +38,12 @@ def _padded(values: Tensor, offsets: list[Tensor], sizes: Sizes, padding: float 
 
 
 def jagged_1d_to_dense(values: Tensor, offsets: Tensor, max_sequence_length: Any, padding_value: int) -> Tensor:
-    """Padded by an integer."""
+    """The padded tensor, with an integer as the padding value."""
     return jagged_to_padded_dense(values, [offsets], [max_sequence_length], padding_value)
 
 
 def jagged_2d_to_dense(values: Tensor, offsets: Tensor, max_sequence_length: Any) -> Tensor:
-    """Padded by 0."""
+    """The padded tensor, with 0 as the padding value."""
     return jagged_to_padded_dense(values, [offsets], [max_sequence_length])
 
 
@@ -63,7 +63,7 @@ stacked_jagged_2d_to_dense = stacked_jagged_1d_to_dense
 
 
 def dense_to_jagged_forward(dense: Tensor, x_offsets: list[Tensor], total_L: Any = None) -> Tensor:
-    """The rows of the segments; those that the padded tensor has no room for are 0."""
+    """The rows of the segments; rows that the padded tensor has no room for are 0."""
     count = last_of(x_offsets[-1]) if total_L is None else total_L
     sizes = list(dense.shape[1:-1])
     rows = dense.reshape((-1, dense.shape[-1]))
@@ -71,7 +71,7 @@ def dense_to_jagged_forward(dense: Tensor, x_offsets: list[Tensor], total_L: Any
 
 
 def dense_to_jagged(dense: Tensor, x_offsets: list[Tensor], total_L: Any = None) -> tuple[Tensor, list[Tensor]]:
-    """The rows, and the offsets."""
+    """The rows of :func:`dense_to_jagged_forward`, and the offsets."""
     return dense_to_jagged_forward(dense, x_offsets, total_L), x_offsets
 
 
@@ -79,17 +79,17 @@ def dense_to_jagged(dense: Tensor, x_offsets: list[Tensor], total_L: Any = None)
 
 
 def jagged_dense_elementwise_add(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
-    """Padded by 0, and added."""
+    """The sum of the jagged tensor, padded by 0, and the padded tensor."""
     return _padded(x_values, x_offsets, list(y.shape[1:-1]), segments=y.shape[0]) + y
 
 
 def jagged_dense_elementwise_mul_forward(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
-    """Rows multiplied by those of the padded tensor."""
+    """The rows times the corresponding rows of the padded tensor."""
     return x_values * dense_to_jagged_forward(y, x_offsets, x_values.shape[0])
 
 
 def jagged_dense_elementwise_mul(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The product, and the offsets."""
+    """The product of :func:`jagged_dense_elementwise_mul_forward`, and the offsets."""
     return jagged_dense_elementwise_mul_forward(x_values, x_offsets, y), x_offsets
 
 
@@ -103,7 +103,7 @@ def jagged_dense_elementwise_add_jagged_output(
 def jagged_dense_dense_elementwise_add_jagged_output_forward(
     x_values: Tensor, x_offsets: list[Tensor], y_0: Tensor, y_1: Tensor
 ) -> Tensor:
-    """The sum with two padded tensors, as a jagged one."""
+    """The sum with two padded tensors, as a jagged tensor."""
     return (
         x_values
         + dense_to_jagged_forward(y_0, x_offsets, x_values.shape[0])
@@ -114,12 +114,12 @@ def jagged_dense_dense_elementwise_add_jagged_output_forward(
 def jagged_dense_dense_elementwise_add_jagged_output(
     x_values: Tensor, x_offsets: list[Tensor], y_0: Tensor, y_1: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """The sum, and the offsets."""
+    """The sum with two padded tensors, and the offsets."""
     return jagged_dense_dense_elementwise_add_jagged_output_forward(x_values, x_offsets, y_0, y_1), x_offsets
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Of matrices; halves are summed in float."""
+    """The product of batches of matrices; halves are summed in float."""
     if left.dtype in HALVES:
         return torch.bmm(left.float(), right.float()).to(left.dtype)
     return torch.bmm(left, right)
@@ -146,12 +146,12 @@ def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max
 
 
 def jagged_dense_bmm(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
-    """The product, and the offsets."""
+    """The product of :func:`jagged_dense_bmm_forward`, and the offsets."""
     return jagged_dense_bmm_forward(x_values, x_offsets, y, max_L), x_offsets
 
 
 def jagged_jagged_bmm(x_values: Tensor, y_values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
-    """[segments, width of x, width of y]: each segment of x, transposed, times that of y."""
+    """[segments, width of x, width of y]: each segment of x, transposed, times the same segment of y."""
     left, right = (jagged_to_padded_dense(values, [x_offsets], [max_L]) for values in (x_values, y_values))
     return _product(left.transpose(1, 2), right)
 
@@ -160,14 +160,14 @@ jagged_jagged_bmm_forward = jagged_jagged_bmm
 
 
 def jagged_softmax_forward(values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
-    """Over the rows of each segment, column by column."""
+    """The softmax over the rows of each segment, column by column."""
     padded = jagged_to_padded_dense(values, [x_offsets], [max_L], float("-inf"))
-    # An empty segment has no rows to be read.
+    # An empty segment, whose softmax is NaN, has no rows that are read.
     return dense_to_jagged_forward(padded.softmax(1), [x_offsets], values.shape[0])
 
 
 def jagged_softmax(values: Tensor, x_offsets: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
-    """The softmax, and the offsets."""
+    """The softmax over the rows of each segment, and the offsets."""
     return jagged_softmax_forward(values, x_offsets, max_L), x_offsets
 
 
@@ -185,14 +185,14 @@ def jagged_1d_to_truncated_values(values: Tensor, lengths: Tensor, max_truncated
 def masked_select_jagged_1d(
     values: Tensor, lengths: Tensor, mask: Tensor, check_length: bool | None = False
 ) -> tuple[Tensor, Tensor]:
-    """The values that a mask keeps, and how many of each segment they are."""
+    """The values that a mask keeps, and their number in each segment."""
     offsets = offsets_of(lengths)
     before = offsets_of(mask.to(lengths.dtype)).index_select(0, offsets)
     return values[mask], lengths_of(before)
 
 
 def jagged_slice(x_values: Tensor, x_lengths: Tensor, start: Tensor, slice_length: int) -> tuple[Tensor, Tensor]:
-    """Of each segment the values from a start on, and how many they are."""
+    """At most ``slice_length`` values of each segment from ``start`` on, and their numbers."""
     kept = (x_lengths - start).clamp(max=slice_length)
     offsets = offsets_of(kept)
     every = torch.arange(kept.shape[0], device=kept.device)
@@ -216,7 +216,7 @@ def _rows_selected(indices: Tensor, input_ends: Tensor, output_ends: Tensor, cou
 def jagged_index_select_2d_forward_v2(
     values: Tensor, indices: Tensor, input_offsets: Tensor, output_offsets: Tensor, num_dense_output_rows: Any = None
 ) -> Tensor:
-    """The same; the number of rows may be that of the last segment's end."""
+    """:func:`jagged_index_select_2d_forward`; the default number of rows is the last segment's end."""
     count = last_of(output_offsets) if num_dense_output_rows is None else num_dense_output_rows
     return jagged_index_select_2d_forward(values, indices, input_offsets, output_offsets, count)
 
@@ -229,7 +229,7 @@ def jagged_index_add_2d_forward(
     num_dense_input_rows: Any,
     num_output_rows: Any,
 ) -> Tensor:
-    """The rows of each segment added to those of the segment that ``indices`` names; the offsets are the segments' ends."""
+    """The rows of each segment added to the segment that ``indices`` names; the offsets are the segments' ends."""
     row = _rows_selected(indices, output_offsets, input_offsets, num_dense_input_rows)
     wide = values.float() if values.dtype in HALVES else values
     total = wide.new_zeros((num_output_rows, values.shape[1])).index_add(0, row, wide)
@@ -244,7 +244,7 @@ def jagged_index_add_2d_forward_v2(
     num_output_rows: Any,
     num_dense_input_rows: Any,
 ) -> Tensor:
-    """The same, the numbers in another order."""
+    """:func:`jagged_index_add_2d_forward` with the numbers of rows in the other order."""
     return jagged_index_add_2d_forward(
         values, indices, input_offsets, output_offsets, num_dense_input_rows, num_output_rows
     )
@@ -274,7 +274,7 @@ def pack_segments(t_in: Tensor, lengths: Tensor, max_length: Any) -> Tensor:
 def pack_segments_v2(
     t_in: Tensor, lengths: Tensor, max_length: Any, pad_minf: bool = False, return_presence_mask: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Padded by 0 or minus infinity; where there are rows."""
+    """The padded tensor, by 0 or minus infinity, and the mask of the places that have rows."""
     packed = jagged_to_padded_dense(t_in, [offsets_of(lengths)], [max_length], float("-inf") if pad_minf else 0)
     present = torch.arange(max_length, device=lengths.device) < lengths.unsqueeze(1)
     return packed, present if return_presence_mask else None

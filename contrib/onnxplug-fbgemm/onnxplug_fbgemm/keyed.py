@@ -14,10 +14,10 @@ _LENGTHS, _OFFSETS = _FIELDS.index("_lengths"), _FIELDS.index("_offsets")
 
 
 def register() -> None:
-    """Makes every KeyedJaggedTensor the same inputs.
+    """Makes pytree flatten every KeyedJaggedTensor to the same inputs.
 
-    torchrec's own form has the lengths or the offsets, whichever were given, and the other ones too once something has asked
-    for them: a model's inputs would change when it is called.
+    torchrec's own form has the lengths or the offsets, whichever the tensor was made of, and both once they have been
+    computed: a model's inputs would change when it is called.
     """
     if pytree.SUPPORTED_NODES[KeyedJaggedTensor].flatten_fn is not flatten:
         pytree.SUPPORTED_NODES[KeyedJaggedTensor] = pytree.NodeDef(
@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def flatten(features: KeyedJaggedTensor) -> tuple[list[Any], Any]:
-    """The parts, and the keys: lengths always, offsets never."""
+    """The parts of a tensor, always with lengths and never with offsets, and its keys."""
     parts, keys = jagged_tensor._kjt_flatten(features)
     parts[_LENGTHS], parts[_OFFSETS] = features.lengths(), None
     return parts, keys
@@ -38,7 +38,7 @@ def _flatten_with_keys(features: KeyedJaggedTensor) -> tuple[list[tuple[Any, Any
 
 
 def shapes(features: KeyedJaggedTensor, values: str, lengths: str) -> list[Any]:
-    """Dimensions for each part."""
+    """The dynamic dimensions of each part."""
     names = {"_values": values, "_weights": values, "_lengths": lengths}
     parts, _ = flatten(features)
     return [

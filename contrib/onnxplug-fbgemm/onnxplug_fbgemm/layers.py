@@ -1,7 +1,8 @@
-"""fbgemm's modules of tables while torch.export runs.
+"""fbgemm's modules of tables while torch.export captures a model.
 
-Tables that are trained are looked up by an operator for each optimizer, which says that it writes to the weights: it does for
-gradients alone. The operator that they share, which takes no optimizer, is traced in its place.
+Tables that are trained are looked up by an operator for each optimizer, whose schema declares that it writes to the
+weights: it does so for gradients alone. The operator without an optimizer, which all of them call, is traced in its
+place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from onnxplug.capture.patching import patched
 from onnxplug_fbgemm import LOOKUPS
 from onnxplug_fbgemm.segments import owners
 
-#: fbgemm's numbers: of modes of the check, of pooling.
+#: fbgemm's numbers of modes of the check, and of pooling.
 _WARNING, _IGNORE = 1, 2
 _WITHOUT_POOLING = 2
 
@@ -29,13 +30,13 @@ class _WithoutCache:
     """Stands for the queue and the counter of rows in a device's cache, which torch.export can't trace."""
 
     def pop(self) -> Tensor:
-        """The places in the cache: none."""
+        """No places in the cache."""
         return torch.empty(0, dtype=torch.int32)
 
 
 @contextlib.contextmanager
 def traceable(module: Any) -> Iterator[None]:
-    """Holds during capture: tables have no cache, and their checks of indices change a copy of them."""
+    """A context for a capture: tables have no cache, and their checks of indices change a copy of the indices."""
     kinds = [_kind(module_name, name) for module_name, name in _MODULES]
     layers = tuple(kind for kind in kinds if kind is not None)
     with contextlib.ExitStack() as stack:
@@ -60,12 +61,12 @@ _MODULES = (
 
 
 def _kind(module: str, name: str) -> Any:
-    """A class of fbgemm's, if its module is in use."""
+    """A class of fbgemm, ``None`` where its module isn't imported."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def _lookup(op: Any) -> Callable[..., Tensor]:
-    """What is traced in place of the look-up of one optimizer."""
+    """The function that is traced in place of one optimizer's look-up."""
     names = [argument.name for argument in op._schema.arguments]
 
     def lookup(*args: Any, **kwargs: Any) -> Tensor:
@@ -98,12 +99,15 @@ def _lookup(op: Any) -> Callable[..., Tensor]:
     return lookup
 
 
-#: What training counts, and what a module keeps at its first call.
+#: A module's counters of training, and the tensor that it keeps at its first call.
 _STATE = ("iter", "iter_cpu", "feature_dims")
 
 
 def _on_a_copy(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The check writes to the indices, and modules that are trained count their calls: both would be results of the model."""
+    """A forward that runs on copies of the indices and the state.
+
+    The check writes to the indices, and modules that are trained count their calls: both would be results of the model.
+    """
 
     @functools.wraps(forward)
     def on_a_copy(self: Any, indices: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +134,7 @@ def bounds_check_indices(
     *more: Any,
     **options: Any,
 ) -> None:
-    """An index that a table lacks becomes 0; -1 stands for a row that was pruned. Offsets are taken as they are."""
+    """Replaces an index that a table lacks by 0; -1 stands for a pruned row. Offsets are taken as they are."""
     if bounds_check_mode not in (_WARNING, _IGNORE) or B_offsets is not None:
         return
     samples = (offsets.shape[0] - 1) // rows_per_table.shape[0]

@@ -1,6 +1,6 @@
-"""The operators that fbgemm registers for the CPU, and what becomes of each: ``python -m onnxplug_fbgemm.operators README.md``.
+"""The operators that fbgemm registers for the CPU, each with its translation or the reason why it has none.
 
-Writes the table in README between the two lines that mark it.
+``python -m onnxplug_fbgemm.operators README.md`` writes the table in README between the two lines that mark it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key, reg
 from onnxplug_fbgemm import CONVERTERS, FUNCTIONS, TRACED
 
 BEGIN, END = "<!-- operators -->", "<!-- end of operators -->"
-#: What the operators of each module of functions and converters are for.
+#: The purpose of the operators of each module of functions and converters.
 FAMILIES = {
     "jagged": "jagged tensors",
     "sparse": "sparse features: running sums, ranges, permutations, buckets",
     "pooled": "pooled embeddings, calibration, what a table is given",
     "tables": "tables of embeddings, quantised or not, with any optimizer",
 }
-#: Why others aren't translated, by patterns of their names; the first that fits counts.
+#: Why other operators aren't translated, by patterns of their names; the first match counts.
 REASONS = {
     "a step of training": (
         ".*_pt2_wrapper",
@@ -62,7 +62,7 @@ _KEYS = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "Composi
 
 
 def registered() -> list[str]:
-    """Every operator of fbgemm with a kernel for the CPU that isn't for gradients."""
+    """Every operator of fbgemm with a kernel for the CPU, without the operators for gradients."""
     names = {name for name in registered_operators() if name.startswith("fbgemm::")}
     names = {name for name in names if not re.search("backward|grad_output|grad_indice", name)}
     keys = [getattr(DispatchKey, key) for key in _KEYS]
@@ -70,7 +70,7 @@ def registered() -> list[str]:
 
 
 def outcome(name: str) -> str | None:
-    """The family of an operator that is translated, or why another isn't; ``None`` where nobody has decided."""
+    """The family of an operator that is translated, or the reason why it isn't; ``None`` where neither is known."""
     module = FUNCTIONS.get(name) or CONVERTERS.get(name) or TRACED.get(name)
     if module is not None:
         return FAMILIES[module]
@@ -78,7 +78,7 @@ def outcome(name: str) -> str | None:
 
 
 def table() -> str:
-    """The table, as README has it."""
+    """The table of README."""
     names = registered()
     done = [name for name in names if outcome(name) in FAMILIES.values()]
     lines = [

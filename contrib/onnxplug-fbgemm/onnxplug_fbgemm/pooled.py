@@ -1,4 +1,4 @@
-"""fbgemm's operators on pooled embeddings, on tables of other kinds and on what a table is given, by ATen operators."""
+"""fbgemm's operators on pooled embeddings, on tables of other kinds and on inputs of tables, by ATen operators."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def permute_duplicate_pooled_embs(
     inv_offset_dim_list: Tensor,
     inv_permute_list: Tensor,
 ) -> Tensor:
-    """The same, a feature may come more than once."""
+    """:func:`permute_pooled_embs` where a feature may occur more than once."""
     lengths = lengths_of(offset_dim_list.long()).index_select(0, permute_list.long())
     return _columns_permuted(pooled_embs, offset_dim_list, permute_list, size_of(lengths.sum()))
 
@@ -62,10 +62,10 @@ permute_duplicate_pooled_embs_auto_grad_split = permute_duplicate_pooled_embs
 def permute_multi_embedding(
     pooled_embs: list[Tensor], permutes: Tensor, in_shapes: Tensor, out_shapes: Tensor, out_lengths: list[Any]
 ) -> list[Tensor]:
-    """New tensors of columns of several.
+    """New tensors from the columns of several tensors.
 
-    A row of ``permutes`` is a run of columns: the tensor that it comes from and the one that it goes to, where it begins in
-    both, and its length.
+    A row of ``permutes`` is a run of columns: its source tensor, its target tensor, its first column in both, and its
+    length.
     """
     source, target, first, place, length = (column.long() for column in permutes.unbind(1)[:5])
     widths = [pooled.shape[1] for pooled in pooled_embs]
@@ -91,17 +91,17 @@ def regroup_keyed_tensor(
 def merge_pooled_embeddings(
     pooled_embeddings: list[Tensor], uncat_dim_size: Any, target_device: Any, cat_dim: Any = 1
 ) -> Tensor:
-    """Side by side."""
+    """The tensors joined along an axis."""
     return torch.cat(pooled_embeddings, cat_dim)
 
 
 def all_to_one_device(input_tensors: list[Tensor], target_device: Any) -> list[Tensor]:
-    """As they are."""
+    """Copies of the tensors: a model has one device."""
     return [tensor.clone() for tensor in input_tensors]
 
 
 def sum_reduce_to_one(input_tensors: list[Tensor], target_device: Any) -> Tensor:
-    """Their sum."""
+    """The sum of the tensors."""
     total = input_tensors[0].clone()
     for tensor in input_tensors[1:]:
         total = total + tensor
@@ -109,7 +109,7 @@ def sum_reduce_to_one(input_tensors: list[Tensor], target_device: Any) -> Tensor
 
 
 def permute102_baddbmm_permute102(bias: Tensor, A: Tensor, B: Tensor) -> Tensor:
-    """[rows, batch, out] of A [rows, batch, in]."""
+    """[rows, batch, out]: A [rows, batch, in] times the matrices B [batch, in, out], plus the bias [batch, out]."""
     return (bias.unsqueeze(1) + torch.bmm(A.transpose(0, 1), B)).transpose(0, 1)
 
 
@@ -153,11 +153,11 @@ def batch_index_select_dim0(
     return torch.cat([rows.reshape(-1) for rows in taken])
 
 
-# -- what a table is given ---------------------------------------------------------------------------------------------
+# -- inputs of tables --------------------------------------------------------------------------------------------------
 
 
 def _combined(indices_list: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """All indices, and all weights where some tensor has them: 1 stands for those of the others."""
+    """All indices, and all weights where some feature has weights: features without weights get 1."""
     indices = torch.cat([index.int() for index in indices_list])
     if all(weight.shape[0] == 0 for weight in weights):
         return indices, torch.empty(0)
@@ -174,7 +174,7 @@ def tbe_input_combine(
     per_sample_weights: list[Tensor],
     include_last_offsets: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices, offsets and weights of several features; a feature's offsets have the last one's end, or lack it."""
+    """Indices, offsets and weights of several features; a feature's offsets may include the end of its last bag."""
     total, offsets, kept = 0, [], []
     for number, (index, own) in enumerate(zip(indices_list, offsets_list, strict=True)):
         offsets.append(own.int() + total)
@@ -201,7 +201,7 @@ def padding_fused_tbe_input_combine(
     include_last_offsets: Tensor,
     batch_size: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with empty bags after those of each feature, ``batch_size`` in all."""
+    """:func:`tbe_input_combine` with empty bags behind each feature's bags, up to ``batch_size``."""
     total, offsets = 0, []
     bag = torch.arange(batch_size)
     for number, (index, own) in enumerate(zip(indices_list, offsets_list, strict=True)):
@@ -216,7 +216,7 @@ def padding_fused_tbe_input_combine(
 def padding_fused_tbe_input_combine_with_length(
     indices_list: list[Tensor], lengths_list: list[Tensor], per_sample_weights: list[Tensor], batch_size: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of lengths."""
+    """:func:`tbe_input_combine_with_length` with empty bags behind each feature's bags, up to ``batch_size``."""
     bag = torch.arange(batch_size)
     padded = [one_more(lengths.int()).index_select(0, bag.clamp(max=lengths.shape[0])) for lengths in lengths_list]
     indices, weights = _combined(indices_list, per_sample_weights)
@@ -241,7 +241,7 @@ def batched_unary_embeddings(weight: Tensor, table_offsets: Tensor, offsets: Ten
 def pruned_array_lookup(
     indices: Tensor, offsets: Tensor, index_remappings: Tensor, index_remappings_offsets: Tensor
 ) -> Tensor:
-    """The rows that remain of pruned tables; a table without remappings is whole."""
+    """Indices remapped to the remaining rows of pruned tables; a table without remappings is whole."""
     tables = index_remappings_offsets.shape[0] - 1
     samples = (offsets.shape[0] - 1) // tables
     table = owners(offsets, indices.shape[0]) // samples
@@ -264,7 +264,7 @@ def histogram_binning_calibration(
     bin_ctr_in_use_after: Any,
     bin_ctr_weight_value: float,
 ) -> tuple[Tensor, Tensor]:
-    """The probability of each logit, mixed with what its bin was seen to have, and the bin."""
+    """The probability of each logit, mixed with the share of positives in its bin, and the bin."""
     chance = torch.sigmoid(logit + math.log(positive_weight))
     step = (upper_bound - lower_bound) / bin_num_examples.shape[0]
     number = (torch.ceil((chance.double() - lower_bound) / step) - 1).long()
@@ -293,7 +293,7 @@ def histogram_binning_calibration_by_feature(
     bin_ctr_in_use_after: Any,
     bin_ctr_weight_value: float,
 ) -> tuple[Tensor, Tensor]:
-    """The same with bins of its own for each value of a feature."""
+    """:func:`histogram_binning_calibration` with separate bins for each value of a feature."""
     chance = torch.sigmoid(logit + math.log(positive_weight))
     step = (upper_bound - lower_bound) / num_bins
     number = (torch.ceil((chance.double() - lower_bound) / step) - 1).long()
@@ -302,7 +302,7 @@ def histogram_binning_calibration_by_feature(
 
 
 def _feature_of(values: Tensor, lengths: Tensor, count: Any) -> Tensor:
-    """The feature's value of each sample, from 1 on; 0 where it has none, several, or an unknown one."""
+    """The feature's value of each sample, from 1 on; 0 where it has no value, several, or an unknown value."""
     first = starts_of(offsets_of(lengths.long())).clamp(max=values.shape[0])
     value = torch.where(lengths == 1, one_more(values.long(), -1).index_select(0, first) + 1, 0)
     return torch.where(value > count, 0, value.clamp(min=0))
@@ -320,7 +320,7 @@ def generic_histogram_binning_calibration_by_feature(
     bin_ctr_in_use_after: Any,
     bin_ctr_weight_value: float,
 ) -> tuple[Tensor, Tensor]:
-    """The same with bins between given boundaries."""
+    """:func:`histogram_binning_calibration_by_feature` with bins between given boundaries."""
     chance = torch.sigmoid(logit + math.log(positive_weight))
     number = (chance.double().unsqueeze(1) > bin_boundaries).sum(1)
     number = number + _feature_of(segment_value, segment_lengths, num_segments) * (bin_boundaries.shape[0] + 1)

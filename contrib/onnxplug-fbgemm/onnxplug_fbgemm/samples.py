@@ -1,4 +1,4 @@
-"""Inputs that the operators are tested with, of two sizes: lengths and offsets belong to the values beside them."""
+"""Inputs to test the operators with, of two sizes: lengths and offsets fit the values beside them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from onnxplug import OpSample
 
-#: Lengths of segments, of both sizes: the second has empty ones at both ends, and a longer one.
+#: Lengths of segments, of both sizes: the second has empty segments at both ends, and a longer segment.
 _LENGTHS = ([2, 0, 3], [0, 1, 4, 1, 0])
-#: Of two features and some samples, and those of the features in the order 1, 0.
+#: Lengths of two features' samples, of both sizes.
 _FEATURES = ([[2, 0, 1], [1, 3, 0]], [[0, 1, 4, 0], [2, 0, 0, 5]])
 _OPSETS = (13, 18, 21)
-#: Dimensions: of values, of segments, of offsets.
+#: Dynamic dimensions of values, of segments, of offsets.
 _N, _B, _O = {0: "values"}, {0: "segments"}, {0: "offsets"}
 
 Make = Callable[[int], tuple[Any, ...]]
 
 
 def samples() -> list[OpSample]:
-    """Some of each operator."""
+    """The samples of all operators."""
     return [*_jagged(), *_selected(), *_ranges(), *_permuted(), *_buckets(), *_reordered(), *_pooled(), *_tables()]
 
 
 def _sample(op: str, make: Make, shapes: Sequence[Any] | None = None, results: Any = None) -> OpSample:
-    """``make`` is called with 0 and 1, for inputs of two sizes; without ``shapes`` with 0 alone."""
+    """A sample whose inputs ``make`` makes, of size 0 and, with ``shapes``, of size 1."""
     first, second = (functools.partial(_made, make, size) for size in (0, 1))
     others = () if shapes is None else (second,)
     return OpSample(f"fbgemm::{op}", first, opsets=_OPSETS, dynamic_shapes=shapes, others=others, results=results)
@@ -146,7 +146,7 @@ def _jagged() -> list[OpSample]:
 
 def _selected() -> list[OpSample]:
     def selection(size: int) -> tuple[Any, ...]:
-        """Values, the segments taken, and the ends of both."""
+        """Values, the indices of the taken segments, and the ends of the segments before and after."""
         taken = ([2, 2, 0], [2, 4, 1, 2])[size]
         chosen = [_LENGTHS[size][i] for i in taken]
         return _values(size, 2), _whole(taken), _offsets(size)[1:], _bounds(chosen)[1:]
@@ -287,7 +287,7 @@ def _buckets() -> list[OpSample]:
 
 
 def _reordered() -> list[OpSample]:
-    """Two features of the samples of two batches."""
+    """Samples of the reordering operators: two features of the samples of two batches."""
 
     def reordered(size: int) -> tuple[Any, ...]:
         import torch
@@ -369,7 +369,7 @@ def _pooled() -> list[OpSample]:
 
 
 _ENDS = ("", "_auto_grad", "_split", "_auto_grad_split")
-#: The keys and widths of two tensors, and the groups that they are to form.
+#: The keys and widths of two tensors, and the groups of keys.
 _KEYED: tuple[Any, ...] = ([["a", "b"], ["c", "d"]], [[2, 4], [3, 2]], [["c", "a", "b"], ["d"]])
 
 

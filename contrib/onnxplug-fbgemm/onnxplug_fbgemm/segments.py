@@ -1,8 +1,8 @@
-"""Segments, and rows taken from them: what the operators on jagged tensors have in common.
+"""Segments, and rows taken from them: the functions that the operators on jagged tensors share.
 
-A jagged tensor is ``values``, the rows of all segments one after the other, and ``offsets``, where each segment begins, with the
-end of the last one. Several levels of offsets are segments of segments. Everything here holds for any number of rows and of
-segments, none among them: a row that is not there is the one after the last, which is added where rows are taken.
+A jagged tensor is ``values``, the rows of all segments one after the other, and ``offsets``, where each segment begins,
+with the end of the last segment. Several levels of offsets are segments of segments. All functions hold for any number
+of rows and of segments, 0 included: a missing row is the row after the last, which is added where rows are taken.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def starts_of(offsets: Tensor) -> Tensor:
 
 
 def lengths_of(offsets: Tensor) -> Tensor:
-    """How many rows each segment has."""
+    """The number of rows of each segment."""
     return offsets.narrow(0, 1, offsets.shape[0] - 1) - starts_of(offsets)
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Where segments of these lengths begin, and the end of the last one."""
+    """Where segments of these lengths begin, and the end of the last segment."""
     return torch.cat([lengths.new_zeros((1,)), lengths.cumsum(0, dtype=lengths.dtype)])
 
 
 def size_of(value: Tensor) -> Any:
-    """A number of rows that is known at run time only: a new symbol where torch works out an operator's shapes."""
+    """A number of rows that is known at run time only: a new symbol where torch computes an operator's shapes."""
     shapes = torch.library.get_ctx()
     if shapes is not None:
         return shapes.new_dynamic_size()
@@ -46,12 +46,12 @@ def last_of(offsets: Tensor) -> Any:
 
 
 def one_more(values: Tensor, value: float = 0) -> Tensor:
-    """The rows and another one of ``value``."""
+    """The rows, and a further row of ``value``."""
     return torch.cat([values, values.new_full((1, *values.shape[1:]), value)])
 
 
 def owners(offsets: Tensor, count: Any) -> Tensor:
-    """The segment of each of ``count`` rows; the number of segments for rows that lie in none."""
+    """The segment of each of ``count`` rows; the number of segments for rows outside of the segments."""
     offsets = offsets.long()
     ends = offsets.narrow(0, 1, offsets.shape[0] - 1).clamp(max=count)
     ended = ends.new_zeros((count + 1,)).scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)
@@ -60,13 +60,13 @@ def owners(offsets: Tensor, count: Any) -> Tensor:
 
 
 def copied(segments: Tensor, starts: Tensor, offsets: Tensor, count: Any) -> Tensor:
-    """Where each of ``count`` rows comes from that are copies of other segments.
+    """The source row of each of ``count`` rows, whose segments are copies of other segments.
 
     Args:
-        segments: The segment that each new one is a copy of.
-        starts: Where those segments begin.
-        offsets: Where the new ones do.
-        count: The number of rows in all.
+        segments: The source segment of each new segment.
+        starts: Where the source segments begin.
+        offsets: Where the new segments begin, and the end of the last.
+        count: The number of new rows.
     """
     shift = starts.long().index_select(0, segments.long()) - starts_of(offsets).long()
     place = torch.arange(count, device=offsets.device)
@@ -74,9 +74,9 @@ def copied(segments: Tensor, starts: Tensor, offsets: Tensor, count: Any) -> Ten
 
 
 def places(offsets: list[Tensor], sizes: list[Any], count: Any, segments: Any = None) -> Tensor:
-    """The row of each element of a padded tensor [segments, *sizes]; ``count``, the number of rows, where there is none.
+    """The row of each element of a padded tensor [segments, *sizes]; ``count``, the number of rows, for padding.
 
-    ``segments`` is the size of another operand that has to be their number: no comparison of both sizes is needed then.
+    ``segments`` is the size of another operand that equals their number, so that torch need not compare both sizes.
     """
     following = [*(level.shape[0] - 1 for level in offsets[1:]), count]
     row = torch.arange(offsets[0].shape[0] - 1 if segments is None else segments, device=offsets[0].device)
@@ -88,7 +88,10 @@ def places(offsets: list[Tensor], sizes: list[Any], count: Any, segments: Any = 
 
 
 def places_in_dense(offsets: list[Tensor], sizes: list[Any], count: Any) -> Tensor:
-    """The place of each of ``count`` rows in a padded tensor [segments, *sizes]; the number of places where there is none."""
+    """The place of each of ``count`` rows in a padded tensor [segments, *sizes].
+
+    A row outside of it has the number of all places.
+    """
     counts = [*(level.shape[0] - 1 for level in offsets[1:]), count]
     row = torch.arange(count, device=offsets[0].device)
     inside = torch.ones_like(row, dtype=torch.bool)

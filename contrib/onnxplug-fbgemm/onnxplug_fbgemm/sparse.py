@@ -1,6 +1,6 @@
 """fbgemm's operators on sparse features by ATen operators: running sums, ranges, permutations, buckets.
 
-Values and lengths of features lie one after the other: ``lengths`` is [features, samples] or the same in one axis.
+Values and lengths of features lie one after the other: ``lengths`` is [features, samples] or [features * samples].
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Permuted = tuple[Tensor, Tensor, Tensor | None]
 
 
 def asynchronous_inclusive_cumsum(t_in: Tensor) -> Tensor:
-    """Of all elements."""
+    """The running sums of all elements."""
     return t_in.reshape(-1).cumsum(0, dtype=t_in.dtype).reshape(t_in.shape)
 
 
 def asynchronous_exclusive_cumsum(t_in: Tensor) -> Tensor:
-    """Of the elements before each."""
+    """The sum of the elements before each element."""
     return asynchronous_inclusive_cumsum(t_in) - t_in
 
 
 def asynchronous_complete_cumsum(t_in: Tensor) -> Tensor:
-    """0, and the sums; of the rows of a matrix each."""
+    """0 and the running sums, of a vector or of each row of a matrix."""
     if t_in.dim() == 1:
         return offsets_of(t_in)
     return torch.cat([t_in.new_zeros((t_in.shape[0], 1)), t_in.cumsum(1, dtype=t_in.dtype)], 1)
@@ -40,7 +40,7 @@ asynchronous_batched_complete_cumsum = asynchronous_complete_cumsum
 
 
 def offsets_range(offsets: Tensor, range_size: Any) -> Tensor:
-    """0, 1, … in each segment; the offsets lack the last one's end."""
+    """0, 1, … in each segment; the offsets lack the end of the last segment."""
     return _positions(torch.cat([offsets, offsets.new_full((1,), range_size)]), range_size).to(offsets.dtype)
 
 
@@ -51,19 +51,19 @@ def _positions(offsets: Tensor, count: Any) -> Tensor:
 
 
 def lengths_range(t_in: Tensor, shape: list[Any] | None = None) -> Tensor:
-    """0, 1, … for each length; ``shape``: as many as it has elements, where that is known."""
+    """0, 1, … for each length; ``shape`` gives the number of elements where it is known."""
     offsets = offsets_of(t_in)
     count = last_of(offsets) if shape is None else math.prod(shape)
     return _positions(offsets, count).to(t_in.dtype)
 
 
 def repeat_arange(lengths: Tensor) -> Tensor:
-    """The same."""
+    """0, 1, … for each length."""
     return lengths_range(lengths)
 
 
 def get_source_mask(num_sources: Tensor, num_targets: Tensor, output_size: Any) -> Tensor:
-    """Of each sample True for its sources, then False for its targets."""
+    """For each sample True for its sources, then False for its targets."""
     offsets = offsets_of(num_sources + num_targets)
     return _positions(offsets, output_size) < one_more(num_sources).index_select(0, owners(offsets, output_size))
 
@@ -76,7 +76,7 @@ def segment_sum_csr(batch_size: Any, csr_seg: Tensor, values: Tensor) -> Tensor:
 
 
 def invert_permute(permute: Tensor) -> Tensor:
-    """Where each place went."""
+    """The inverse of a permutation."""
     places = torch.arange(permute.shape[0], device=permute.device, dtype=permute.dtype)
     return torch.empty_like(permute).scatter(0, permute.long(), places)
 
@@ -84,7 +84,7 @@ def invert_permute(permute: Tensor) -> Tensor:
 def expand_into_jagged_permute(
     permute: Tensor, input_offset: Tensor, output_offset: Tensor, output_size: Any
 ) -> Tensor:
-    """The permutation of segments as one of their elements."""
+    """The permutation of elements that a permutation of segments gives."""
     return copied(permute, input_offset, output_offset, output_size).to(permute.dtype)
 
 
@@ -94,7 +94,7 @@ def expand_into_jagged_permute(
 def _permuted(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, count: Any, stride: Any
 ) -> Permuted:
-    """Features in another order, some more than once or not at all; each has ``stride`` samples."""
+    """Features in another order, each any number of times; each has ``stride`` samples."""
     rows = lengths.reshape((-1, stride)).index_select(0, permute.long())
     own = lengths.reshape(-1)
     sample = torch.arange(stride, device=permute.device)
@@ -107,7 +107,7 @@ def _permuted(
 def permute_1D_sparse_data(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
 ) -> Permuted:
-    """``permute`` is of segments."""
+    """Segments in another order; ``permute`` is a permutation of segments."""
     rows, moved, weighted = _permuted(permute, lengths, values, weights, permuted_lengths_sum, 1)
     return rows.reshape(-1), moved, weighted
 
@@ -115,7 +115,7 @@ def permute_1D_sparse_data(
 def permute_2D_sparse_data(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
 ) -> Permuted:
-    """``lengths`` is [features, samples]."""
+    """Features in another order; ``lengths`` is [features, samples]."""
     return _permuted(permute, lengths, values, weights, permuted_lengths_sum, lengths.shape[1])
 
 
@@ -127,7 +127,7 @@ def permute_2D_sparse_data_input1D(
     weights: Tensor | None = None,
     permuted_lengths_sum: Any = None,
 ) -> Permuted:
-    """``lengths`` is [features * stride]."""
+    """Features in another order; ``lengths`` is [features * stride]."""
     rows, moved, weighted = _permuted(permute, lengths, values, weights, permuted_lengths_sum, stride)
     return rows.reshape(-1), moved, weighted
 
@@ -138,12 +138,12 @@ permute_sparse_data = permute_2D_sparse_data
 def permute_sparse_features(
     permute: Tensor, lengths: Tensor, indices: Tensor, weights: Tensor | None = None
 ) -> Permuted:
-    """``lengths`` is [features, samples]."""
+    """Features in another order; ``lengths`` is [features, samples]."""
     return permute_2D_sparse_data(permute, lengths, indices, weights)
 
 
 def permute_sequence_embeddings(permute: Tensor, lengths: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the features in another order; fbgemm's kernel on the CPU has no rows of them."""
+    """Sequences of numbers in another order of features; fbgemm's kernel for the CPU takes no rows of embeddings."""
     return permute_2D_sparse_data(permute, lengths, embeddings)[:2]
 
 
@@ -151,9 +151,9 @@ def permute_sequence_embeddings(permute: Tensor, lengths: Tensor, embeddings: Te
 
 
 def _in_buckets(bucket: Tensor, row: Tensor, buckets: Any, rows: Any) -> tuple[Tensor, Tensor]:
-    """How many elements each bucket has of each row, [buckets * rows], and the place of each element among all.
+    """The number of elements of each row in each bucket, [buckets * rows], and the new place of each element.
 
-    Elements lie by bucket, within it as they did before.
+    Elements are ordered by bucket; the elements of a bucket keep their order.
     """
     ones = (bucket.unsqueeze(1) == torch.arange(buckets, device=bucket.device)).long()
     before = (ones.cumsum(0) * ones).sum(1) - 1
@@ -163,14 +163,14 @@ def _in_buckets(bucket: Tensor, row: Tensor, buckets: Any, rows: Any) -> tuple[T
 
 
 def _moved_to(place: Tensor, values: Tensor) -> Tensor:
-    """Each row at its place."""
+    """The rows moved to their places."""
     return torch.zeros_like(values).index_copy(0, place, values)
 
 
 def bucketize_sparse_features(
     lengths: Tensor, indices: Tensor, bucketize_pos: bool, my_size: Any, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Indices by their remainder: lengths, the quotients, weights, positions."""
+    """Indices in buckets by their remainder: lengths, quotients, weights, positions."""
     offsets = offsets_of(lengths.long())
     row = owners(offsets, indices.shape[0])
     counts, place = _in_buckets(indices.long() % my_size, row, my_size, lengths.shape[0])
@@ -199,10 +199,10 @@ def block_bucketize_sparse_features_inference(
     total_num_blocks: Tensor | None = None,
     keep_orig_idx_per_feature: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Indices by blocks of ``block_sizes`` rows of their feature's table, lying by block.
+    """Indices in buckets by blocks of ``block_sizes`` rows of their feature's table.
 
-    Lengths, indices within the block, weights, positions, where each element went, and its block. Indices after the last
-    block go by their remainder.
+    The results are lengths, indices within the bucket, weights, positions, the new place of each element, and its
+    bucket. Indices after the last block are distributed by their remainder.
     """
     offsets = offsets_of(lengths.long())
     row = owners(offsets, indices.shape[0])
@@ -236,7 +236,7 @@ def block_bucketize_sparse_features_inference(
 
 
 def _features(row: Tensor, rows: Any, features: int, batch_sizes: Tensor | None) -> Tensor:
-    """The feature of each row; features have the same number of samples, or those of ``batch_sizes``."""
+    """The feature of each row; features have equal numbers of samples, or the numbers of ``batch_sizes``."""
     if batch_sizes is None:
         return torch.div(row, rows // features, rounding_mode="floor")
     return owners(offsets_of(batch_sizes.long()), rows).index_select(0, row)
@@ -257,7 +257,7 @@ def block_bucketize_sparse_features(
     total_num_blocks: Tensor | None = None,
     keep_orig_idx_per_feature: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The same without each element's block."""
+    """:func:`block_bucketize_sparse_features_inference` without the bucket of each element."""
     most = (weights, batch_size_per_feature, max_B, block_bucketize_pos, False, keep_orig_idx, total_num_blocks)
     results = block_bucketize_sparse_features_inference(
         lengths, indices, bucketize_pos, sequence, block_sizes, my_size, *most, keep_orig_idx_per_feature
@@ -276,14 +276,14 @@ def block_bucketize_sparse_features_2d_weights(
     weights_dim: Any = 1,
     *more: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The same with a row of weights for each element."""
+    """:func:`block_bucketize_sparse_features` with a row of weights for each element."""
     return block_bucketize_sparse_features(
         lengths, indices, bucketize_pos, sequence, block_sizes, my_size, weights.reshape((-1, weights_dim)), *more
     )
 
 
 def populate_bucketized_permute(lengths: Tensor, bucketized_lengths: Tensor, bucket_mapping: Tensor) -> Tensor:
-    """Where each element went, of its bucket."""
+    """The new place of each element, from its bucket."""
     rows = lengths.shape[0]
     row = owners(offsets_of(lengths.long()), bucket_mapping.shape[0])
     _, place = _in_buckets(bucket_mapping.long(), row, bucketized_lengths.shape[0] // rows, rows)
@@ -299,9 +299,9 @@ def _samples(batch_offsets: Tensor, count: Any) -> tuple[Tensor, Tensor]:
 
 
 def _segments_reordered(batch_offsets: Tensor, count: Any, segments: Any, is_shared: bool) -> Tensor:
-    """The segment that comes to each place [features, samples], of those that lie by batch, then feature, then sample.
+    """The source segment of each place [features, samples]; segments lie by batch, then feature, then sample.
 
-    ``is_shared``: the samples of a batch share the batch's one segment of each feature.
+    With ``is_shared`` the samples of a batch share the batch's one segment of each feature.
     """
     batch, number = _samples(batch_offsets, count)
     batches = batch_offsets.shape[0] - 1
@@ -321,7 +321,7 @@ def reorder_batched_ad_lengths(
     broadcast_lengths: bool = False,
     max_batch_size: Any = 0,
 ) -> Tensor:
-    """Lengths by feature, then sample, of those by batch."""
+    """Lengths by feature, then sample, from lengths by batch, then feature, then sample."""
     segments = _segments_reordered(batch_offsets, num_ads_in_batch, cat_ad_lengths.shape[0], broadcast_lengths)
     return cat_ad_lengths.index_select(0, segments.reshape(-1))
 
@@ -335,7 +335,7 @@ def reorder_batched_ad_indices(
     broadcast_indices: bool = False,
     num_indices_after_broadcast: Any = -1,
 ) -> Tensor:
-    """The indices of those segments."""
+    """The indices of the segments that :func:`reorder_batched_ad_lengths` reorders."""
     segments = _segments_reordered(batch_offsets, num_ads_in_batch, cat_ad_offsets.shape[0] - 1, broadcast_indices)
     count = num_indices_after_broadcast if broadcast_indices else cat_ad_indices.shape[0]
     place = copied(segments.reshape(-1), starts_of(cat_ad_offsets), reordered_cat_ad_offsets, count)
@@ -353,7 +353,7 @@ def cat_reorder_batched_ad_indices(
     pinned_memory: bool = False,
     max_batch_size: Any = 0,
 ) -> Tensor:
-    """The same of several tensors, one after the other."""
+    """:func:`reorder_batched_ad_indices` of several tensors of indices, one after the other."""
     return reorder_batched_ad_indices(
         cat_ad_offsets,
         torch.cat(cat_ad_indices),
@@ -372,7 +372,7 @@ def reorder_batched_sequence_embeddings(
     batch_offsets: Tensor,
     num_items_in_batch: Any,
 ) -> Tensor:
-    """The rows of those segments."""
+    """The rows of embeddings of the segments that :func:`reorder_batched_ad_lengths` reorders."""
     return reorder_batched_ad_indices(
         cat_sequence_embeddings_offsets,
         cat_sequence_embeddings,

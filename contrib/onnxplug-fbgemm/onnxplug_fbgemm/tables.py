@@ -1,9 +1,9 @@
 """Table-batched embeddings: converters.
 
-The tables of all features lie one after the other in one axis, of bytes or of floats. A feature's table becomes an initializer of
-its own, made of its part of them: [rows, bytes of a row], for float16 and float32 [rows, width] of the same bytes. Rows are taken
-before they are restored. A quantised row begins with its factor and its offset, both float16; its levels follow, the first in the
-lowest bits of a byte.
+The tables of all features lie one after the other in one axis, of bytes or of floats. Each feature's table becomes an
+initializer: [rows, bytes of a row] of a quantised table, [rows, width] of float16 and float32. Rows are taken before
+they are restored. A quantised row begins with its factor and its offset, both float16; its levels follow, the first in
+the lowest bits of a byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MEAN, _NONE = 1, 2
 _BITS = {2: 8, 3: 4, 4: 2}
 _DTYPES = {0: torch.float32, 1: torch.float16}
 _OUTPUTS = {0: ir.DataType.FLOAT, 1: ir.DataType.FLOAT16, 5: ir.DataType.BFLOAT16}
-#: Of float16's sign and exponent: what a unit of its last place is worth, and what the hidden bit adds.
+#: By float16's sign and exponent, the value of a unit in the last place, and the summand of the hidden bit.
 _UNITS = np.array([sign * 2.0 ** (max(e, 1) - 25) if e < 31 else sign * np.inf for sign in (1, -1) for e in range(32)])
 _HIDDEN = np.array([0 if e == 0 else 1024 for e in range(32)] * 2)
 
@@ -38,7 +38,7 @@ class Table(NamedTuple):
     last: int
 
     def row_bytes(self, alignment: int) -> int:
-        """The bytes of a row, the unused ones at its end among them."""
+        """The number of bytes of a row, unused bytes at its end included."""
         if self.kind in _BITS:
             used = 4 + -(-self.width * _BITS[self.kind] // 8)
         else:
@@ -76,10 +76,11 @@ def split_embedding_nobag_codegen_forward_cpu(g: Any, node: Any) -> Any:
 
 
 def _known(g: Any, node: Any, weights: Any, *names: str) -> list[list[int]]:
-    """What says where the tables lie.
+    """The values of the arguments that describe where the tables lie.
 
     Raises:
-        Unsupported: It, or the tables, are known at run time only, or results of this element type aren't translated.
+        Unsupported: An argument, or the tables, are known at run time only, or the element type of the result isn't
+            translated.
     """
     if node.arg("output_dtype") not in _OUTPUTS:
         raise Unsupported(
@@ -96,7 +97,7 @@ def _widths(columns: list[int]) -> list[int]:
 
 
 def _tables(g: Any, weights: Any, firsts: list[int], kinds: list[int], widths: list[int]) -> list[Table]:
-    """The table of each feature; it ends where another begins, or at the end of all."""
+    """The table of each feature; a table ends where the next begins, or at the end of all tables."""
     ends = sorted({*firsts, g.concrete_shape(weights, "tables")[0]})
     return [
         Table(kind, width, first, ends[ends.index(first) + 1])
@@ -147,7 +148,7 @@ def _looked_up(g: Any, node: Any, tables: list[Table], rows: list[Any], mode: in
 
 
 def _rows(g: Any, rows: Any, index: Any, table: Table) -> Any:
-    """[n, width] in float; an index of -1 stands for a row that was pruned, which is 0."""
+    """[n, width] in float; an index of -1 stands for a pruned row, which is 0."""
     there = g.op.Unsqueeze(g.op.GreaterOrEqual(index, g.const(0)), g.const([1]))
     taken = g.op.Gather(rows, g.op.Max(index, g.const(0)), axis=0)
     if table.kind not in _BITS:
@@ -172,7 +173,7 @@ def _half(g: Any, numbers: Any, first: int) -> Any:
 
 
 def _levels(g: Any, numbers: Any, bits: int, width: int) -> Any:
-    """[n, width]: the levels of bytes, which are int32."""
+    """[n, width]: the levels in bytes, which are int32."""
     if bits == 8:
         return numbers
     base, parts = g.const(2**bits, ir.DataType.INT32), []
@@ -186,7 +187,7 @@ def _levels(g: Any, numbers: Any, bits: int, width: int) -> Any:
 
 
 def _pooled(g: Any, rows: Any, starts: Any, factors: Any, is_mean: bool) -> Any:
-    """The sum or the mean of the rows of each bag, 0 for an empty one."""
+    """The sum or the mean of the rows of each bag, 0 for an empty bag."""
     count = g.dim(rows, 0)
     bag, bags = run_of_each(g, starts, count), g.as_scalar(g.dim(starts, 0))
     if factors is not None:

@@ -65,7 +65,7 @@ def test_arithmetic(onnx_check: Callable[..., Any], name: str, dtype: torch.dtyp
 
 def test_rows_before_the_first_segment(onnx_check: Callable[..., Any]) -> None:
     def model(values: torch.Tensor, offsets: torch.Tensor) -> Any:
-        column = values[:, 0].contiguous()  # fbgemm reads others wrongly
+        column = values[:, 0].contiguous()  # fbgemm misreads other strides
         return FBGEMM.jagged_to_padded_dense(values, [offsets], [3], 0.5), FBGEMM.segment_sum_csr(1, offsets, column)
 
     inputs = [(torch.randn(sum(n) + 2, 2), offsets_of(n, first=2)) for n in ([2, 0, 3], [1])]
@@ -94,7 +94,7 @@ def test_stacked(onnx_check: Callable[..., Any]) -> None:
 
 
 def test_vectors_of_heads(onnx_check: Callable[..., Any]) -> None:
-    """The number of heads is known as that of segments follows from the sizes of both operands."""
+    """The number of heads is static, as the sizes of both operands give the number of segments."""
     segments = torch.export.Dim("segments")
 
     def model(v: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The table of operators in README is that of the installed library; all but tables, which are no inputs, have samples."""
+"""README's table of operators fits the installed library; all but tables, which are no inputs, have samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxplug_fbgemm.samples import samples
 
 import onnxplug
 
-#: Their samples would need a device as input: tests/test_jagged.py calls them in a model.
+#: Operators whose samples would need a device as input: tests/test_jagged.py calls them in a model.
 WITH_DEVICES = {"all_to_one_device", "merge_pooled_embeddings", "sum_reduce_to_one"}
 
 

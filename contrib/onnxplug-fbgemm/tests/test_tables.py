@@ -30,7 +30,7 @@ TOLERANCES = {
 }
 KINDS = [SparseType.INT8, SparseType.INT4, SparseType.INT2, SparseType.FP16, SparseType.FP32]
 ROWS, OFFSETS = {0: "indices"}, {0: "offsets"}
-#: The first table is that of two features.
+#: Feature to table: the first table has two features.
 FEATURES = [0, 1, 0]
 
 
@@ -69,7 +69,7 @@ def tables(kinds: list[SparseType], mode: PoolingMode, features: list[int] = FEA
 def drawn(
     samples: int, *, weighted: bool = False, index: torch.dtype = torch.int64, most: int = 4, most_rows: int = 10
 ) -> tuple[Any, ...]:
-    """Indices of three features and where their bags begin, some of them empty."""
+    """Indices of three features, and the offsets of their bags, some of them empty."""
     lengths = torch.randint(0, most, (3, samples))
     lengths[0, 0] = 0
     counts = lengths.sum(1).tolist()
@@ -133,12 +133,12 @@ def test_bytes_stay_as_they_are(tmp_path: Any) -> None:
     assert stored.shape[1] == 20
     assert (
         tmp_path / "model.onnx"
-    ).stat().st_size < layer.weights_host.numel() + 50_000  # the graph, and the lines of code that it is of
+    ).stat().st_size < layer.weights_host.numel() + 50_000  # the graph and its source lines
 
 
 @pytest.mark.parametrize("mode", [BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE], ids=str)
 def test_indices_that_a_table_lacks(mode: BoundsCheckMode) -> None:
-    """They are 0, as fbgemm makes them, and the caller's stay what they are."""
+    """Indices outside of a table become 0, as in fbgemm, and the program has no second result."""
     layer = tables([SparseType.INT8, SparseType.INT8], PoolingMode.SUM, bounds_check_mode=mode)
     program = onnxplug.to_onnx(layer, drawn(2), dynamic_shapes=(ROWS, OFFSETS))
     indices = torch.tensor([3, 12, 7, 4, 5, 9, -5])
@@ -150,7 +150,7 @@ def test_indices_that_a_table_lacks(mode: BoundsCheckMode) -> None:
 
 
 def test_pruned_rows(onnx_check: Callable[..., Any]) -> None:
-    """Remapped by an array; rows that were pruned are left out."""
+    """Indices remapped by an array; pruned rows are left out."""
     layer = IntNBitTableBatchedEmbeddingBagsCodegen(
         [("a", 4, 16, SparseType.INT8, EmbeddingLocation.HOST), ("b", 5, 8, SparseType.INT8, EmbeddingLocation.HOST)],
         index_remapping=[torch.tensor([0, -1, 1, 2, -1, 3, -1, -1, -1, -1], dtype=torch.int32), None],
@@ -208,7 +208,7 @@ def test_trained_in_float16(onnx_check: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("optimizer", [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD], ids=str)
 def test_counters_of_training(onnx_check: Callable[..., Any], optimizer: EmbOptimType) -> None:
-    """It is no result of the model, and the export leaves it as it is."""
+    """The counter is no result of the model, and the export doesn't change it."""
     layer = trained(PoolingMode.SUM, optimizer)
     program = onnxplug.to_onnx(layer, drawn(3, most_rows=5), dynamic_shapes=(ROWS, OFFSETS))
     assert layer.iter.item() == 0
@@ -222,7 +222,7 @@ def test_dense_tables(onnx_check: Callable[..., Any]) -> None:
 
 
 def test_the_arguments_of_each_optimizer() -> None:
-    """Those that the look-up without an optimizer takes have the same names in all."""
+    """The arguments of the look-up without an optimizer have the same names in every optimizer's look-up."""
     for name in LOOKUPS:
         names = {argument.name for argument in getattr(torch.ops.fbgemm, name).default._schema.arguments}
         assert {"D_offsets", "total_D", "max_D", "hash_size_cumsum", "indices", "offsets", "pooling_mode"} <= names

@@ -72,7 +72,7 @@ def bags(weighted: bool = False, **options: Any) -> EmbeddingBagCollection:
 
 
 def check(model: torch.nn.Module, make: Callable[[int], Any]) -> Any:
-    """Exports on some samples and compares on others: one, none with a value, inputs that a call has changed."""
+    """Exports with three samples, and compares on other numbers of samples, and on the first inputs after calls."""
     model.eval()
     args = make(3)
     shapes = tuple(features_shapes(x) if isinstance(x, KeyedJaggedTensor) else {0: "samples"} for x in args)
@@ -195,7 +195,7 @@ def test_quantised_sequences() -> None:
 
 
 def test_a_quantised_model() -> None:
-    """Its tables by fbgemm, its layers in float."""
+    """fbgemm quantises the tables; the layers stay in float."""
     model = quantize_embeddings(DLRM(bags(), **DENSE), dtype=torch.qint8, inplace=False)
     before = copy.deepcopy(model.state_dict())
     check(model, lambda samples: (torch.randn(samples, 4), drawn(samples)))

@@ -24,14 +24,14 @@ _WRITTEN = "onnxplug_flash_attn::written.default"
 
 @hookimpl
 def onnxplug_rules() -> list[Rule]:
-    """ONNX Runtime's own form."""
+    """The rule of ONNX Runtime's own form of attention to a cache."""
     reason = "ONNX Runtime attends to the used part of a cache alone"
     return [Rule(_WRITTEN, "onnxplug_flash_attn.grouped:convert", target="onnxruntime", reason=reason)]
 
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The operators, computed by PyTorch's attention, whose rules choose the form for the opset and the target."""
+    """The operators by PyTorch's attention, whose rules choose the form for the opset and the target."""
     of_library = {f"flash_attn::{name}.default": _later("operators", function) for name, function in OPERATORS.items()}
     return {**of_library, _WRITTEN: _later("grouped", "decomposed")}
 
@@ -51,13 +51,13 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 
 @hookimpl
 def onnxplug_domains() -> list[Domain]:
-    """That of ONNX Runtime's own form."""
+    """The domain of ONNX Runtime's own operators."""
     return [Domain("com.microsoft", 1)]
 
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions]:
-    """What torch.export needs of flash_attn."""
+    """The exchange of flash_attn's extension function while torch.export captures a model."""
     return [FUNCTIONS]
 
 
@@ -71,15 +71,16 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operators' namespaces."""
     return PluginInfo(api=1, namespaces=("flash_attn", "onnxplug_flash_attn"))
 
 
 def stand_in() -> None:
     """Makes ``import flash_attn`` work on a machine without a GPU, for exports.
 
-    The operators that torch doesn't know are defined with flash_attn's schemas, those that have no kernel for the CPU get one, of
-    PyTorch's operators; where flash_attn isn't installed, a module of its functions for inference is put under its name.
+    Operators that torch doesn't know are defined with flash_attn's schemas, and operators without a kernel for the CPU
+    get a kernel of PyTorch's operators; where flash_attn isn't installed, a module of its functions for inference is
+    put under its name.
     """
     from onnxplug_flash_attn.functions import define, put_module
 

@@ -18,14 +18,14 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Terms:
-    """What the scores are changed by.
+    """The terms of the scores and the bounds of the window.
 
     Attributes:
-        scale: Their factor.
+        scale: The factor of the scores.
         left, right: How many keys before and after its own place a query sees; negative for all.
-        softcap: The bound that they approach, 0 for none.
-        slopes: [heads] or [batch, heads]: how fast they fall with the distance of a key (ALiBi).
-        reach: The number of keys for which the kernel is launched: a window of as many on one side has no end there.
+        softcap: The bound of the scores by a tanh, 0 for none.
+        slopes: [heads] or [batch, heads], the decrease of the scores per distance of a key (ALiBi).
+        reach: The number of keys for which the kernel is launched: a side of the window with as many keys is unbounded.
     """
 
     scale: float
@@ -39,14 +39,14 @@ class Terms:
     def of(
         cls, scale: float, causal: bool, left: int, right: int, softcap: float, slopes: Tensor | None, reach: Any
     ) -> Terms:
-        """From an operator's arguments."""
+        """The terms of an operator's arguments."""
         right = 0 if causal else -1 if statically_known_true(right >= reach) else right
         return cls(scale, -1 if statically_known_true(left >= reach) else left, right, softcap, slopes, reach)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many queries and keys each element of the batch has, all where ``None``, and its first key: [batch] of integers."""
+    """The numbers of queries and keys of each element of the batch, and its first key: [batch]; ``None`` for all."""
 
     queries: Tensor | None = None
     keys: Tensor | None = None
@@ -64,7 +64,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: Terms, lengths: Len
     if terms.slopes is not None and terms.right == 0:
         total = total + _left_out(terms, places, lengths, key.shape[2])
     total = total.permute(0, 3, 1, 2).flatten(2, 3).transpose(1, 2)
-    # PyTorch's attention asks whether sizes are 0, which those of packed sequences, known at run time alone, don't answer.
+    # PyTorch's attention compares sizes with 0, which fails for packed sequences, whose sizes are known at run time
+    # alone.
     if terms.softcap or terms.slopes is not None or lengths.queries is not None:
         weights = scores.softmax(-1)
         weights = weights if visible is None else weights.masked_fill(~visible, 0.0)
@@ -109,9 +110,9 @@ def _visible(query: Tensor, key: Tensor, terms: Terms, lengths: Lengths, places:
     columns = torch.arange(key.shape[1], device=query.device)
     right, conditions = terms.right, []
     if right == 0 and lengths == Lengths() and statically_known_true(query.shape[1] == 1):
-        right = -1  # the one query stands at the last key
+        right = -1  # the single query stands at the last key
     if right >= 0:
-        if right > 0 and not isinstance(terms.reach, int):  # without an end where the window is as long as the keys
+        if right > 0 and not isinstance(terms.reach, int):  # unbounded where the window is as long as the keys
             right = right + torch.sym_max(0, right + 1 - terms.reach) * (key.shape[1] + query.shape[1])
         conditions.append(columns <= places + right)
     if terms.left >= 0:
@@ -129,7 +130,7 @@ def _visible(query: Tensor, key: Tensor, terms: Terms, lengths: Lengths, places:
 
 
 def _log_of_sum(scores: Tensor) -> Tensor:
-    """The logarithm of the sum of exponentials along the last axis, infinite where nothing is visible or there is nothing."""
+    """The logarithm of the sum of exponentials along the last axis, infinite where no score is visible."""
     top = torch.cat([scores, scores.new_full((*scores.shape[:-1], 1), -math.inf)], -1).amax(-1)
     hidden = top == -math.inf
     top = top.masked_fill(hidden, 0.0)
@@ -137,7 +138,7 @@ def _log_of_sum(scores: Tensor) -> Tensor:
 
 
 def _scores(query: Tensor, key: Tensor, terms: Terms, places: Tensor) -> Tensor:
-    """[batch, heads of keys, queries' heads for each, L, S], in float32, before anything is hidden."""
+    """The scores without masks, [batch, heads of keys, queries' heads for each, L, S] in float32."""
     heads = key.shape[2]
     rows = query.float().unflatten(2, (heads, query.shape[2] // heads)).permute(0, 2, 3, 1, 4)
     scores = (rows * terms.scale) @ key.float().permute(0, 2, 3, 1).unsqueeze(2)
@@ -156,10 +157,10 @@ def _of_heads(slopes: Tensor, heads: int) -> Tensor:
 
 
 def _left_out(terms: Terms, places: Tensor, lengths: Lengths, heads: int) -> Tensor:
-    """What the kernel leaves out of the logarithms under a causal mask: it adds ``slope * key``, not ``-slope * distance``."""
+    """The summand of logarithms under a causal mask: the kernel adds ``slope * key``, not ``-slope * distance``."""
     assert terms.slopes is not None
     before = places if lengths.first_key is None else places - _of_batch(lengths.first_key)
     shift = _of_heads(terms.slopes, heads) * before
-    if terms.left >= 0:  # causal for the kernel where the window has no end
+    if terms.left >= 0:  # the kernel counts a window without an end as causal
         shift = shift * (torch.full((), terms.reach, device=shift.device) <= terms.left)
     return shift.squeeze(-1)

@@ -1,4 +1,4 @@
-"""Attention with a cache of keys and values, which new ones are written to: flash_attn's extension function ``fwd_kvcache``."""
+"""Attention with a cache that new keys and values are written to: flash_attn's extension function ``fwd_kvcache``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_cache(
     rotary_interleaved: bool,
     num_splits: int,
 ) -> tuple[Tensor, Tensor]:
-    """The result [batch, L, heads, E] and the logarithms [batch, heads, L], in the order of the extension's arguments.
+    """The result [batch, L, heads, E] and the logarithms [batch, heads, L]; the arguments are in the extension's order.
 
     ``k`` and ``v`` are written into the caches behind the first ``cache_seqlens`` rows. The caches are [batch, size, heads, E], or
     pages, [pages, size, heads, E], that ``block_table`` [batch, count] names.
@@ -68,7 +68,10 @@ def with_cache(
 
 
 def _is_grouped(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
-    """Whether GroupQueryAttention computes it: causal, as many new keys as queries, and one query or one element of the batch."""
+    """Whether GroupQueryAttention computes a call.
+
+    It takes causal attention of as many new keys as queries, to one query or one element of the batch.
+    """
     one = statically_known_true(q.shape[1] == 1)
     causal = terms.right == 0 or (one and terms.right < 0)
     rows, sizes = statically_known_true(q.shape[1] == k.shape[1]), q.shape[3] % 8 == 0 and k.shape[3] == v.shape[3]
@@ -86,7 +89,7 @@ def _written(places: Tensor, cache: Tensor, chosen: Tensor | None, table: Tensor
 
 
 def _read(cache: Tensor, batch: Any, chosen: Tensor | None, table: Tensor | None) -> Tensor:
-    """[batch, size, heads, E]"""
+    """The cache of each element of the batch, [batch, size, heads, E]."""
     if table is not None:
         return cache[table.long()].flatten(1, 2)
     if chosen is not None:
@@ -95,7 +98,7 @@ def _read(cache: Tensor, batch: Any, chosen: Tensor | None, table: Tensor | None
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bool) -> Tensor:
-    """Rotary embeddings of the places [batch, L], in float32: of neighbouring elements, or of the two halves."""
+    """Rotary embeddings of the places [batch, L], in float32; pairs are neighbouring elements, or the two halves."""
     width = 2 * cos.shape[1]
     cos, sin = (t[places].unsqueeze(2).float() for t in (cos, sin))
     turned, rest = x[..., :width].float(), x[..., width:]

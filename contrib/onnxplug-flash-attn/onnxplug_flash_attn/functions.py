@@ -16,7 +16,7 @@ from onnxplug_flash_attn import OPERATORS, operators
 from onnxplug_flash_attn.cache import with_cache
 
 _RESULTS = "(Tensor, Tensor, Tensor, Tensor)"
-#: As flash_attn 2.8.3 registers them.
+#: The schemas of flash_attn 2.8.3.
 SCHEMAS = {
     "_flash_attn_forward": "(Tensor q, Tensor k, Tensor v, float dropout_p, float softmax_scale, bool causal, "
     "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, bool return_softmax)",
@@ -29,7 +29,7 @@ SCHEMAS = {
 
 
 def define() -> None:
-    """Gives torch the operators that it doesn't know, and a kernel for the CPU to those that have none."""
+    """Defines the operators that torch doesn't know, and a kernel for the CPU where an operator has none."""
     for name, schema in SCHEMAS.items():
         kernel, op = getattr(operators, OPERATORS[name]), f"flash_attn::{name}"
         if not hasattr(torch.ops.flash_attn, name):
@@ -48,7 +48,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor
 
 
 def put_module() -> None:
-    """Puts the functions under the name ``flash_attn`` where that can't be imported."""
+    """Puts a module of the functions under the name ``flash_attn`` where the library isn't installed."""
     if "flash_attn" in sys.modules or find_spec("flash_attn") is not None:
         return
     module = ModuleType("flash_attn", "flash_attn's functions for inference, from onnxplug_flash_attn")
@@ -84,7 +84,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention of [batch, sequence, heads, E]."""
+    """Attention of queries, keys and values, each [batch, sequence, heads, E]."""
     results = torch.ops.flash_attn._flash_attn_forward(
         q, k, v, dropout_p, _scale(q, softmax_scale), causal, *window_size, softcap, alibi_slopes, False
     )
@@ -92,12 +92,12 @@ def flash_attn_func(
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Keys and values in one tensor, [batch, sequence, 2, heads, E]."""
+    """:func:`flash_attn_func` with keys and values in one tensor, [batch, sequence, 2, heads, E]."""
     return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *args, **kwargs)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """All three in one tensor, [batch, sequence, 3, heads, E]."""
+    """:func:`flash_attn_func` with queries, keys and values in one tensor, [batch, sequence, 3, heads, E]."""
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
 
 
@@ -119,7 +119,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Any:
-    """Attention of sequences one after the other, [rows, heads, E]; ``cu_seqlens`` is where each begins, and the end."""
+    """Attention of sequences one after the other, [rows, heads, E]; ``cu_seqlens`` has their offsets and the end."""
     results = torch.ops.flash_attn._flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, _scale(q, softmax_scale), causal,
         *window_size, softcap, alibi_slopes, False, block_table,
@@ -128,14 +128,14 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Keys and values in one tensor, [rows, 2, heads, E]."""
+    """:func:`flash_attn_varlen_func` with keys and values in one tensor, [rows, 2, heads, E]."""
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *args, **kwargs)
 
 
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
 ) -> Any:
-    """All three in one tensor, [rows, 3, heads, E]."""
+    """:func:`flash_attn_varlen_func` with queries, keys and values in one tensor, [rows, 3, heads, E]."""
     q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
 

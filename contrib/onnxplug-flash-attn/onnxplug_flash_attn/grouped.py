@@ -1,7 +1,8 @@
-"""Attention to a cache that new keys are written to, as one operator that ONNX Runtime has: GroupQueryAttention.
+"""Attention to a cache that new keys are written to, as ONNX Runtime's operator GroupQueryAttention.
 
-Its cache is [batch, heads, size, E] where flash_attn's is [batch, size, heads, E], and what comes out of it differs behind the keys
-that are used. So the cache is written as without it, and the operator gets it transposed, with the same new keys again.
+The operator's cache is [batch, heads, size, E] where flash_attn's is [batch, size, heads, E], and its new cache differs
+behind the used keys. So the cache is written without it, and the operator gets it transposed, with the same new keys
+again.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def decomposed(
 
     Args:
         q: [batch, L, heads, E], where L or the batch is 1.
-        k, v: [batch, L, a divisor of heads, E], which ``keys`` and ``values`` have in the last of their used places.
-        keys, values: [batch, size, the same, E].
-        used: int64 [batch], how many keys of each element are used.
+        k, v: [batch, L, a divisor of heads, E], also the last of the used places of ``keys`` and ``values``.
+        keys, values: [batch, size, the same divisor, E].
+        used: int64 [batch], the number of used keys of each element.
         scale, left, softcap: As in :class:`Terms`; the attention is causal.
     """
     terms = Terms(scale, left, 0, softcap, None, keys.shape[1])

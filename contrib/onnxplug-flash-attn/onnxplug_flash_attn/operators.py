@@ -26,7 +26,7 @@ def dense(
     alibi_slopes: Tensor | None,
     return_softmax: bool,
 ) -> Results:
-    """``_flash_attn_forward``: [batch, L, heads, E], the logarithms, and two that are empty or unset without dropout."""
+    """``_flash_attn_forward``: [batch, L, heads, E], the logarithms, and the results that only dropout sets."""
     _check(dropout_p, return_softmax)
     terms = Terms.of(
         softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes, reach=k.shape[1]
@@ -55,10 +55,11 @@ def packed(
     seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Results:
-    """``_flash_attn_varlen_forward``: sequences one after the other, [rows, heads, E]; keys also in pages, [pages, size, heads, E].
+    """``_flash_attn_varlen_forward``: attention of sequences one after the other, [rows, heads, E].
 
-    The sequences are padded to the longest that there is, at run time: ``max_seqlen_q`` and ``max_seqlen_k`` may be constants of an
-    example. Rows outside of the sequences, which flash_attn leaves unset, are 0.
+    Keys may also be in pages, [pages, size, heads, E]. The sequences are padded to the longest sequence at run time, as
+    ``max_seqlen_q`` and ``max_seqlen_k`` may be constants of an example. Rows outside of the sequences, which
+    flash_attn leaves unset, are 0.
     """
     _check(dropout_p, return_softmax)
     batch = _count(cu_seqlens_q)
@@ -101,32 +102,32 @@ def _check(dropout: float, return_softmax: bool) -> None:
 
 
 def _results(output: Tensor, logarithms: Tensor) -> Results:
-    """With the weights, which are empty, and the state of random numbers, which is unset without dropout: 0."""
+    """The four results: without dropout the weights are empty, and the unset state of random numbers is 0."""
     return output, logarithms, output.new_zeros((0,)), output.new_zeros((2,), dtype=torch.int64)
 
 
 def _count(offsets: Tensor) -> Any:
-    """The number of sequences, counted at run time: torch asks of a size that follows from another whether it is 1."""
-    count: Any = (torch.ones_like(offsets, dtype=torch.int64).sum() - 1).item()  # torch 2.9 asks of a sum of sizes, too
+    """The number of sequences, counted at run time, as torch compares a size that derives from another size with 1."""
+    count: Any = (torch.ones_like(offsets, dtype=torch.int64).sum() - 1).item()  # torch 2.9 compares sums, too
     torch._check(count >= 0)
     return count
 
 
 def _numbers(lengths: Tensor) -> Tensor:
-    """0, 1, …, as many as the longest sequence has rows."""
+    """The numbers 0, 1, … of the longest sequence's rows."""
     longest: Any = lengths.max().item()
     torch._check(longest >= 0)
     return torch.arange(longest, device=lengths.device)
 
 
 def _taken(x: Tensor, places: Tensor, lengths: Tensor, numbers: Tensor) -> Tensor:
-    """The rows of each sequence, [batch, longest, heads, E]; behind its end another row, which nothing sees."""
+    """The rows of each sequence, [batch, longest, heads, E]; behind its end is the first row, which a mask hides."""
     inside = numbers < lengths.unsqueeze(1)
     return x[torch.where(inside, places, 0)]
 
 
 def _back(starts: Tensor, lengths: Tensor, count: Any, longest: Any) -> Tensor:
-    """Where each of ``count`` rows stands among those of the padded sequences; behind the last one where it is in none."""
+    """The place of each of ``count`` rows in the padded sequences; behind their end for rows outside of them."""
     batch, ends = starts.shape[0], starts + lengths
     ended = ends.new_zeros((count + 1,)).scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:count]
     start = torch.cat([starts, starts.new_zeros((1,))])[ended]

@@ -1,4 +1,4 @@
-"""Inputs for flash_attn's operators, which torch knows as soon as the first are made."""
+"""Inputs for flash_attn's operators; making the first inputs defines the operators in torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROWS, _OFFSETS = {0: "rows"}, {0: "offsets"}
 
 
 def samples() -> list[OpSample]:
-    """Some of each operator."""
+    """The samples of all operators."""
     sizes = ({0: "batch", 1: "queries"}, *[{0: "batch", 1: "keys"}] * 2)
     return (
         [
@@ -85,7 +85,7 @@ def _written(used: list[int], left: int, softcap: float) -> Callable[[], Sequenc
 
 
 def _torch() -> Any:
-    """torch, which knows the operators."""
+    """torch, with the operators defined."""
     import torch
 
     from onnxplug_flash_attn.functions import define

@@ -1,4 +1,4 @@
-"""flash_attn's operators, the package's own where the library isn't installed."""
+"""Defines flash_attn's operators by the package where the library isn't installed."""
 
 from __future__ import annotations
 

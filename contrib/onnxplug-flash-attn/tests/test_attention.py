@@ -55,7 +55,7 @@ def formula(
             weights = scores.exp() / scores.exp().sum()
             result[i, h] = sum(w * v[j, shared] for w, j in zip(weights, seen, strict=True)).float()
             logarithms[h, i] = scores.exp().sum().log()
-            if slopes is not None and right == 0 and left == math.inf:  # the kernel adds slope * j alone
+            if slopes is not None and right == 0 and left == math.inf:  # the kernel adds only slope * j
                 logarithms[h, i] += slopes[h] * place
     return result, logarithms
 
@@ -86,7 +86,7 @@ def check(
     opsets: Sequence[int] = OPSETS,
     tolerance: float = 1e-5,
 ) -> None:
-    """Exports with the first inputs; the model, and the file with all of them, gives what is expected."""
+    """Exports with the first inputs; the model and the file give the expected results for all inputs."""
     for opset in opsets:
         program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, opset_version=opset)
         for args in inputs:
@@ -119,7 +119,7 @@ SIZES = ((2, 5, 7), (1, 1, 4), (3, 6, 2), (2, 1, 1), (1, 4, 4))
     ids=str,
 )
 def test_dense(options: dict[str, Any]) -> None:
-    """Any number of queries and keys: masks end in the lower right corner, rows that see nothing are 0."""
+    """Any number of queries and keys: masks end in the lower right corner, rows without a visible key are 0."""
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
         given = {"softmax_scale": options.get("scale"), "window_size": options.get("window", (-1, -1))}
@@ -174,7 +174,7 @@ EMPTY = pytest.mark.xfail(
 def test_empty(
     request: pytest.FixtureRequest, empty: tuple[int, int, int], shared: int, opset: int, options: dict[str, Any]
 ) -> None:
-    """No keys: 0; no queries: nothing."""
+    """Without keys the result is 0; without queries it is empty."""
     if "softcap" not in options and (opset == 23 or (empty[2] == 0 and shared == 2)):
         request.applymarker(EMPTY)
 
@@ -187,7 +187,7 @@ def test_empty(
 
 @pytest.mark.long
 def test_static_sizes_and_heads(expect_graph: Callable[..., None]) -> None:
-    """One head of keys for all, each its own; of equal length, attention stays one operator with its own causal mask."""
+    """One head of keys, or as many as queries; with equal lengths, attention stays one operator with a causal mask."""
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return (flash_attn.flash_attn_func(q, k, v, causal=True),)

@@ -44,7 +44,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, first: int, interleaved: bool) -
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.long
 def test_step(interleaved: bool) -> None:
-    """New keys are turned and written behind those that each element has; the caches come out changed."""
+    """New keys are rotated and written behind the keys of each element; the caches come out changed."""
     cos, sin = torch.rand(12, 4), torch.rand(12, 4)
 
     def model(q: Tensor, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, used: Tensor) -> Any:
@@ -83,7 +83,7 @@ def in_numbers(program: Any) -> int:
 @pytest.mark.parametrize("one", ["query", "element"])
 @pytest.mark.long
 def test_one_operator_of_onnx_runtime(one: str, options: dict[str, Any], turned_too: bool) -> None:
-    """One query of any batch, or any queries of one element: GroupQueryAttention, in ONNX Runtime, of lengths that are drawn."""
+    """One query of any batch, or any queries of one element, with random lengths: GroupQueryAttention."""
     cos, sin = (torch.rand(20, 4), torch.rand(20, 4)) if turned_too else (None, None)
 
     def model(x: Tensor, keys: Tensor, values: Tensor, used: Tensor) -> Any:
@@ -110,7 +110,7 @@ def test_one_operator_of_onnx_runtime(one: str, options: dict[str, Any], turned_
 
 
 def test_calls_beyond_the_operator() -> None:
-    """Several queries of several elements, which ONNX Runtime refuses; half precision."""
+    """Several queries of several elements, and half precision: calls that GroupQueryAttention doesn't compute."""
 
     def model(q: Tensor, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, used: Tensor) -> Tensor:
         return flash_attn.flash_attn_with_kvcache(
@@ -126,7 +126,7 @@ def test_calls_beyond_the_operator() -> None:
 
 
 def test_cache_as_a_buffer() -> None:
-    """Written in place, as a model does that keeps its cache."""
+    """A model that keeps its cache in buffers, and writes it in place."""
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -150,7 +150,7 @@ def test_cache_as_a_buffer() -> None:
 
 @pytest.mark.long
 def test_chosen_elements_and_pages() -> None:
-    """Caches of more elements than the batch, of which an index chooses, keys that begin later; pages by a table."""
+    """Caches with more elements than the batch, chosen by an index, with a first key; pages by a table."""
 
     def chosen(q: Tensor, keys: Tensor, values: Tensor, used: Tensor, which: Tensor, first: Tensor) -> Any:
         return (

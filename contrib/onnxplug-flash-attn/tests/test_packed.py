@@ -1,4 +1,4 @@
-"""Sequences one after the other, against the formula for each."""
+"""Sequences one after the other, against the formula of each sequence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LENGTHS = (([3, 1], [4, 2]), ([2], [5]), ([1, 0, 4], [3, 2, 0]), ([0, 0], [0, 1]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.long
 def test_packed(options: dict[str, Any], dtype: torch.dtype) -> None:
-    """Sequences of other lengths than the example's, whose longest the model's constants say; some without a row or a key."""
+    """Sequences of other lengths than the model's constants of the longest; some without a query or a key."""
 
     def model(q: Tensor, k: Tensor, v: Tensor, q_at: Tensor, k_at: Tensor) -> Any:
         return flash_attn.flash_attn_varlen_func(q, k, v, q_at, k_at, 3, 4, return_attn_probs=True, **options)[:2]
@@ -63,7 +63,7 @@ def test_packed(options: dict[str, Any], dtype: torch.dtype) -> None:
 
 @pytest.mark.long
 def test_longest_found_in_the_model() -> None:
-    """The numbers of the longest sequences come from a tensor, as transformers finds them; a window in each sequence."""
+    """The length of the longest sequence comes from a tensor, as in transformers; a window in each sequence."""
 
     def model(qkv: Tensor, at: Tensor) -> Any:
         longest = (at[1:] - at[:-1]).max().item()
@@ -88,7 +88,7 @@ def test_rows_in_no_sequence() -> None:
 
 @pytest.mark.long
 def test_pages_and_used_keys() -> None:
-    """Keys in pages that a table names, of which some are used, and keys that begin later."""
+    """Keys in pages that a table names, of which some are used, and keys with a first key (``leftpad_k``)."""
     op = torch.ops.flash_attn._flash_attn_varlen_forward
 
     def pages(q: Tensor, k: Tensor, v: Tensor, q_at: Tensor, k_at: Tensor, table: Tensor, used: Tensor) -> Any:

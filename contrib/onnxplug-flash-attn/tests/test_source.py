@@ -1,4 +1,4 @@
-"""The operators' schemas, and the functions, of flash_attn's source distribution, where it is at hand."""
+"""Operators' schemas and functions of flash_attn's source distribution, where ONNXPLUG_SOURCES names its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An onnxplug plugin: all models of a manifest exported, what changed since the last run, and verification on data."""
+"""An onnxplug plugin: exports of all models of a manifest, changes since the last run, and verification on data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What the plugin says about itself."""
+    """The plugin's description of itself."""
     return PluginInfo()
 
 

@@ -86,7 +86,7 @@ class _progress:
 
 
 def _state(out: Path) -> Any:
-    """The state of a fleet that has one."""
+    """The state of a fleet that exists."""
     from onnxplug.errors import UsageError
     from onnxplug_fleet.state import State
 

@@ -1,4 +1,4 @@
-"""What is different between two runs."""
+"""The differences between two runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from onnxplug_fleet.state import Run
 from onnxplug_fleet.text import bytes_text, change_text, counts_text, seconds_text
 
-#: A latency that is less than this much longer or shorter is noise.
+#: A relative change of a latency that is no larger than this is noise.
 _NOISE = 0.25
 
 
@@ -18,8 +18,8 @@ class Row:
     """A job in two runs.
 
     Attributes:
-        before, now: Its results; ``None`` where it is not in a run, or not done.
-        changes: What differs, a few words each.
+        before, now: Its results; ``None`` where a run does not have the job, or has not done it.
+        changes: The differences, a few words each.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Row:
 
 
 def compared(before: Run | None, now: Run) -> Iterator[Row]:
-    """Every job of two runs, the second one's first.
+    """Every job of two runs, the second run's jobs first.
 
     Args:
-        before: The first; ``None`` for none.
+        before: The first run; ``None`` where there is none.
     """
     earlier: Mapping[str, Any] = before.results if before is not None else {}
     for name in [*now.results, *(n for n in earlier if n not in now.results)]:
@@ -65,5 +65,5 @@ def _state(result: Mapping[str, Any]) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """A difference in words."""
+    """A difference as text."""
     return "none" if value is None else f"{value:.1e}" if value else "0"

@@ -1,4 +1,4 @@
-"""Samples to verify on: files of arrays, or what a function gives."""
+"""Samples to verify on: from files of arrays, a function, or an iterable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sample:
     """The inputs of one call.
 
     Attributes:
-        name: How messages call it: its file, or ``sample 17``; the first is 0.
+        name: Its name in messages: its file, or ``sample 17``; the first sample is 0.
     """
 
     name: str
@@ -33,8 +33,11 @@ def open_data(data: Any, samples: int | None = None, *, batches: bool = False) -
         data: ``.npz`` files by a glob, with inputs by their names; ``file.py:function`` or ``module:function``, called without
             arguments; or an iterable, a ``DataLoader`` for example. An item is a tensor, a tuple of positional inputs, a dict
             of keyword inputs, or a :class:`Sample`.
-        samples: How many are read at most; ``None`` for all.
+        samples: The number of samples to read at most; ``None`` for all.
         batches: Items are ``(inputs, label)``, as data sets give them: the label is left out.
+
+    Raises:
+        UsageError: ``data`` is of no such kind, names no file, or has an item that is no sample.
     """
     import torch
 
@@ -82,7 +85,12 @@ def _sample(item: Any, name: str) -> Sample:
 
 
 def load_function(text: str) -> Callable[..., Any]:
-    """The function that ``file.py:function`` or ``module:function`` names."""
+    """The function that ``file.py:function`` or ``module:function`` names.
+
+    Raises:
+        UsageError: There is no such file or function.
+        OnnxplugError: The file or module can't be imported.
+    """
     import importlib
     import importlib.util
     import sys

@@ -1,4 +1,4 @@
-"""Where jobs are done: in processes of this machine, or by Ray on those of a cluster."""
+"""Executors of jobs: in processes of this machine, or by Ray in processes of a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Executor(Protocol):
     """Does jobs."""
 
     def results(self, jobs: Sequence[Job], store: str) -> Iterator[tuple[Job, dict[str, Any]]]:
-        """Each job with what came of it, as they end."""
+        """Each job with its result, in the order in which the jobs end."""
 
 
 class Processes:
@@ -55,8 +55,8 @@ class Here:
 class Ray:
     """Jobs on the nodes of a Ray cluster, each in a process of its own there.
 
-    A job whose node dies is done on another one. The manifest's folder and its packages must be there on every node, and the store
-    be one that each of them reaches.
+    A job whose node dies is done on another node. Every node must have the manifest's folder and its packages, and
+    reach the store.
 
     Args:
         address: ``"ray"`` for the cluster that ``RAY_ADDRESS`` names, else a local one; or ``"ray://HOST:PORT"``, or the
@@ -93,7 +93,7 @@ class Ray:
     def _result(self, task: Any) -> dict[str, Any]:
         try:
             result: dict[str, Any] = self._ray.get(task)
-        except Exception as error:  # every try's node has died
+        except Exception as error:  # the node of every try has died
             return {
                 "status": "killed",
                 "error": str(error).strip().splitlines()[0],
@@ -108,8 +108,11 @@ def executor_for(on: str | None, workers: int) -> Executor:
     """The executor that ``--on`` and ``--workers`` name.
 
     Args:
-        on: ``None`` for this machine, else as :class:`Ray` takes it.
-        workers: Processes at the same time; 0 for none of their own.
+        on: ``None`` for this machine; ``"ray"`` or ``"ray://HOST:PORT"`` for a Ray cluster.
+        workers: Processes at the same time; 0 does the jobs in this process.
+
+    Raises:
+        UsageError: ``on`` is none of these.
     """
     if on is None:
         return Processes(workers) if workers else Here()

@@ -1,4 +1,4 @@
-"""The options of ``onnxplug export`` in a manifest: names and types are the command's own, which has them of ``ExportOptions``."""
+"""The options of ``onnxplug export`` in a manifest: names and types are the command's, from ``ExportOptions``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from onnxplug.errors import UsageError
 from onnxplug.options import ExportOptions
 from onnxplug.text import did_you_mean, type_with_article
 
-#: Options that have keys of their own in a manifest, or that a fleet gives itself.
+#: Options that have keys of their own in a manifest, or that a fleet sets itself.
 _OWN = {"input": "inputs", "dynamic": "dynamic", "output": None, "report": None, "profile": None, "debug": None}
 
 
 @functools.cache
 def _command(scheme: str) -> Any:
-    """The command ``onnxplug export`` for the targets of a scheme; ``""`` for all others."""
+    """The command ``onnxplug export`` for the targets of a scheme; for ``""`` the ordinary command."""
     import typer.main
 
     from onnxplug.cli.app import app
@@ -34,7 +34,7 @@ def command_of(target: str) -> Any:
 
 
 def has_own_export(target: str) -> bool:
-    """Whether the target's source does the whole export, and decides what files there are."""
+    """Whether the target's source does the whole export, and decides which files it writes."""
     return command_of(target) is not _command("")
 
 
@@ -43,6 +43,9 @@ def arguments(target: str, options: Mapping[str, Any]) -> list[str]:
 
     Args:
         options: By their names on the command line, without hyphens before them.
+
+    Raises:
+        OptionError: An option is unknown, or its value is malformed.
     """
     known = {p.opts[0].removeprefix("--"): p for p in command_of(target).params if p.param_type_name == "option"}
     names = [name for name in known if name not in _OWN]
@@ -63,7 +66,7 @@ class OptionError(UsageError):
     """An option of a manifest is unknown or of another kind.
 
     Attributes:
-        option: Its name; empty where it is not known which it is.
+        option: The option's name; empty where it is not known.
     """
 
     def __init__(self, option: str, message: str, hint: str | None = None) -> None:
@@ -90,7 +93,7 @@ def _argument(name: str, parameter: Any, value: Any) -> list[str]:
 
 
 def _check(target: str, options: Mapping[str, Any], made: Sequence[str]) -> None:
-    """Has the command itself read the arguments, and ``ExportOptions`` check the values that are its own."""
+    """Lets the command itself parse the arguments, and ``ExportOptions`` check the values of its options."""
     try:
         command_of(target).make_context("export", [target, "--output", "model.onnx", *made])
     except Exception as error:

@@ -1,8 +1,9 @@
-"""What an export depends on, part by part: equal parts mean an equal file, and a part that differs says why there is a new one.
+"""The parts that an export depends on: equal parts mean an equal file, and a changed part is the reason for a new file.
 
-Nothing is concluded from times of change. The files of code are those of the modules that loading the target imported, and of
-all that these reach; the files of data those that the process opened meanwhile. What is imported or opened later, while the model
-is captured, is noted with the result, and compared by content the next time (:class:`Watched`).
+Times of change are not read. The files of code are the files of the modules that loading the target imported, and of
+all modules that these reach; the files of data are the files that the process opened meanwhile. Modules and files that
+are imported or opened later, while the model is captured, are noted with the result, and compared by content the next
+time (:class:`Watched`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 
 from onnxplug_fleet.values import Contents, hashed, value_text
 
-#: Distributions whose versions every export depends on, with Python's own.
+#: Distributions whose versions every export depends on, beside Python's version.
 _ALWAYS = ("torch", "numpy", "ml-dtypes", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-#: The folder of a distribution's metadata, of one that is not installed as usual.
+#: The metadata folder of a distribution that is not installed as usual.
 _METADATA = f".egg-info{os.sep}"
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/share/", "/usr/lib/")
 #: The plugin that has no part in an export.
@@ -40,10 +41,10 @@ def digest(parts: Any) -> str:
 
 
 def parts_of(arguments: Mapping[str, Any], host: Any, watched: Watched) -> dict[str, str]:
-    """The parts that an export's arguments and code have.
+    """The parts of an export's arguments and code.
 
     Args:
-        given: The arguments of ``to_onnx``: ``model``, ``args``, ``kwargs``.
+        arguments: The arguments of ``to_onnx``: ``model``, ``args``, ``kwargs``.
     """
     model = arguments["model"]
     parts = {
@@ -69,7 +70,7 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _state(model: Any) -> dict[str, str]:
-    """Weights, buffers and what else the modules hold; what a function is bound to."""
+    """The parts of a model: weights, buffers and other attributes of modules, or a function's bound values."""
     import torch
 
     if isinstance(model, torch.export.ExportedProgram):
@@ -88,7 +89,7 @@ def _state(model: Any) -> dict[str, str]:
 
 
 def _modules_of(model: Any) -> set[str]:
-    """The names of the modules that the classes or the function of a model are of."""
+    """The names of the Python modules that define the classes or the function of a model."""
     import torch
 
     items = list(model.modules()) if isinstance(model, torch.nn.Module) else [model]
@@ -137,13 +138,13 @@ def _version(distribution: str) -> str:
 
 @functools.cache
 def distributions() -> Mapping[str, list[str]]:
-    """Top-level name of a module to the distributions that it is of."""
+    """Top-level name of a module to the distributions that have it."""
     return importlib.metadata.packages_distributions()
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-#: The paths that are opened while something watches; an audit hook can't be taken away.
+#: The paths that were opened since the last :class:`Watched` began; an audit hook can't be removed.
 _opened: set[str] | None = None
 _hooked = False
 
@@ -157,12 +158,12 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class Watched:
-    """Notes what is imported and opened from now on.
+    """Notes the modules that are imported and the files that are opened from now on.
 
     Args:
-        target: What is exported: a file that it names is one of the files that were opened.
-        without: Folders whose files are left out: those that the fleet itself writes.
-        fresh: Whether the process is the job's own: every module that is imported now is the target's.
+        target: The target of the export; a file that it names counts as opened.
+        without: Folders whose files are left out: the folders that the fleet itself writes.
+        fresh: Whether the process is the job's own: every module that is imported from now on is the target's.
     """
 
     def __init__(self, target: str, without: Iterable[str] = (), *, fresh: bool) -> None:
@@ -179,11 +180,11 @@ class Watched:
         self._without = tuple(os.path.abspath(folder) + os.sep for folder in without)
 
     def files(self, modules: Iterable[str] = (), *, with_globals: bool = False) -> dict[str, str]:
-        """The parts for files and versions by now.
+        """The parts of files and versions so far.
 
         Args:
-            modules: Names of modules that the model is of; what their code names is followed.
-            with_globals: Whether the values that files of code name are parts too.
+            modules: Names of modules that define the model; the modules that their code names are followed.
+            with_globals: Whether the values of global names in files of code are parts too.
         """
         parts: dict[str, str] = {}
         for name in self._reached(modules):
@@ -211,7 +212,7 @@ class Watched:
         return _kind(path) == "own" and not path.startswith(_plugin_folders()) and os.path.isfile(path)
 
     def _reached(self, modules: Iterable[str]) -> set[str]:
-        """New modules and those of the model, and every module of files of one's own that their code names."""
+        """New modules, the given modules, and every module that the code of own files among them names."""
         new = [name for name in list(sys.modules) if name not in self._before]
         pending = [n for n in new if self._fresh or _kind(getattr(sys.modules[n], "__file__", None) or "") == "own"] + [
             *modules
@@ -242,14 +243,14 @@ def _plugin_roots() -> frozenset[str]:
 
 
 def _plugin_folders() -> tuple[str, ...]:
-    """The folders of these packages, as far as they are imported."""
+    """The folders of onnxplug and its plugins, as far as they are imported."""
     modules = [sys.modules[name] for name in _plugin_roots() if name in sys.modules]
     return tuple(os.path.join(folder, "") for module in modules for folder in getattr(module, "__path__", ()))
 
 
 @functools.cache
 def _kind(file: str) -> str:
-    """``"installed"`` for files of distributions, ``"python"`` for those of Python itself, ``"own"`` for all others."""
+    """``"installed"`` for a distribution's file, ``"python"`` for Python's own file, ``"own"`` for any other file."""
     path = os.path.abspath(file)
     if any(mark in path for mark in _INSTALLED):
         return "installed"
@@ -257,7 +258,7 @@ def _kind(file: str) -> str:
 
 
 def _is_own(kind: type) -> bool:
-    """Whether a class is of a file that is of no distribution and not Python's."""
+    """Whether a class is of an own file: not a distribution's, Python's or a plugin's."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and _kind(file) == "own" and kind.__module__.partition(".")[0] not in _plugin_roots()
 
@@ -267,7 +268,7 @@ def _relative(path: str) -> str:
 
 
 def _content(path: str) -> str:
-    """A digest of a file; of one that is gone, that it is."""
+    """A digest of a file; ``"gone"`` for a file that can't be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
@@ -276,7 +277,7 @@ def _content(path: str) -> str:
 
 
 def contents(parts: Mapping[str, str]) -> dict[str, str]:
-    """The same files and versions as they are now."""
+    """The same parts of files and versions as they are now."""
     now = {}
     for part in parts:
         kind, _, name = part.partition(" ")
@@ -311,7 +312,7 @@ def _rank(part: str) -> int:
 
 
 def changes(before: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
-    """What differs from the parts of the last export, in words; a version or an option with both values."""
+    """The differences from the parts of the last export, in words; a version or an option with both values."""
     if before is None:
         return ["it is the first export"]
     changed = []

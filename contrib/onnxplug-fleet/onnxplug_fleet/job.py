@@ -1,4 +1,4 @@
-"""One job: ``onnxplug export`` of a target, stopped as soon as it is known that its result is there already."""
+"""One job: ``onnxplug export`` of a target, stopped as soon as the store is known to have its result."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from onnxplug_fleet.store import Store
 from onnxplug_fleet.text import plain_words
 from onnxplug_fleet.values import value_text
 
-#: Runs that the latency is the median of, and the seconds after which there is no further one.
+#: The number of runs whose median is the latency, and the seconds after which no further run begins.
 _RUNS, _SECONDS = 20, 1.0
 
 
 class _Unchanged(BaseException):
-    """Ends an export whose result is there already."""
+    """Ends an export whose result the store has already."""
 
 
 class _Watch(Observer):
-    """Finds the key of an export when that begins, and ends it where the store has a result.
+    """Computes the key of an export when it begins, and ends the export where the store has its result.
 
     Attributes:
-        given: The arguments of the first export.
+        parts: The parts of the first export.
+        kept: Its result in the store; ``None`` where there is none.
+        call: The arguments of the first export.
+        programs: The exported programs.
     """
 
     def __init__(self, job: Job, store: Store, watched: Watched) -> None:
@@ -45,7 +48,7 @@ class _Watch(Observer):
         self.programs: list[Any] = []
 
     def begin(self, span: Span) -> None:
-        """An export begins; pieces of a model are exports within one."""
+        """Looks the first export up in the store; pieces of a model are exports within it."""
         if span.name != "export" or span.subject is None or self.parts:
             return
         from onnxplug.cli.options import registry
@@ -57,7 +60,7 @@ class _Watch(Observer):
             raise _Unchanged
 
     def end(self, span: Span) -> None:
-        """A program is there, and isn't saved yet: it keeps the thresholds."""
+        """Keeps the thresholds in a program, which is exported and not saved yet."""
         if span.name == "export" and hasattr(span.result, "statistics"):
             from onnxplug_fleet.verification import keep_thresholds
 
@@ -66,12 +69,12 @@ class _Watch(Observer):
 
     @property
     def key(self) -> str:
-        """The key."""
+        """The key of the export."""
         return digest(self.parts)
 
 
 def _parts_of_job(job: Job) -> dict[str, str]:
-    """The parts that the manifest has."""
+    """The parts of a job in the manifest: target, options, thresholds and data."""
     parts = {"target": job.target, **{f"option {name}": str(value) for name, value in job.options.items()}}
     parts |= {f"threshold {name}": str(value) for name, value in job.thresholds.items()}
     if job.data is not None:
@@ -88,15 +91,15 @@ def _data(job: Job) -> Any:
 
 
 def execute(job: Job, store_url: str, scratch: Path, *, fresh: bool) -> dict[str, Any]:
-    """Does a job; what fails is a result too.
+    """Does a job; a failure is a result too.
 
     Args:
         scratch: An empty folder for its files.
         fresh: Whether this process does nothing else.
 
     Returns:
-        What came of it, which JSON can hold: ``status`` is ``exported``, ``unchanged``, ``different`` (data misses a threshold) or
-        ``failed``; docs/fleet.md lists the rest.
+        The result, which JSON can hold: ``status`` is ``exported``, ``unchanged``, ``different`` (data misses a
+        threshold) or ``failed``; docs/fleet.md lists the rest.
     """
     started, cpu = time.perf_counter(), time.process_time()
     store = Store(store_url)
@@ -182,7 +185,7 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def _facts(reports: list[Any]) -> dict[str, Any]:
-    """What reports say that is compared between runs."""
+    """The facts of reports that are compared between runs."""
     operators, rules = Counter[str](), Counter[str]()
     differences = []
     for report in reports:
@@ -202,7 +205,7 @@ def _facts(reports: list[Any]) -> dict[str, Any]:
 
 
 def _latency(watch: _Watch) -> float | None:
-    """Seconds that a run of the model takes on the example inputs; ``None`` for several models, or none that runs."""
+    """Seconds of a run of the model on the example inputs; ``None`` for several models, or a model that doesn't run."""
     if len(watch.programs) != 1:
         return None
     program = watch.programs[0]
@@ -216,14 +219,14 @@ def _latency(watch: _Watch) -> float | None:
             started = time.perf_counter()
             program(*captured.args, **captured.kwargs)
             times.append(time.perf_counter() - started)
-    except Exception as error:  # the export itself has not failed: verification says what doesn't run
+    except Exception as error:  # the export itself has not failed: verification reports a model that doesn't run
         print(f"no latency: {error}")  # noqa: T201 - into the job's log
         return None
     return statistics.median(times)
 
 
 def _verified(job: Job, watch: _Watch, files: list[Path], scratch: Path) -> dict[str, Any]:
-    """What the data say of the file."""
+    """The result of verification on data."""
     from onnxplug_fleet.verification import measure_data
 
     if len(files) != 1:
@@ -246,7 +249,7 @@ def _verified(job: Job, watch: _Watch, files: list[Path], scratch: Path) -> dict
 
 
 def _error(error: BaseException) -> dict[str, Any]:
-    """What is known of an error."""
+    """The message, hint, class and place of an error."""
     expected = isinstance(error, OnnxplugError)
     if not expected:
         traceback.print_exception(error)

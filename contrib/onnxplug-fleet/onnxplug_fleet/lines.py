@@ -19,7 +19,7 @@ class Lines:
         self._lines: dict[Path, int] = {}
         counts: dict[Path, int] = {}
         table: Path = ()
-        quote = ""  # of a text of several lines that is open
+        quote = ""  # of an open text of several lines
         for number, line in enumerate(text.splitlines(), 1):
             if quote:
                 quote = "" if quote in line else quote
@@ -49,7 +49,7 @@ class Lines:
 
 
 def key_text(path: Sequence[str | int]) -> str:
-    """A key as people write it: ``models[2].options.opset``; the first of an array is 1."""
+    """A key as text: ``models[2].options.opset``; the first element of an array is 1."""
     text = ""
     for part in path:
         text += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if text else part

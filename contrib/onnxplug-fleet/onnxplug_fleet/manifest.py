@@ -23,7 +23,7 @@ from onnxplug_fleet.metrics import is_metric, metric_names
 
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)i?B?", re.IGNORECASE)
 _GLOB = re.compile(r"[*?\[]")
-#: More jobs than this are a slip of the pen in a matrix.
+#: More jobs than this are a mistake in a matrix.
 _MOST_JOBS = 10_000
 
 
@@ -32,17 +32,18 @@ class Job:
     """One model with one set of options.
 
     Attributes:
-        name: What it is called, in the whole manifest once.
-        target: What ``onnxplug export`` takes.
+        name: Its name, unique in the manifest.
+        target: The target of ``onnxplug export``.
         folder: The manifest's folder, in which the target is found.
         arguments: The command line's arguments beside the target and the output.
-        data: Files of samples, or a function that gives them: what :func:`onnxplug_fleet.data.open_data` takes.
-        samples: How many samples are read at most; ``None`` for all.
+        data: Files of samples, or a function that gives them, as :func:`onnxplug_fleet.data.open_data` takes them.
+        samples: The number of samples to read at most; ``None`` for all.
         metrics: Names of metrics, or ``file.py:function``.
         thresholds: Metric to the value that it must reach, or must not exceed.
         timeout: Seconds that it may take.
         memory: Bytes that its process may have; ``None`` for no limit.
-        retries: How often it is tried again when its process was killed.
+        retries: The number of further tries when its process was killed.
+        threads: Threads that PyTorch uses.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Manifest:
     """A manifest that was read.
 
     Attributes:
-        workers: Jobs at the same time; ``None`` for one a processor.
+        workers: Jobs at the same time; ``None`` for a job for each processor.
         store: The store of artefacts; ``None`` for the fleet's own folder.
     """
 
@@ -76,7 +77,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """What tells it from every other manifest."""
+        """A digest of its jobs."""
         text = json.dumps([dataclasses.asdict(job) for job in self.jobs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -109,7 +110,14 @@ _TOP: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def read_manifest(path: str | os.PathLike[str], *, threads: int = 1) -> Manifest:
-    """Reads a manifest and checks all of it, before anything is exported."""
+    """Reads a manifest and checks all of it, before anything is exported.
+
+    Args:
+        threads: Threads that PyTorch uses in each job.
+
+    Raises:
+        UsageError: The manifest can't be read, or a key is wrong; the message has its line.
+    """
     file = Path(path)
     try:
         text = file.read_bytes().decode("utf-8")
@@ -192,7 +200,7 @@ class _Reader:
         if not model.get("target"):
             raise self.error(at, "a model needs a target", 'target = "my_model.py:make", as onnxplug export takes it')
         merged = {**defaults, **model}
-        # Beside defaults, a model's own options count one by one, and not its table as a whole.
+        # A model's own options replace the defaults one by one, not as a whole table.
         options = {**defaults.get("options", {}), **model.get("options", {})}
         matrix = merged.get("matrix", {})
         for name, values in matrix.items():
@@ -208,7 +216,7 @@ class _Reader:
                 yield self._job(name, target, merged, {**options, **variant}, at)
 
     def _name(self, model: Mapping[str, Any], target: str, at: tuple[str | int, ...], *, several: bool) -> str:
-        """What the job of a target is called, before the values of a matrix."""
+        """The name of a target's job, without the values of a matrix."""
         place = re.sub(r"\.py:.*$|\.\w+$", "", target)
         if "name" not in model:
             return place
@@ -217,7 +225,7 @@ class _Reader:
         return f"{model['name']}/{place.rpartition('/')[2]}" if several else str(model["name"])
 
     def _targets(self, target: str, at: tuple[str | int, ...]) -> Iterator[str]:
-        """The targets that a target with a glob stands for; itself where it has none."""
+        """The targets of a target with a glob; the target itself where it has no glob."""
         if "\0" in target:
             raise self.error((*at, "target"), f"{target!r} has a null character")
         file, colon, name = target.rpartition(":") if re.search(r"\.py:", target) else (target, "", "")

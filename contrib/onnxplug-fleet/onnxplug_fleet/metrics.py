@@ -24,7 +24,7 @@ class Metric:
 
     Attributes:
         score: A function of PyTorch's results and the ONNX model's, of one sample each, that returns a number.
-        higher_is_better: Whether a threshold is the least that is accepted, or the most.
+        higher_is_better: Whether a threshold is the least accepted value, or the greatest.
         largest: Whether the value over all samples is the largest, not the mean.
     """
 
@@ -38,7 +38,7 @@ class Metric:
         return value >= threshold if self.higher_is_better else value <= threshold
 
     def is_worse(self, value: float, other: float) -> bool:
-        """Whether a value is worse than another one; NaN is the worst."""
+        """Whether a value is worse than another; NaN is the worst."""
         if value != value or other != other:
             return value != value and other == other
         return value < other if self.higher_is_better else value > other
@@ -48,7 +48,7 @@ class Metric:
 
 
 def _first(expected: Results, actual: Results) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first results, which classes, masks and tokens are read of."""
+    """The first results, from which classes, masks and tokens are read."""
     return expected[0], actual[0]
 
 
@@ -73,7 +73,7 @@ def _token_match(expected: Results, actual: Results) -> float:
 
 
 def _wer(expected: Results, actual: Results) -> float:
-    """The word error rate: insertions, deletions and substitutions by the number of PyTorch's tokens."""
+    """The word error rate: insertions, deletions and substitutions, divided by the number of PyTorch's tokens."""
     errors = total = 0
     for one, other in _sequences(expected, actual):
         errors += _distance(one, other)
@@ -82,7 +82,7 @@ def _wer(expected: Results, actual: Results) -> float:
 
 
 def _sequences(expected: Results, actual: Results) -> list[tuple[list[int], list[int]]]:
-    """The rows of tokens of both; a row that only one has is compared with an empty one."""
+    """The rows of tokens of both models; a row that only one model has is compared with an empty row."""
     rows = []
     for values in _first(expected, actual):
         tokens = _classes(values, -1)
@@ -120,7 +120,7 @@ def _iou(expected: Results, actual: Results) -> float:
 
 
 def _box_iou(expected: Results, actual: Results) -> float:
-    """Intersection over union of boxes ``[…, 4]`` of two corners: of each the best of the other model's, the mean of all."""
+    """Intersection over union of boxes ``[…, 4]`` of two corners: the mean of each box's best value."""
     import torch
 
     one, other = (values.reshape(-1, 4).double() for values in _first(expected, actual))
@@ -136,7 +136,7 @@ def _box_iou(expected: Results, actual: Results) -> float:
 
 
 def _cosine(expected: Results, actual: Results) -> float:
-    """The cosine of embeddings, the least of all rows."""
+    """The cosine of embeddings, the least over all rows."""
     import torch
 
     one, other = (values.double().reshape(-1, values.shape[-1]) for values in _first(expected, actual))
@@ -165,7 +165,7 @@ def _pairs(expected: Results, actual: Results) -> list[tuple[torch.Tensor, torch
 
 
 def _differences(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Differences of elements; infinite where shapes differ, or a NaN is in one of them alone."""
+    """Differences of elements; infinite where shapes differ, or only one of the two elements is NaN."""
     import torch
 
     if one.shape != other.shape:
@@ -180,7 +180,7 @@ def _share(same: torch.Tensor) -> float:
     return same.double().mean().item() if same.numel() else 1.0
 
 
-#: Those that have names.
+#: The metrics that have names.
 METRICS = {
     metric.name: metric
     for metric in (
@@ -212,6 +212,9 @@ def metric_of(metric: str | Metric | Callable[[Results, Results], float]) -> Met
 
     A function gets PyTorch's results and the ONNX model's on a sample, two lists of tensors, and returns a number. More is better,
     unless it has the attribute ``higher_is_better = False``.
+
+    Raises:
+        UsageError: ``metric`` is none of these.
     """
     if isinstance(metric, Metric):
         return metric
@@ -235,7 +238,7 @@ def _listed() -> str:
 
 
 def _number(name: str, function: Callable[[Results, Results], float], expected: Results, actual: Results) -> float:
-    """What a user's function returns."""
+    """The number that a user's function returns."""
     value = function(expected, actual)
     try:
         return float(value)

@@ -18,7 +18,7 @@ from onnxplug_fleet.text import bytes_text, change_text, seconds_text
 
 #: The element of JUnit for a job that isn't fine.
 _JUNIT = {"failed": "failure", "different": "failure", "killed": "error"}
-#: What SARIF's rules have besides those of onnxplug's reports.
+#: SARIF's rules beside the rules of onnxplug's reports.
 _KILLED, _DATA = "onnxplug/fleet-killed", "onnxplug/fleet-data"
 
 
@@ -26,7 +26,7 @@ def write_outputs(run: Run, before: Run | None, folder: Path, store: Store) -> N
     """Writes ``index.html``, ``junit.xml`` and ``fleet.sarif``, each complete or not at all.
 
     Args:
-        before: The one that it is compared with.
+        before: The run that it is compared with.
     """
     folder.mkdir(parents=True, exist_ok=True)
     link = "../../" if store.is_local and Path(store.path("")).resolve() == folder.parents[1].resolve() else "/store/"
@@ -39,8 +39,8 @@ def page(run: Run, before: Run | None, link: str) -> str:
     """The page of a run.
 
     Args:
-        run, before: The run, and the one that it is compared with.
-        link: What goes before the names of the store's entries.
+        run, before: The run, and the run that it is compared with.
+        link: The prefix of links to the store's entries.
     """
     from onnxplug_tools.inspection.pages import environment
 
@@ -62,9 +62,9 @@ def page(run: Run, before: Run | None, link: str) -> str:
     return text
 
 
-#: The page begins with what needs a look.
+#: The page begins with the jobs that need attention.
 _ORDER = ("failed", "killed", "different", "exported", "unchanged")
-#: What a result may lack.
+#: Values of keys that a result may lack.
 _NOTHING: dict[str, Any] = {
     **dict.fromkeys(("error", "hint", "object", "log", "difference", "latency", "size", "nodes")),
     **dict.fromkeys(("reasons", "data", "files", "reports"), ()),
@@ -73,7 +73,7 @@ _NOTHING: dict[str, Any] = {
 
 
 def junit(run: Run) -> str:
-    """A run as JUnit's XML, a test case each job."""
+    """A run as JUnit's XML, with a test case for each job."""
     done = {name: result for name, result in run.results.items() if result is not None}
     kinds = [_JUNIT.get(result["status"]) for result in done.values()]
     totals = {"tests": len(done), "failures": kinds.count("failure"), "errors": kinds.count("error")}
@@ -98,7 +98,7 @@ def junit(run: Run) -> str:
 
 
 def sarif(run: Run, store: Store) -> str:
-    """A run in SARIF: what the reports of all exports have, each result with its job, and what only the fleet knows."""
+    """A run in SARIF: the results of all exports' reports, each with its job, and results that only the fleet knows."""
     import sarif_pydantic
     from onnxplug_tools.report.sarif import KINDS, SCHEMA
 

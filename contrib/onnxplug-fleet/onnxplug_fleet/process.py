@@ -18,7 +18,7 @@ from typing import Any
 
 from onnxplug_fleet.manifest import Job
 
-#: How often a process is looked at, in seconds.
+#: The seconds between two checks of a process.
 _PERIOD = 0.1
 _FORKSERVER = "forkserver" in multiprocessing.get_all_start_methods()
 
@@ -27,10 +27,10 @@ def attempt(job: Job, store: str, stopped: Callable[[], bool] = lambda: False) -
     """Does a job in a process, as often as its manifest says where the process was killed.
 
     Args:
-        stopped: Whether all is to end; asked all the time.
+        stopped: Whether the run is to end; called at every check.
 
     Returns:
-        What :func:`onnxplug_fleet.job.execute` returns, with ``attempts``; or ``{"status": "killed", "error": …}``.
+        The result of :func:`onnxplug_fleet.job.execute`, with ``attempts``; or ``{"status": "killed", "error": …}``.
     """
     result: dict[str, Any] = {}
     for number in range(1, job.retries + 2):
@@ -97,7 +97,7 @@ def _ending(code: int | None) -> str:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that a process has; 0 where the system does not say it in ``/proc``."""
+    """The resident memory of a process in bytes; 0 where ``/proc`` does not have it."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -133,7 +133,7 @@ def _child(job: Job, store: str, scratch: str, sender: Connection) -> None:
 
 
 def _limit_memory(size: int | None) -> None:
-    """Where memory can't be watched from outside, the system limits the addresses of the process instead."""
+    """Limits the address space of the process where its memory can't be watched from outside."""
     if size is None or os.path.exists("/proc/self/statm"):
         return
     with contextlib.suppress(ImportError, ValueError, OSError):

@@ -13,20 +13,20 @@ from onnxplug_fleet.outputs import write_outputs
 from onnxplug_fleet.state import Run, State
 from onnxplug_fleet.store import Store
 
-#: What is called with each job's name and result, the number of jobs that are done, and that of all.
+#: A function of a job's name and result, the number of jobs that are done, and the number of all jobs.
 JobEnded = Callable[[str, dict[str, Any], int, int], None]
-#: The states that are no failure.
+#: The statuses that are no failure.
 FINE = ("exported", "unchanged")
 
 
 def run_fleet(
     manifest: Manifest, out: Path, executor: Executor, *, store: str | None = None, ended: JobEnded = lambda *_: None
 ) -> Run:
-    """Does what a manifest says: goes on with the last run where that was interrupted, else begins a new one.
+    """Runs a manifest: goes on with the last run where it was interrupted, else begins a new run.
 
     Args:
         out: The fleet's folder: its state, and each run's page, ``junit.xml`` and ``fleet.sarif``.
-        store: The store's URL; the manifest's, else the folder itself, when ``None``.
+        store: The store's URL; when ``None`` the manifest's, else the folder itself.
     """
     url = store or manifest.store or str(out.absolute())
     state, opened = State(out), Store(url)

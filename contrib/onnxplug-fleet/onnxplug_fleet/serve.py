@@ -1,4 +1,4 @@
-"""The pages of a fleet, and what they link to, by HTTP."""
+"""The pages of a fleet, and the files that they link to, by HTTP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onnxplug_fleet.store import Store
 
 
 def make_server(out: Path, store: Store, host: str, port: int) -> ThreadingHTTPServer:
-    """A server: ``/`` is the last run's page, ``/runs/NUMBER/…`` that of another, ``/store/…`` the store.
+    """A server: ``/`` is the last run's page, ``/runs/NUMBER/…`` the page of a given run, ``/store/…`` the store.
 
     Args:
-        host, port: Where it listens; port 0 for any that is free.
+        host, port: The address to listen on; port 0 for any free port.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ def make_server(out: Path, store: Store, host: str, port: int) -> ThreadingHTTPS
             self.wfile.write(content)
 
         def _content(self, name: str) -> bytes | None:
-            """The content of an entry; of nothing outside of the runs' and the store's folders."""
+            """The content of an entry; ``None`` for anything outside of the runs' and the store's folders."""
             first, _, rest = name.partition("/")
             if ".." in name.split("/"):
                 return None
@@ -56,6 +56,6 @@ def make_server(out: Path, store: Store, host: str, port: int) -> ThreadingHTTPS
             return store.read(rest) if first in ("objects", "failed") else None
 
         def log_message(self, format: str, *args: object) -> None:
-            """Requests are not printed."""
+            """Prints nothing of a request."""
 
     return ThreadingHTTPServer((host, port), Handler)

@@ -1,4 +1,4 @@
-"""The state of runs, in SQLite: what is to be done, what is done, and what came of it."""
+"""The state of runs, in SQLite: the jobs, and the results of the jobs that are done."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Run:
 
     Attributes:
         began, ended: Seconds since the epoch; ``ended`` is ``None`` for a run that was interrupted, or goes on.
-        results: Name of a job to what came of it; ``None`` where nothing has yet.
+        results: Name of a job to its result; ``None`` for a job that is not done.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Run:
     results: Mapping[str, dict[str, Any] | None]
 
     def counts(self) -> Counter[str]:
-        """The number of jobs by what came of them."""
+        """The number of jobs by status; ``waiting`` for jobs that are not done."""
         return Counter(result["status"] if result is not None else "waiting" for result in self.results.values())
 
 
@@ -69,7 +69,11 @@ class State:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While it lasts, no other process runs this fleet."""
+        """While it lasts, no other process runs this fleet.
+
+        Raises:
+            UsageError: Another process runs it.
+        """
         with open(self.folder / "lock", "w") as file:
             if fcntl is not None:
                 try:
@@ -90,7 +94,7 @@ class State:
         self._db.execute("COMMIT")
 
     def begin(self, manifest: Manifest) -> tuple[int, list[Job]]:
-        """A run and its jobs that are not done: the last run's, where that was interrupted, or all of a new one's."""
+        """A run and its jobs that are not done: the last run where it was interrupted, else a new run with all jobs."""
         last = self._db.execute("SELECT id, digest, ended FROM runs ORDER BY id DESC LIMIT 1").fetchone()
         if last is not None and last[2] is None and last[1] == manifest.digest:
             rows = self._db.execute("SELECT name FROM results WHERE run = ? AND result IS NULL", (last[0],))
@@ -106,7 +110,7 @@ class State:
         return number, list(manifest.jobs)
 
     def finish(self, run: int, name: str, result: Mapping[str, Any]) -> None:
-        """Takes down what came of a job."""
+        """Records the result of a job."""
         self._db.execute("UPDATE results SET result = ? WHERE run = ? AND name = ?", (json.dumps(result), run, name))
 
     def end(self, run: int) -> None:
@@ -114,7 +118,7 @@ class State:
         self._db.execute("UPDATE runs SET ended = ? WHERE id = ?", (time.time(), run))
 
     def parts(self, run: int, name: str) -> dict[str, str] | None:
-        """The parts of the last file that an earlier run has of a job; ``None`` for none."""
+        """The parts of a job's last file in an earlier run; ``None`` where there is none."""
         rows = self._db.execute(
             "SELECT result FROM results WHERE name = ? AND run < ? AND result IS NOT NULL ORDER BY run DESC",
             (name, run),
@@ -131,7 +135,11 @@ class State:
         return [number for (number,) in self._db.execute("SELECT id FROM runs ORDER BY id")]
 
     def run(self, number: int) -> Run:
-        """A run."""
+        """A run by its number.
+
+        Raises:
+            UsageError: There is no such run.
+        """
         row = self._db.execute("SELECT manifest, began, ended FROM runs WHERE id = ?", (number,)).fetchone()
         if row is None:
             listed = ", ".join(map(str, self.runs()[-10:])) or "none"
@@ -142,12 +150,16 @@ class State:
         return Run(number, manifest, began, ended, done)
 
     def before(self, number: int) -> Run | None:
-        """The run before one; ``None`` for the first."""
+        """The run before a given run; ``None`` for the first."""
         earlier = [other for other in self.runs() if other < number]
         return self.run(earlier[-1]) if earlier else None
 
     def chosen(self, text: str) -> Run:
-        """The run that a number names, ``last``, or ``last-1`` for that before it."""
+        """The run of a text: its number, ``last``, or ``last-1`` for the run before the last.
+
+        Raises:
+            UsageError: The text names no run.
+        """
         numbers: Sequence[int] = self.runs()
         word, _, back = text.partition("-")
         if word == "last" and (not back or back.isdecimal()):
@@ -160,5 +172,5 @@ class State:
         return self.run(int(text))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the database."""
         self._db.close()

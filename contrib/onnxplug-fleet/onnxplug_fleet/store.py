@@ -1,4 +1,4 @@
-"""The store of artefacts: a folder, or whatever fsspec opens (s3://, gs://, az://, memory://)."""
+"""The store of artefacts: a folder, or any file system of fsspec (s3://, gs://, az://, memory://)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from onnxplug.errors import OnnxplugError, UsageError
 from onnxplug_fleet.identity import contents, digest
 
-#: Stores without folders: to make one would make the bucket of a mistyped URL.
+#: Stores without folders: to make a folder would make the bucket of a mistyped URL.
 _OF_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 
 
 class Store:
     """Results by their keys.
 
-    ``objects/ID/`` has the files of an export. ``keys/KEY.json``, written after all of them, says which it is: a process that is
-    killed leaves no half of a result.
+    ``objects/ID/`` has the files of an export. ``keys/KEY.json``, written after all of them, names that folder: a
+    process that is killed leaves no half of a result.
 
     Args:
         url: A folder, or a URL.
 
     Raises:
-        UsageError: fsspec does not know the URL, or lacks what it needs for it.
+        UsageError: fsspec does not know the URL, or lacks a package for it.
     """
 
     def __init__(self, url: str) -> None:
@@ -52,7 +52,7 @@ class Store:
         return posixpath.join(self._root, name)
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The result that is kept for a key, if what its capture read further is as it was; ``None`` for none."""
+        """The result that is kept for a key, if the late parts of its export are unchanged; else ``None``."""
         for kept in self._kept(key):
             if contents(kept["late"]) == kept["late"]:
                 return kept
@@ -69,12 +69,12 @@ class Store:
         """Keeps the files of a result; returns the name of their folder.
 
         Args:
-            key: Its key.
-            result: What is known of it.
+            key: The key of the result.
+            result: The result, which JSON can hold.
             folder: The folder of the files.
 
         Raises:
-            OnnxplugError: They can't be written.
+            OnnxplugError: The files can't be written.
         """
         name = f"objects/{digest([key, result['late']])}"
         self.put(name, folder)
@@ -87,7 +87,7 @@ class Store:
         """Copies a folder's files to the store.
 
         Raises:
-            OnnxplugError: They can't be written.
+            OnnxplugError: The files can't be written.
         """
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         for path in files:

@@ -1,4 +1,4 @@
-"""Words of numbers and messages, for tables and pages."""
+"""Texts of numbers and messages, for tables and pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onnxplug.text import printable, shortened
 
 
 def plain_words(text: str) -> str:
-    """A message without what steers a terminal, of a length that a page bears."""
+    """A message without control characters, of 4000 characters at most."""
     return shortened(printable(text), 4000)
 
 
@@ -28,7 +28,7 @@ def bytes_text(size: float | None) -> str:
 
 
 def change_text(before: float | None, now: float | None) -> str:
-    """How much a number is more or less than before: ``"+12 %"``; empty where they are equal to half a percent."""
+    """The relative change of a number: ``"+12 %"``; empty below half a percent, and where a number is missing."""
     if not before or now is None:
         return ""
     percent = 100 * (now / before - 1)
@@ -36,7 +36,7 @@ def change_text(before: float | None, now: float | None) -> str:
 
 
 def counts_text(before: dict[str, int], now: dict[str, int]) -> list[str]:
-    """What changed of counts by name: ``["Gelu 2 → 0", "+ Erf 2"]``."""
+    """The changes of counts by name: ``["Erf 0 → 2", "Gelu 2 → 0"]``."""
     parts = []
     for name in [*now, *(n for n in before if n not in now)]:
         if before.get(name, 0) != now.get(name, 0):

@@ -1,4 +1,4 @@
-"""Texts of values that are the same in every process where the values are, and others where they are not."""
+"""Texts of values: equal in every process where the values are equal, and different where the values are not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-#: How deep the contents of an attribute are looked at.
+#: The depth to which the contents of an attribute are read.
 _DEEPEST = 6
-#: Modules whose objects hold what differs between processes; they change no result.
+#: Modules whose objects differ between processes; they change no result.
 _OPAQUE = ("torch.fx", "torch._", "torch.utils", "logging", "threading", "weakref")
 
 
@@ -48,29 +48,30 @@ def value_text(value: Any) -> str:
 
 
 class Contents:
-    """The contents of what modules and files of code hold.
+    """Digests of the values that modules and files of code hold.
 
-    An object is its attributes, a function what it is bound to; the code of both is a file's. Each object counts once.
+    An object counts by its attributes, a function by the values that it is bound to; the code of both is in files. Each
+    object counts once.
 
     Args:
-        is_own: Whether a class is of a file of one's own; private attributes of the objects of others don't count.
+        is_own: Whether a class is of an own file; private attributes of objects of other classes don't count.
         without: Objects that don't count.
     """
 
     def __init__(self, is_own: Callable[[type], bool], without: Iterable[Any] = ()) -> None:
         self._is_own = is_own
-        self._seen = {id(value): value for value in without}  # the objects themselves: no other one gets their id
+        self._seen = {id(value): value for value in without}  # the objects themselves, so that no id is used again
 
     def of_module(self, module: Any) -> str:
         """A digest of a module's attributes, without its weights and submodules."""
         return self._digest({name: value for name, value in vars(module).items() if name not in _fields_of_modules()})
 
     def of_function(self, function: Any) -> str:
-        """A digest of what a function or another callable is bound to."""
+        """A digest of the values that a function or another callable is bound to."""
         return hashed(str(self._text(function, 0)).encode())
 
     def of_globals(self, module: types.ModuleType) -> str:
-        """A digest of the numbers, tensors, modules and objects of one's own classes that the code of a file names."""
+        """A digest of the numbers, tensors, containers, modules and objects of own classes that a code file names."""
         import torch
 
         fields = {}
@@ -94,7 +95,7 @@ class Contents:
         return hashed(repr(texts).encode())
 
     def _text(self, value: Any, depth: int) -> str | None:
-        """A text of a value; ``None`` for modules of code, and where it lies too deep."""
+        """A text of a value; ``None`` for Python modules, and where the value lies too deep."""
         import numpy as np
         import torch
 
@@ -160,7 +161,7 @@ class Contents:
 
 @functools.cache
 def _fields_of_modules() -> frozenset[str]:
-    """The attributes that every module has, but for its mode."""
+    """The attributes that every module has, except its mode."""
     import torch
 
     return frozenset(vars(torch.nn.Module())) - {"training"}

@@ -14,22 +14,22 @@ from onnxplug.text import counted
 from onnxplug_fleet.data import Sample, open_data
 from onnxplug_fleet.metrics import Metric, metric_of
 
-#: Where a model keeps a threshold, before the metric's name.
+#: The key of a threshold in a model's metadata, before the metric's name.
 PREFIX = "onnxplug.threshold."
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a metric has over all samples.
+    """The value of a metric over all samples.
 
     Attributes:
-        metric: Its name.
-        value: The mean, or the largest.
-        threshold: What it must reach, or must not exceed; ``None`` for none.
-        accepted: Whether it does.
+        metric: The metric's name.
+        value: The mean over the samples, or the largest value.
+        threshold: The threshold that the value must reach, or must not exceed; ``None`` for none.
+        accepted: Whether the value meets the threshold.
         worst: The name of the worst sample.
-        worst_value: The metric's value on it.
-        file: Where its inputs and both models' results were saved.
+        worst_value: The metric's value on the worst sample.
+        file: The file with the worst sample's inputs and both models' results; ``None`` where nothing was saved.
     """
 
     metric: str
@@ -43,10 +43,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was measured on data.
+    """The values of metrics on data.
 
     Attributes:
-        samples: How many samples were compared.
+        samples: The number of samples that were compared.
         measured: A row for each metric.
     """
 
@@ -118,16 +118,16 @@ def measure_data(
     labelled: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> DataReport:
-    """Compares an ONNX model with a PyTorch model on samples, and only reports what comes of it.
+    """Compares an ONNX model with a PyTorch model on samples, and only reports the result.
 
     Args:
         program: An ``OnnxProgram``, or the path of an ONNX file.
         model: The PyTorch model, a Module or function.
         data: As :func:`onnxplug_fleet.data.open_data` takes it.
-        metric: A name, a function of both models' results, or a list of these; the thresholds' when ``None``, and the largest
-            difference without any.
-        thresholds: Metric to threshold; those that the model keeps when ``None``.
-        samples: How many samples are read at most.
+        metric: A name, a function of both models' results, or a list of these, beside the thresholds' metrics; the
+            largest difference where there is neither.
+        thresholds: Metric to threshold; the thresholds that the model keeps when ``None``.
+        samples: The number of samples to read at most.
         labelled: Items of the data are ``(inputs, label)``.
         save: A folder for the worst sample of each metric: inputs and both models' results, as ``.npz``.
 
@@ -213,7 +213,7 @@ def _eager(model: Any, sample: Sample) -> list[Any]:
 
 
 def _runner(program: Any) -> Callable[[Sample], list[Any]]:
-    """What runs the ONNX model on a sample."""
+    """Makes the function that runs the ONNX model on a sample."""
     if not isinstance(program, str | os.PathLike):
         named = [slot.name for slot in program.inputs if slot.position is not None]
 

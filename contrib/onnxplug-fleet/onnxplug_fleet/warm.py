@@ -1,6 +1,7 @@
-"""Imported once by the process that jobs are forked from, so that each begins with torch, the rules and the plugins loaded.
+"""Imported once by the process that jobs are forked from, so that jobs begin with torch, rules and plugins loaded.
 
-A tiny export brings what is imported late. It makes no session of ONNX Runtime, whose threads a fork would not have.
+A tiny export imports the modules that are imported late. It makes no session of ONNX Runtime, whose threads a fork
+would not have.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 
 
 def warm_up() -> None:
-    """Loads what exports load."""
+    """Loads the modules that exports load."""
     import torch
     from onnxplug_tools.report.observer import ReportObserver
 
@@ -30,5 +31,5 @@ def warm_up() -> None:
         import onnxruntime  # noqa: F401
 
 
-with contextlib.suppress(Exception):  # whatever is wrong, the jobs say it
+with contextlib.suppress(Exception):  # the jobs report any error
     warm_up()

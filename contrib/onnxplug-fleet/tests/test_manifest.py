@@ -1,4 +1,4 @@
-"""Manifests: what they mean, and what is said of bad ones."""
+"""Manifests: their jobs, and the errors of bad manifests."""
 
 from __future__ import annotations
 

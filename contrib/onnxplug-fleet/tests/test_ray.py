@@ -24,7 +24,7 @@ def make():
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """The processes that a process descends from; none of one that has ended."""
+    """The processes that a process descends from; none for a process that has ended."""
     try:
         while pid > 1:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

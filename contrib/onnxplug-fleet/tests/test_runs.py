@@ -1,4 +1,4 @@
-"""Runs: what is exported again and why, killed runners, limits of processes, and the files of a run."""
+"""Runs: repeated exports and their reasons, killed runners, limits of processes, and the files of a run."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_changed_models_are_exported_and_named(folder: Path, monkeypatch: pytest
 
 @pytest.mark.long
 def test_changed_rules_are_exported_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin whose version is the same and whose code is not."""
+    """A plugin whose version is the same and whose code has changed."""
     rules = folder / "fleet_rules"
     rules.mkdir()
     (rules / "__init__.py").write_text("from fleet_rules.gelu import NODES\n")
@@ -150,7 +150,7 @@ class Net(torch.nn.Module):
 def make():
     return {1}, (torch.ones(2, 4),)
 """
-#: Where a model may have a number that its code does not show: before ``make``, and the model that it returns.
+#: Places of a number that a model's code does not show: the code before ``make``, and the model that it returns.
 PLACES = {
     "a private attribute": ("", "Net(lambda net, x: x * net._scale, _scale=SCALE.value)"),
     "an object": ("", "Net(lambda net, x: x * net.settings.scale, settings=Settings(SCALE.value))"),
@@ -171,7 +171,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_number_that_is_in_no_file_is_found(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of an environment variable; here it is set by hand, between two runs of this process."""
+    """A number such as an environment variable's; here it is set by hand, between two runs of this process."""
     settings = types.ModuleType("fleet_settings")
     vars(settings)["SCALE"] = types.SimpleNamespace(value=2.0)
     monkeypatch.setitem(sys.modules, "fleet_settings", settings)
@@ -255,7 +255,7 @@ def test_a_runner_killed_anywhere_goes_on(folder: Path) -> None:
     manifest = read_manifest(folder / "fleet.toml")
 
     def die_at(point: int) -> None:
-        """In a process of its own: killed before its so manieth line in the modules that write."""
+        """Runs the fleet, and kills the process before the line of this number in the modules that write."""
         import sys
 
         lines = 0

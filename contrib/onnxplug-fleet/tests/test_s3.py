@@ -49,7 +49,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3fs.S3FileSystem]:
     yield files
     s3fs.S3FileSystem.clear_instance_cache()
     request = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
-    urllib.request.urlopen(request).close()  # what servers of one process have is one
+    urllib.request.urlopen(request).close()  # servers of one process share their state
     moto.stop()
 
 

@@ -1,4 +1,7 @@
-"""Pieces as an ensemble of Triton: the configurations, read by Triton's own schema, are run. ``make test-fleet`` has the schema."""
+"""Pieces as an ensemble of Triton, run by their configurations, which Triton's own schema reads.
+
+``make test-fleet`` has the schema.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def configuration(schema: Any, folder: Path, name: str) -> Any:
 
 
 def check_tensors(schema: Any, declared: Any, values: list[Any]) -> None:
-    """The tensors of a configuration are those of a file."""
+    """Checks that the tensors of a configuration are the tensors of a file."""
     assert [tensor.name for tensor in declared] == [value.name for value in values]
     for tensor, value in zip(declared, values, strict=True):
         assert TYPES[schema.DataType.Name(tensor.data_type)] == value.type
@@ -49,7 +52,7 @@ def check_tensors(schema: Any, declared: Any, values: list[Any]) -> None:
 
 
 def served(schema: Any, folder: Path, name: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The ensemble's results, step by step as its configuration says."""
+    """The ensemble's results, computed step by step by its configuration."""
     ensemble = configuration(schema, folder, name)
     assert ensemble.platform == "ensemble"
     values = {tensor.name: inputs[tensor.name] for tensor in ensemble.input}
@@ -75,7 +78,7 @@ def served(schema: Any, folder: Path, name: str, inputs: dict[str, np.ndarray]) 
 
 
 class Translator(nn.Module):
-    """An encoder that is called twice, a decoder, and a head of which one result is not used."""
+    """An encoder that is called twice, a decoder, and a head with an unused result."""
 
     def __init__(self) -> None:
         super().__init__()

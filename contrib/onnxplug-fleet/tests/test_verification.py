@@ -49,7 +49,7 @@ def test_a_program_compares_itself_with_its_model(program: OnnxProgram, tmp_path
         OnnxProgram(program.model, program.exported_program).verify(data=SAMPLES)
 
 
-#: Of every metric but those of boxes, what a right model reaches on few samples.
+#: The values that a right model reaches on few samples, for every metric except ``box_iou``.
 RIGHT = {
     "top1": 1.0,
     "iou": 1.0,

@@ -9,7 +9,7 @@ from onnxplug import LibraryFunctions, LibraryPatch, OpSample, PluginInfo, hooki
 
 __all__ = ["stand_in"]
 
-#: causal_conv1d's operators, with the functions in ``convolution.py`` that compute what they write.
+#: causal_conv1d's operators, with the functions in ``convolution.py`` that compute the values that they write.
 OPERATORS = {"_causal_conv1d_fwd_cpp": "forward", "_causal_conv1d_update_cpp": "update"}
 
 _TRITON, _HERE = "mamba_ssm.ops.triton", "onnxplug_mamba"
@@ -25,13 +25,13 @@ FUNCTIONS = LibraryFunctions(
     },
     "mamba_ssm>=2.2.6,<2.4",
 )
-#: causal_conv1d has operators alone.
+#: causal_conv1d has operators, and no functions to exchange.
 OF_CONVOLUTIONS = LibraryFunctions({}, "causal_conv1d>=1.6,<1.8")
 
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The operators, computed by convolutions of PyTorch."""
+    """The operators by PyTorch's convolutions."""
     return {f"DaoAILab::{name}.default": _later(function) for name, function in OPERATORS.items()}
 
 
@@ -50,7 +50,7 @@ def _later(name: str) -> Callable[..., Any]:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions | LibraryPatch]:
-    """What torch.export needs of the libraries."""
+    """The exchanges of the libraries' functions while torch.export captures a model."""
     steps = "onnxplug_mamba.library:steps_of_static_sizes"
     return [FUNCTIONS, OF_CONVOLUTIONS, LibraryPatch(("mamba_ssm", "selective_scan_cuda"), steps)]
 
@@ -65,14 +65,15 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operators' namespace, and the libraries."""
     return PluginInfo(api=1, namespaces=("DaoAILab",), libraries=("causal_conv1d", "mamba_ssm"))
 
 
 def stand_in() -> None:
     """Makes ``import mamba_ssm`` and ``import causal_conv1d`` work on a machine without a GPU, for exports.
 
-    Both are installed without being compiled. What they would launch on a GPU is computed by PyTorch's operators from then on.
+    Both are installed without being compiled. From then on PyTorch's operators compute the kernels that they launch on
+    a GPU.
     """
     from onnxplug_mamba.library import define, put_modules
 

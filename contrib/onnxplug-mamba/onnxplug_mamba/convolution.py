@@ -1,4 +1,4 @@
-"""causal_conv1d's two operators by ATen operators: they return the new values of what the operators write."""
+"""causal_conv1d's two operators by ATen operators: the functions return the new values of the written arguments."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def forward(
         x: [batch, channels, L]
         weight: [channels, width]
         bias: [channels]
-        seq_idx: [batch, L], the sequence of each token: others aren't seen, and a token of a negative one is 0.
-        initial_states: [batch, channels, width - 1], what stands before the first token; zeros otherwise.
+        seq_idx: [batch, L], the sequence of each token: it sees no other sequence, and is 0 where its number is
+            negative.
+        initial_states: [batch, channels, width - 1], the tokens before the first; zeros by default.
         out: [batch, channels, L], whose dtype the result has.
         final_states_out: [batch, channels, width - 1] or ``None``.
         silu_activation: Whether the result passes through SiLU.
@@ -58,7 +59,7 @@ def update(
     cache_seqlens: Tensor | None,
     conv_state_indices: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """``_causal_conv1d_update_cpp``: the same for new tokens, of which the state has those before.
+    """``_causal_conv1d_update_cpp``: the convolution of new tokens, with the tokens before them in the state.
 
     Args:
         x: [batch, channels, L]
@@ -67,8 +68,10 @@ def update(
         bias: [channels]
         out: [batch, channels, L]
         silu_activation: Whether the result passes through SiLU.
-        cache_seqlens: [batch], how many tokens there were; the state is then a ring that they are written to.
-        conv_state_indices: [batch], the state of each element; one below zero has none, is 0, and writes nothing.
+        cache_seqlens: [batch], the number of earlier tokens; the state is then a ring that the new tokens are written
+            to.
+        conv_state_indices: [batch], the state of each element; an element with a negative index is 0, and writes no
+            state.
 
     Returns:
         The new values of ``conv_state`` and ``out``.
@@ -92,7 +95,7 @@ def update(
 
 
 def with_rows(states: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
-    """States of which those that indices name have new values; an index below zero writes nothing."""
+    """The states with new rows where indices name them; a negative index writes no row."""
     count = states.shape[0]
     places = torch.where(indices < 0, count, indices.long())
     return torch.cat([states, states.narrow(0, 0, 1)]).index_put((places,), rows).narrow(0, 0, count)
@@ -104,7 +107,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _of_sequences(x: Tensor, weight: Tensor, bias: Tensor | None, sequences: Tensor, length: Any) -> Tensor:
-    """Tap by tap, as whether one is seen depends on the token."""
+    """The convolution within sequences, tap by tap, as the visible taps depend on the token."""
     width = weight.shape[1]
     own = sequences.narrow(1, width - 1, length)
     result: Any = 0.0 if bias is None else bias.float().unsqueeze(1)
@@ -115,12 +118,12 @@ def _of_sequences(x: Tensor, weight: Tensor, bias: Tensor | None, sequences: Ten
 
 
 def _at(state: Tensor, places: Tensor) -> Tensor:
-    """Columns of a state, [batch, channels, count], of which each element has its own."""
+    """Columns of a state, [batch, channels, count], by places [batch, count]."""
     return state.gather(2, places.unsqueeze(1).expand(-1, state.shape[1], -1))
 
 
 def _in_ring(state: Tensor, x: Tensor, used: Tensor) -> Tensor:
-    """The ring after the tokens were written: each place has the last token that fell on it, or what it had."""
+    """The ring with the new tokens: each place has the last token written to it, or keeps its value."""
     size, length = state.shape[2], x.shape[2]
     places = torch.arange(size, device=x.device)
     token = length - 1 - torch.remainder(used + (length - 1) - places, size)

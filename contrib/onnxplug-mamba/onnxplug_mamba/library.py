@@ -1,4 +1,4 @@
-"""The libraries where they were not compiled: their operators with kernels for the CPU, and what stands for their extensions."""
+"""The libraries without compilation: their operators with kernels for the CPU, and stand-ins for their extensions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug.capture.patching import patched
 from onnxplug.torch_private import DispatchKey, dynamo_config, has_kernel_for_dispatch_key, higher_order_utilities
 from onnxplug_mamba import FUNCTIONS, OPERATORS, convolution, scans
 
-#: As causal_conv1d 1.7.0 registers them.
+#: The schemas of causal_conv1d 1.7.0.
 SCHEMAS = {
     "_causal_conv1d_fwd_cpp": "(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
     "Tensor(a!) out, Tensor(b!)? final_states_out, bool silu_activation) -> ()",
@@ -29,9 +29,10 @@ SCHEMAS = {
 
 @contextlib.contextmanager
 def steps_of_static_sizes() -> Iterator[None]:
-    """While it holds, sizes that are static outside of a scan's step are static inside too.
+    """A context in which sizes that are static outside of a scan's step are static inside, too.
 
-    torch.export has Dynamo take every size for a dynamic one, those of 1 that are broadcast among them, which it then refuses.
+    In torch.export Dynamo takes every size in the step for dynamic, broadcast sizes of 1 included, which it then
+    refuses.
     """
     original = higher_order_utilities._set_compilation_env
 
@@ -45,7 +46,7 @@ def steps_of_static_sizes() -> Iterator[None]:
 
 
 def define() -> None:
-    """Gives torch causal_conv1d's operators where it doesn't know them, and a kernel for the CPU where they have none."""
+    """Defines causal_conv1d's operators where torch doesn't know them, and kernels for the CPU where they have none."""
     for name, schema in SCHEMAS.items():
         op, kernel = f"DaoAILab::{name}", _kernel(getattr(convolution, OPERATORS[name]), schema)
         if not hasattr(torch.ops.DaoAILab, name):
@@ -56,7 +57,7 @@ def define() -> None:
 
 
 def _kernel(function: Callable[..., Any], schema: str) -> Callable[..., None]:
-    """A kernel that writes what a function returns into the arguments that the schema says are written."""
+    """A kernel that writes a function's results into the arguments that the schema marks as written."""
     written = [n for n, parameter in enumerate(schema.split(", ")) if "!" in parameter]
 
     def kernel(*args: Any) -> None:
@@ -68,7 +69,7 @@ def _kernel(function: Callable[..., Any], schema: str) -> Callable[..., None]:
 
 
 def put_extensions() -> None:
-    """Puts what the libraries' compiled extensions have under their names, where they weren't compiled."""
+    """Puts stand-ins under the names of the libraries' extensions, where they weren't compiled."""
     of_conv1d = {
         f"causal_conv1d_{n}": _kernel(getattr(convolution, OPERATORS[op]), SCHEMAS[op])
         for n, op in (("fwd", "_causal_conv1d_fwd_cpp"), ("update", "_causal_conv1d_update_cpp"))
@@ -79,9 +80,9 @@ def put_extensions() -> None:
 
 
 def put_modules() -> None:
-    """Makes mamba_ssm and causal_conv1d importable, which were installed without being compiled, and exchanges their kernels."""
+    """Makes mamba_ssm and causal_conv1d importable where they weren't compiled, and exchanges their kernels."""
     put_extensions()
-    with contextlib.suppress(ImportError):  # these look for triton as they are imported
+    with contextlib.suppress(ImportError):  # these modules look for triton as they are imported
         from transformers.generation import (  # type: ignore[attr-defined]  # noqa: F401
             GenerateDecoderOnlyOutput,
             TextStreamer,
@@ -102,7 +103,7 @@ def _module(name: str, attributes: dict[str, Any]) -> ModuleType:
 
 @contextlib.contextmanager
 def _without_triton() -> Iterator[None]:
-    """Holds while modules with kernels of triton are imported: names of a module for it where it isn't installed."""
+    """A context for the import of modules with kernels of triton: a stand-in for triton where it isn't installed."""
     if "triton" in sys.modules or find_spec("triton") is not None:
         yield
         return
@@ -120,7 +121,7 @@ def _without_triton() -> Iterator[None]:
 
 
 class _Anything(ModuleType):
-    """A module whose names are decorators that change nothing, or constants that nobody looks at."""
+    """A module whose names are decorators that return the function, or constants that nothing reads."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

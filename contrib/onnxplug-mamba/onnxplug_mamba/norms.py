@@ -22,7 +22,7 @@ def gated(
     norm_before_gate: bool = True,
     is_rms_norm: bool = False,
 ) -> tuple[Tensor, None, None]:
-    """``layernorm_gated._layer_norm_fwd``: a norm of each group of rows [M, N], with the gate ``silu(z)`` behind or before it."""
+    """``layernorm_gated._layer_norm_fwd``: a norm of each group of rows [M, N], after or before a gate ``silu(z)``."""
     rows = x.float()
     gate = None if z is None else functional.silu(z.float())
     if gate is not None and not norm_before_gate:
@@ -55,7 +55,7 @@ def layer(
     is_rms_norm: bool = False,
     return_dropout_mask: bool = False,
 ) -> tuple[Any, ...]:
-    """``layer_norm._layer_norm_fwd``: the norm of a sum of rows [M, N], by one weight or two, and the sum itself.
+    """``layer_norm._layer_norm_fwd``: the norm of a sum of rows [M, N], with one weight or two, and the sum itself.
 
     ``rowscale`` [M] scales ``x``.
     """
@@ -78,7 +78,7 @@ def layer(
 
 
 def swiglu(xy: Tensor, out: Tensor | None = None) -> Tensor:
-    """``_swiglu_fwd``: ``silu(x) y`` of the two halves of the last axis."""
+    """``_swiglu_fwd``: ``silu(x) * y`` of the two halves of the last axis."""
     x, y = xy.float().chunk(2, -1)
     result = functional.silu(x) * y
     return result.to(xy.dtype) if out is None else out.copy_(result.to(out.dtype))

@@ -1,4 +1,4 @@
-"""Inputs for causal_conv1d's operators, which torch knows as soon as the first are made."""
+"""Inputs for causal_conv1d's operators; making the first inputs defines the operators in torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROWS, _BATCH = {0: "batch", 2: "length"}, {0: "batch"}
 
 
 def samples() -> list[OpSample]:
-    """Some of each operator."""
+    """The samples of all operators."""
     forward, update = [], []
     for sequences, initial, final in (
         (False, False, False),
@@ -71,7 +71,7 @@ def _update(batch: int, length: int, ring: bool, chosen: bool) -> Callable[[], S
 
 
 def _torch() -> Any:
-    """torch, which knows the operators."""
+    """torch, with the operators defined."""
     import torch
 
     from onnxplug_mamba.library import define

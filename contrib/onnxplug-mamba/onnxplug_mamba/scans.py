@@ -1,4 +1,4 @@
-"""mamba_ssm's state spaces by ATen operators: loops over tokens, or chunks of them, which become scans in a model."""
+"""mamba_ssm's state spaces by ATen operators: loops over tokens or chunks of tokens, which become scans in a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxplug import Unsupported
 from onnxplug.patches.scans import scanned
 from onnxplug_mamba.convolution import with_rows
 
-#: How many tokens of Mamba-2 are computed together; the result is the same for any number.
+#: The number of tokens of Mamba-2 that are computed together; the result is the same for any number.
 CHUNK = 64
 
 
@@ -27,7 +27,7 @@ def selective(
     delta_bias: Tensor | None,
     delta_softplus: bool,
 ) -> list[Tensor]:
-    """``selective_scan_cuda.fwd``: ``h = exp(delta A) h + delta B u`` for each token, whose result is ``C h + D u``, in float32.
+    """``selective_scan_cuda.fwd``: ``h = exp(delta A) h + delta B u``, and the result ``C h + D u``, in float32.
 
     Args:
         u: [batch, channels, L]
@@ -41,7 +41,8 @@ def selective(
         delta_softplus: Whether ``delta`` passes through softplus.
 
     Returns:
-        The result; [batch, channels, 1, 2 N], in turns the decay over all tokens and the last state; with a gate, the gated result.
+        The result; [batch, channels, 1, 2 N], in turns the decay over all tokens and the last state; with a gate also
+        the gated result.
     """
     if A.is_complex():
         raise Unsupported("mamba_ssm's selective scan of a complex A")
@@ -53,7 +54,7 @@ def selective(
         """[L, batch, groups, channels of a group, 1]"""
         return x.unflatten(1, (groups, -1)).permute(3, 0, 1, 2).unsqueeze(-1)
 
-    # [L, batch, groups, 1, N] of each that differs from token to token.
+    # B and C as [L, batch, groups, 1, N], where they differ from token to token.
     varying = [t.float().permute(3, 0, 1, 2).unsqueeze(-2) for t in (B, C) if t.dim() == 4]
 
     def step(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -90,9 +91,10 @@ def chunked(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
 ) -> tuple[Tensor | None, ...]:
-    """Mamba-2's ``_mamba_chunk_scan_combined_fwd``: ``h = exp(dt A) h + dt x Bᵀ`` for each token, whose result is ``h C + D x``.
+    """Mamba-2's ``_mamba_chunk_scan_combined_fwd``: ``h = exp(dt A) h + dt x Bᵀ``, and the result ``h C + D x``.
 
-    A chunk of tokens is computed as attention whose scores decay, and the state is carried from chunk to chunk, all in float32.
+    A chunk of tokens is computed as attention with decaying scores, and the state is carried from chunk to chunk, all
+    in float32.
 
     Args:
         x: [batch, L, heads, P]
@@ -100,18 +102,19 @@ def chunked(
         A: [heads]
         B: [batch, L, groups, N]
         C: [batch, L, groups, N]
-        chunk_size: The library's own; the result depends on it by rounding alone.
+        chunk_size: The library's size of a chunk; only the rounding of the result depends on it.
         D: [heads] or [heads, P]
         z: [batch, L, heads, P], a gate of the results.
         dt_bias: [heads], added to ``dt``.
         initial_states: [batch, heads, P, N], or zeros.
-        seq_idx: [batch, L], the sequence of each token: none sees another's.
-        cu_seqlens: Where sequences end, for the states there.
+        seq_idx: [batch, L], the sequence of each token: sequences don't see one another.
+        cu_seqlens: The ends of sequences, for the states there; refused.
         dt_softplus: Whether ``dt`` passes through softplus.
         dt_limit: Bounds of ``dt``.
 
     Returns:
-        The result, the result before the gate, three ``None`` for what only gradients need, and the last state.
+        The result, the result before the gate, ``None`` three times for results that only gradients need, and the last
+        state.
     """
     if cu_seqlens is not None:
         raise Unsupported("the states at the ends of packed sequences (cu_seqlens) of mamba_ssm")
@@ -121,7 +124,7 @@ def chunked(
     steps = _steps(dt.float().transpose(1, 2), dt_bias, dt_softplus).transpose(1, 2).clamp(*dt_limit)
 
     def chunks(t: Tensor) -> Tensor:
-        """[count, batch, groups, heads of a group or 1, size, ...]; what is behind the end is 0: it neither decays nor adds."""
+        """[count, batch, groups, heads of a group or 1, size, ...]; padding is 0, which neither decays nor adds."""
         t = functional.pad(t, (*(0 for _ in range(2 * t.dim() - 4)), 0, count * size - length))
         t = t.unflatten(2, (groups, -1)).unflatten(1, (count, size))
         return t.permute(1, 0, 3, 4, 2, *range(5, t.dim()))
@@ -176,10 +179,10 @@ def state_update(
     dt_softplus: bool = False,
     state_batch_indices: Tensor | None = None,
 ) -> Tensor:
-    """``selective_state_update``: a token of either state space, in float32; the state is written.
+    """``selective_state_update``: one token of either state space, in float32; the state is written.
 
     Args:
-        state: [batch or more, heads, P, N]; without heads in this and all others for Mamba-1.
+        state: [batch or more, heads, P, N]; for Mamba-1 all arguments are without heads.
         x: [batch, heads, P]
         dt: [batch, heads, P]
         A: [heads, P, N]
@@ -189,7 +192,8 @@ def state_update(
         z: [batch, heads, P], a gate of the result.
         dt_bias: [heads, P]
         dt_softplus: Whether ``dt`` passes through softplus.
-        state_batch_indices: [batch], the state of each element; one below zero has none, is 0, and writes nothing.
+        state_batch_indices: [batch], the state of each element; an element with a negative index is 0, and writes no
+            state.
 
     Returns:
         [batch, heads, P]
@@ -222,7 +226,7 @@ def state_update(
 
 
 def _steps(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
-    """The lengths of steps, [batch, channels, L], in float32."""
+    """The sizes of the steps, [batch, channels, L], in float32."""
     if bias is not None:
         dt = dt + bias.float().unsqueeze(1)
     return functional.softplus(dt) if softplus else dt

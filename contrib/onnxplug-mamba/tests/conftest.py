@@ -1,4 +1,4 @@
-"""causal_conv1d's operators, the package's own where the library isn't installed."""
+"""Defines causal_conv1d's operators by the package where the library isn't installed."""
 
 from __future__ import annotations
 

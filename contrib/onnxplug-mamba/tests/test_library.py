@@ -48,7 +48,7 @@ BLOCKS: dict[str, Callable[[], torch.nn.Module]] = {
     "Mamba2, with a gated part": lambda: Mamba2(**SMALL2, d_ssm=16, norm_before_gate=True),
     "Mamba2Simple": lambda: Mamba2Simple(**SMALL2, learnable_init_states=True),
 }
-#: Heads and groups of the kernels' tests.
+#: The shapes of the kernels' tests.
 X, DT, B = (2, 21, 4, 16), (2, 21, 4), (2, 21, 2, 16)
 
 
@@ -59,7 +59,7 @@ def check(
     tolerance: dict[str, float] = LOOSER["models"][0],
     **options: Any,
 ) -> onnxplug.OnnxProgram:
-    """Exports with the first inputs; the file gives what the model does for all of them, and what it writes into them."""
+    """Exports with the first inputs; the file gives the model's results and written values for all inputs."""
     model = model.eval().requires_grad_(False)
     program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, **options)
     for args in inputs:
@@ -114,7 +114,7 @@ def test_packed_sequences() -> None:
 
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
 def test_prompt_and_steps(name: str) -> None:
-    """A prompt that leaves its states, then tokens one by one; together they give what all tokens at once do."""
+    """A prompt that leaves its states, then tokens one by one; together they give the result of all tokens at once."""
     block = (
         (Mamba(**SMALL, layer_idx=0) if name == "Mamba" else Mamba2(**SMALL2, layer_idx=0)).eval().requires_grad_(False)
     )
@@ -194,7 +194,7 @@ def test_schemas() -> None:
 
 
 def test_functions_beside_those_of_the_library() -> None:
-    """The library's own formulas, which it tests its kernels with."""
+    """The functions against the library's own formulas, with which it tests its kernels."""
     u, delta, b, c = torch.randn(2, 8, 9), torch.rand(2, 8, 9), torch.randn(2, 2, 4, 9), torch.randn(2, 2, 4, 9)
     a, d, z, bias = -torch.rand(8, 4), torch.randn(8), torch.randn(2, 8, 9), torch.randn(8)
     every = (u, delta, a, b, c, d, z, bias, True, True)

@@ -46,7 +46,7 @@ def check(
     opsets: Sequence[int] = OPSETS,
     tolerance: dict[str, float] = LOOSER["sums"][0],
 ) -> None:
-    """Exports with the first inputs; the model, and the file with all of them, gives what is expected."""
+    """Exports with the first inputs; the model and the file give the expected results for all inputs."""
     for opset in opsets:
         program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, opset_version=opset)
         for args in inputs:
@@ -121,7 +121,7 @@ def test_selective_scan_with_constant_parts(constant: str) -> None:
         return scans.selective(u, delta.exp(), A, b, c, None, None, None, False)[0]
 
     def formula(u: Tensor, delta: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        exact = torch.expm1(delta.exp()).log() - BIAS[:, None]  # of which softplus is exp(delta)
+        exact = torch.expm1(delta.exp()).log() - BIAS[:, None]  # softplus of exact + BIAS is exp(delta)
         return selective(u, exact, b, c, None)[0] - D[:, None] * u
 
     check(
@@ -222,7 +222,7 @@ def test_chunk_scan(chunk: int, gated: bool, limits: str) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.long
 def test_chunk_scan_from_a_state(packed: bool) -> None:
-    """A state to begin with, and sequences one after the other, of which the first alone goes on from it where its number is 0."""
+    """An initial state, which only a first sequence with number 0 goes on from, and sequences one after the other."""
 
     def model(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor, state: Tensor, ids: Tensor) -> Any:
         options = {"initial_states": state, "seq_idx": ids if packed else None, "dt_bias": STEPS, "dt_softplus": True}
@@ -247,7 +247,7 @@ def test_chunk_scan_from_a_state(packed: bool) -> None:
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.long
 def test_state_update(chosen: bool) -> None:
-    """One token with a state, which is written; indices choose the states of some, or none."""
+    """One token with a state, which is written; with indices elements choose their state, or none."""
     decay, skip, bias = -torch.rand(HEADS, P, N), torch.randn(HEADS, P), torch.randn(HEADS, P)
 
     def model(state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, z: Tensor, which: Tensor) -> Any:
@@ -294,7 +294,7 @@ def test_state_update_without_heads() -> None:
 
 @pytest.mark.parametrize("ring", [False, True])
 def test_single_tokens_of_a_convolution(ring: bool) -> None:
-    """Tokens by updates, some at a time, give the convolution of them all; the state of a ring may be longer."""
+    """Updates with some tokens each give the convolution of all tokens; the state may be longer, and a ring."""
     weight, bias, sizes = torch.randn(8, 4), torch.randn(8), (3, 1, 5, 2)
 
     def model(x: Tensor) -> Any:

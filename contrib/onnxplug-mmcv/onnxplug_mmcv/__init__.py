@@ -12,7 +12,7 @@ __all__ = ["stand_in"]
 #: The domain of the operators in mmdeploy's library for ONNX Runtime.
 DOMAIN = "mmdeploy"
 _OPS, _HERE = "mmcv.ops", "onnxplug_mmcv"
-#: Functions of mmcv's own in Python that ask for sizes, and those of ``autograd.Function``s, exchanged for ATen operators.
+#: mmcv's functions in Python that branch on sizes, and of ``autograd.Function``s, exchanged for ATen operators.
 FUNCTIONS = LibraryFunctions(
     {
         f"{_OPS}.nms:nms_rotated": f"{_HERE}.boxes:nms_rotated",
@@ -32,7 +32,7 @@ MASKS = LibraryFunctions(
 
 @hookimpl
 def onnxplug_rules() -> list[Rule]:
-    """Operators of mmdeploy's library, where an export asks for its domain."""
+    """The rules of operators of mmdeploy's library, for exports with its domain."""
     where = "onnxplug_mmcv.mmdeploy"
     return [
         Rule("onnxplug_mmcv::roi_align_rotated", f"{where}:roi_align_rotated", domains={DOMAIN: 1}),
@@ -42,7 +42,7 @@ def onnxplug_rules() -> list[Rule]:
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The package's own operators, and detectron2's, by those of PyTorch."""
+    """The package's own operators and detectron2's, by PyTorch's operators."""
     return {
         "onnxplug_mmcv::roi_align_rotated.default": _later("regions", "roi_align_rotated"),
         "onnxplug_mmcv::nms_rotated.default": _later("boxes", "kept_rotated"),
@@ -91,7 +91,7 @@ def _library() -> str | None:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions | LibraryPatch]:
-    """What torch.export needs of mmcv and detectron2."""
+    """The exchanges of mmcv's and detectron2's functions while torch.export captures a model."""
     return [
         FUNCTIONS,
         LibraryPatch(("mmcv.ops",), "onnxplug_mmcv.library:exchanged"),
@@ -110,7 +110,7 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operators' namespaces, the library, and the functions of mmcv's extension that are exchanged."""
     replaced = [
         f"mmcv._ext::{name}" for name in ("nms", "box_iou_rotated", "roi_align_forward", "roi_align_rotated_forward")
     ]

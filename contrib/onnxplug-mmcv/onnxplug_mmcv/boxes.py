@@ -12,17 +12,18 @@ from torch import Tensor
 from onnxplug import Unsupported, UsageError
 from onnxplug.torch_private import scan
 
-#: How far from an edge a point still is on it, as a part of the boxes' sizes: an edge that two boxes share is counted once.
+#: The distance from an edge within which a point is on it, relative to the boxes' sizes: two boxes' shared edge counts
+#: once.
 _EDGE = 1e-9
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """``nms`` of mmcv's extension: what is kept, by falling score; the threshold is a float there.
+    """``nms`` of mmcv's extension: indices of the kept boxes, by falling score; the threshold is a float there.
 
     Args:
         boxes: [N, 4], rows of (x1, y1, x2, y2).
         scores: [N]
-        iou_threshold: What overlaps more is suppressed.
+        iou_threshold: A box that overlaps more is suppressed.
         offset: 1 where a box from 0 to 0 is a pixel wide.
     """
     import torchvision  # noqa: F401
@@ -36,14 +37,14 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 def nms_rotated(
     dets: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor | None = None, clockwise: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """mmcv's function of that name, without a look at the number of boxes: those that are kept with their scores, and which.
+    """mmcv's function of that name, without a branch on the number of boxes: kept boxes with scores, and their indices.
 
     Args:
         dets: [N, 5], rows of (x, y, width, height, angle): the middle, and radians.
         scores: [N]
-        iou_threshold: What overlaps as much or more is suppressed.
-        labels: Refused: mmcv's kernel for the CPU suppresses over labels, the one for GPUs within a label.
-        clockwise: Which way angles turn.
+        iou_threshold: A box that overlaps as much or more is suppressed.
+        labels: Refused: mmcv's kernel for the CPU suppresses over labels, its kernel for GPUs within a label.
+        clockwise: Whether angles turn with the clock.
     """
     if labels is not None:
         raise Unsupported(
@@ -64,23 +65,23 @@ def soft_nms(
     method: str = "linear",
     offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """mmcv's function of that name: boxes by falling score, of which each lowers the scores of those that it overlaps.
+    """mmcv's function of that name: boxes by falling score; each lowers the scores of the boxes that it overlaps.
 
     Args:
         boxes: [N, 4], rows of (x1, y1, x2, y2).
         scores: [N]
-        iou_threshold: From which overlap on scores are lowered, by ``"naive"`` to 0 and by ``"linear"`` by the overlap.
-        sigma: How fast ``"gaussian"`` lowers them, from any overlap on.
-        min_score: Boxes of lower scores, once they are lowered, are left out.
-        method: One of the three.
+        iou_threshold: The least overlap that lowers scores, with ``"naive"`` to 0 and with ``"linear"`` by the overlap.
+        sigma: The width of ``"gaussian"``, which lowers scores at any overlap.
+        min_score: Boxes whose lowered scores are less are left out.
+        method: ``"naive"``, ``"linear"`` or ``"gaussian"``.
         offset: 1 where a box from 0 to 0 is a pixel wide.
 
     Returns:
-        What is left, [K, 5], with the scores, and which.
+        The remaining boxes with their scores, [K, 5], and their indices.
     """
     if method not in ("naive", "linear", "gaussian"):
         raise UsageError(f"soft_nms has no method {method!r}", hint="naive, linear or gaussian")
-    # One that is never left behind them: ONNX Runtime has no scan of nothing.
+    # A further box that is never chosen: ONNX Runtime has no scan of length 0.
     rows = torch.cat([boxes.float(), boxes.new_zeros((1, 4), dtype=torch.float32)])
     first = torch.cat([scores.float(), scores.new_zeros(1, dtype=torch.float32)])
     places = torch.arange(rows.shape[0], device=boxes.device)
@@ -113,7 +114,7 @@ def soft_nms(
 def batched_nms(
     boxes: Tensor, scores: Tensor, idxs: Tensor, nms_cfg: dict[str, Any] | None, class_agnostic: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """mmcv's function of that name, without a look at the number of boxes: all at once, also above ``split_thr``.
+    """mmcv's function of that name, without a branch on the number of boxes: all at once, also above ``split_thr``.
 
     Args:
         boxes: [N, 4], or [N, 5] of rotated boxes.
@@ -129,7 +130,7 @@ def batched_nms(
     options.pop("split_thr", None)
     moved = boxes
     if not options.pop("class_agnostic", class_agnostic):
-        # The largest coordinate is that of no box at all, too.
+        # Minus infinity, so that no boxes have a largest coordinate, too.
         parts = (boxes[..., :2], boxes[..., 2:4]) if boxes.size(-1) == 5 else (boxes,)
         extent = sum(torch.cat([x.flatten(), x.new_full((1,), float("-inf"))]).max() for x in parts)
         offsets = (idxs.to(boxes) * (extent + 1))[:, None]
@@ -148,22 +149,22 @@ def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: i
         bboxes1: [N, 5], rows of (x, y, width, height, angle): the middle, and radians.
         bboxes2: [M, 5]
         ious: [N M], or [N] where the boxes are pairs.
-        mode_flag: 0: divided by the union; 1: by the first box.
+        mode_flag: 0 for intersections over unions, 1 over the first box.
         aligned: Whether the boxes are pairs.
     """
     ious.copy_(overlaps(bboxes1 if aligned else bboxes1.unsqueeze(1), bboxes2, mode_flag == 1).flatten())
 
 
 def kept_rotated(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """``onnxplug_mmcv::nms_rotated``: what is kept of rotated boxes, by falling score; box by box, each against all others."""
+    """``onnxplug_mmcv::nms_rotated``: indices of the kept rotated boxes, by falling score."""
     order = scores.sort(descending=True, stable=True).indices
-    # One of no area behind them: ONNX Runtime has no scan of nothing.
+    # A further box without an area: ONNX Runtime has no scan of length 0.
     boxes = torch.cat([dets[order].double(), dets.new_zeros((1, 5), dtype=torch.float64)])
     places = torch.arange(boxes.shape[0], device=dets.device)
 
     def step(kept: Tensor, one: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         box, place = one
-        # As mmcv's kernel: a float's threshold, and an overlap that is as large is suppressed.
+        # As in mmcv's kernel, the threshold is a float, and an equal overlap is suppressed.
         near = overlaps(box, boxes, False).float() >= iou_threshold
         own = (kept & (places == place)).any()
         return kept & ~(own & near & (places > place)), own.clone()
@@ -173,10 +174,11 @@ def kept_rotated(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def overlaps(one: Tensor, other: Tensor, of_one: bool) -> Tensor:
-    """Intersections over unions, or over the first boxes, of boxes [..., 5] that are broadcast; 0 where a box has no area.
+    """Intersections over unions, or over the first boxes, of broadcast boxes [..., 5]; 0 where a box has no area.
 
-    The area of an intersection is the integral over its border: the parts of each box's edges that are in the other box. Computed
-    in double, as the library's own way, which sorts corners by their angles, is not the same for rounded ones.
+    The area of an intersection is the integral over its border, the parts of each box's edges in the other box. It is
+    computed in double, as the library's way, which sorts corners by their angles, gives another result for rounded
+    corners.
     """
     dtype = one.dtype
     one, other = one.double(), other.double()
@@ -192,10 +194,10 @@ def overlaps(one: Tensor, other: Tensor, of_one: bool) -> Tensor:
 
 
 def _border(one: Tensor, other: Tensor, near: Tensor, once: int) -> Tensor:
-    """Half the integral of ``x dy - y dx`` along the edges of one box where they are in the other with a margin around it.
+    """Half the integral of ``x dy - y dx`` along the edges of one box within the other box and a margin around it.
 
-    Of two edges on one line, one is counted where they run the same way (``once`` is -1 for the box whose isn't), and both, which
-    cancel, where the boxes touch from opposite sides.
+    Of two edges on one line, one is counted where they run the same way (``once`` is -1 for the box whose edge isn't
+    counted), and both, which cancel, where the boxes touch from opposite sides.
     """
     x, y, width, height, angle = one.unsqueeze(-1).unbind(-2)
     sine, cosine = angle.sin(), angle.cos()
@@ -207,7 +209,8 @@ def _border(one: Tensor, other: Tensor, near: Tensor, once: int) -> Tensor:
     places = ((x - x0) * cosine + (y - y0) * sine, (y - y0) * cosine - (x - x0) * sine)
     speeds = (dx * cosine + dy * sine, dy * cosine - dx * sine)
     first, last = torch.zeros_like(x), torch.ones_like(x)
-    # Along the other's sides at ends of its width its border runs as its height does, of its height against its width.
+    # The other box's border runs along its height at the ends of its width, and against its width at the ends of its
+    # height.
     for place, speed, along, size in zip(places, speeds, (speeds[1], -speeds[0]), (width, height), strict=True):
         ends = []
         for side in (-1, 1):

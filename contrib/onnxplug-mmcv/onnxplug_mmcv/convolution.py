@@ -21,7 +21,7 @@ def deform(
     bias: bool = False,
     im2col_step: int = 32,
 ) -> Tensor:
-    """``DeformConv2dFunction.forward``, for any batch: ``im2col_step`` says how many images the library computes at a time."""
+    """``DeformConv2dFunction.forward``, for any batch: ``im2col_step`` is the library's number of images at a time."""
     return modulated(ctx, input, offset, None, weight, None, stride, padding, dilation, groups, deform_groups)
 
 
@@ -41,15 +41,15 @@ def modulated(
     """``ModulatedDeformConv2dFunction.forward``, in the dtype of the offsets.
 
     Args:
-        ctx: autograd's, for gradients.
+        ctx: autograd's context, for gradients.
         input: [N, C, H, W]
         offset: [N, 2 deform_groups kh kw, H', W'], y before x.
         mask: [N, deform_groups kh kw, H', W'], or ``None`` for ones.
         weight: [C', C / groups, kh, kw]
         bias: [C']
-        stride, padding, dilation: A number, or two.
-        groups: Of channels.
-        deform_groups: Of channels with offsets of their own.
+        stride, padding, dilation: A number, or one for each axis.
+        groups: The number of groups of channels.
+        deform_groups: The number of groups of channels with offsets of their own.
     """
     import torchvision  # noqa: F401
 

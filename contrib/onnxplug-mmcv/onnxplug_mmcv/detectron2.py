@@ -1,4 +1,4 @@
-"""detectron2's operators by those of PyTorch, and its masks in an image: angles are in degrees and turn against the clock."""
+"""detectron2's operators by PyTorch's, and its masks in an image: angles are in degrees and turn against the clock."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EXTENSION = "detectron2._C"
 
 
 def nms_rotated(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """What is kept of rotated boxes, by falling score.
+    """Indices of the kept rotated boxes, by falling score.
 
     Args:
         dets: [N, 5], rows of (x, y, width, height, angle): the middle, and degrees.
         scores: [N]
-        iou_threshold: What overlaps as much or more is suppressed.
+        iou_threshold: A box that overlaps as much or more is suppressed.
     """
     define()
     return torch.ops.onnxplug_mmcv.nms_rotated(_turned(dets), scores, float(iou_threshold))
@@ -48,7 +48,7 @@ def roi_align_rotated_forward(
     Args:
         input: [N, C, H, W]
         rois: [K, 6], rows of (batch, x, y, width, height, angle): the middle, and degrees.
-        spatial_scale: From the regions' unit to pixels of ``input``.
+        spatial_scale: The factor from the regions' unit to pixels of ``input``.
         pooled_height, pooled_width: The bins of a region.
         sampling_ratio: Samples of a bin along each axis; as many as it has pixels where it is 0.
     """
@@ -65,7 +65,7 @@ def paste_masks_in_image(masks: Tensor, boxes: Any, image_shape: tuple[int, int]
         masks: [N, size, size], from 0 to 1.
         boxes: ``Boxes``, or [N, 4] rows of (x1, y1, x2, y2): where each mask is in the image.
         image_shape: Height and width.
-        threshold: From which on a pixel is in the mask; below 0, the results are uint8 up to 255.
+        threshold: The least value of a pixel in the mask; below 0, the results are uint8 up to 255.
     """
     corners = boxes if isinstance(boxes, Tensor) else boxes.tensor
     masks = masks if masks.dtype.is_floating_point else masks.float()
@@ -74,7 +74,7 @@ def paste_masks_in_image(masks: Tensor, boxes: Any, image_shape: tuple[int, int]
         first, last = corners[:, axis : axis + 1], corners[:, axis + 2 : axis + 3]
         pixels = torch.arange(size, device=corners.device)
         places.append((pixels + 0.5 - first) / (last - first) * 2 - 1)
-        # On a CPU it looks at no pixel further than these from the box.
+        # On a CPU detectron2 computes only these pixels, up to one beside the box.
         seen.append((pixels >= first.floor() - 1) & (pixels < last.ceil() + 1))
     across, down = places[0][:, None, :], places[1][:, :, None]
     grid = torch.stack(torch.broadcast_tensors(across, down), 3).to(masks.dtype)
@@ -85,7 +85,7 @@ def paste_masks_in_image(masks: Tensor, boxes: Any, image_shape: tuple[int, int]
 
 
 def _turned(rows: Tensor) -> Tensor:
-    """Rotated boxes with radians that turn with the clock."""
+    """Rotated boxes with angles in radians that turn with the clock."""
     return torch.cat([rows[:, :4], rows[:, 4:] * (-math.pi / 180)], 1)
 
 
@@ -98,8 +98,9 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
 
 @contextlib.contextmanager
 def exchanged() -> Iterator[None]:
-    """Holds while a model is captured: the operators, which detectron2 registers without shapes, and older versions call in its
-    extension, are exchanged.
+    """A context for a capture in which the operators are exchanged.
+
+    detectron2 registers them without shapes, and older versions call them in its extension.
     """
     define()
     places = [torch.ops.detectron2, *([sys.modules[EXTENSION]] if EXTENSION in sys.modules else [])]

@@ -1,4 +1,4 @@
-"""mmcv's functions that its compiled extension computes, exchanged for others: in a capture, or for good (``stand_in``)."""
+"""The functions of mmcv's compiled extension, exchanged for ATen operators in a capture, or for good (``stand_in``)."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def deformable(
     attention_weights: Tensor,
     im2col_step: int,
 ) -> Tensor:
-    """``MultiScaleDeformableAttnFunction.forward``, which mmcv calls on a GPU, as what it calls on a CPU."""
+    """``MultiScaleDeformableAttnFunction.forward``, which mmcv calls on a GPU, by its function for the CPU."""
     theirs = sys.modules["mmcv.ops.multi_scale_deform_attn"].multi_scale_deformable_attn_pytorch
     return theirs(value, value_spatial_shapes, sampling_locations.type_as(value), attention_weights.type_as(value))
 
 
-#: Functions of mmcv's extension, with those that take their place.
+#: Functions of mmcv's extension, with their replacements.
 KERNELS: dict[str, Callable[..., Any]] = {
     "nms": boxes.nms,
     "box_iou_rotated": boxes.box_iou_rotated,
@@ -61,7 +61,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def exchanged() -> Iterator[None]:
-    """Holds while a model is captured: those of the extension are exchanged."""
+    """A context for a capture in which the functions of the extension are exchanged."""
     define()
     with contextlib.ExitStack() as stack:
         for name, kernel in KERNELS.items() if EXTENSION in sys.modules else ():
@@ -82,7 +82,7 @@ def put() -> None:
 
 
 class Extension(ModuleType):
-    """mmcv's extension, without most of its functions."""
+    """A stand-in for mmcv's extension; a function that it lacks raises :class:`Unsupported` when it is called."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -98,7 +98,7 @@ class Extension(ModuleType):
 
 
 def define() -> None:
-    """Gives torch the package's own operators: what mmdeploy's library has whole."""
+    """Defines the package's own operators: computations that are single operators in mmdeploy's library."""
     if hasattr(torch.ops.onnxplug_mmcv, "nms_rotated"):
         return
     _operator("nms_rotated", boxes.kept_rotated, _some)

@@ -1,6 +1,6 @@
 """Operators of mmdeploy's library for ONNX Runtime, in float32.
 
-Not its ``MMCVModulatedDeformConv2d``: that of mmdeploy 1.3.1 adds to memory that it didn't clear.
+``MMCVModulatedDeformConv2d`` isn't used: in mmdeploy 1.3.1 it adds to memory that it didn't clear.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def roi_align_rotated(g: Any, node: Any) -> Any:
 def nms_rotated(g: Any, node: Any) -> Any:
     """nms_rotated(Tensor dets, Tensor scores, float iou_threshold) -> Tensor
 
-    The library's takes batches and classes, and leaves out boxes of scores that aren't above a threshold.
+    The library's operator takes batches and classes, and leaves out boxes whose scores aren't above a threshold.
     """
     boxes, scores, threshold = node.args
     _of_floats(node)

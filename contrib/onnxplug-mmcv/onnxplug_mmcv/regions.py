@@ -44,7 +44,7 @@ def roi_align(
     y, rows = _samples(y1, sides[0], aligned_height, sampling_ratio)
     x, columns = _samples(x1, sides[1], aligned_width, sampling_ratio)
     values = _at(input, rois[:, 0], y[:, :, None, :, None], x[:, None, :, None, :])
-    # The kernel begins with this number.
+    # The kernel's maximum begins with this number.
     largest = values.masked_fill(~(rows[:, :, None] & columns[:, None])[:, None, None, :, :, None], -10000.0)
     output.copy_(largest.amax((3, 4)).clamp(min=-10000.0).permute(0, 3, 1, 2))
 
@@ -68,7 +68,7 @@ def roi_align_rotated(
         spatial_scale: From the regions' unit to pixels of ``input``.
         sampling_ratio: Samples of a bin along each axis; as many as it has pixels where it is 0.
         aligned: Whether coordinates are of pixels' corners.
-        clockwise: Which way angles turn.
+        clockwise: Whether angles turn with the clock.
     """
     middle_x, middle_y, across, down, angle = rois[:, 1:].float().unbind(1)
     shift = 0.5 if aligned else 0.0
@@ -88,7 +88,7 @@ def roi_align_rotated(
 
 
 def _samples(start: Tensor, side: Tensor, bins: int, ratio: int) -> tuple[Tensor, Tensor]:
-    """Samples along one axis of regions: their places, [K, bins, most samples of any bin], and which a region has, [K, most]."""
+    """Samples along one axis: places, [K, bins, most samples of any bin], and the mask of a region's, [K, most]."""
     if ratio > 0:
         count = torch.full_like(side, ratio)
         places = torch.arange(ratio, device=side.device)
@@ -101,7 +101,7 @@ def _samples(start: Tensor, side: Tensor, bins: int, ratio: int) -> tuple[Tensor
 
 
 def _at(input: Tensor, batch: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Values between pixels, [K, ..., C], at places [K, ...] of images ``batch`` [K]; 0 more than a pixel outside."""
+    """Interpolated values, [K, ..., C], at places [K, ...] of images ``batch`` [K]; 0 more than a pixel outside."""
     height, width = input.shape[2:]
     pixels = input.float().permute(0, 2, 3, 1).flatten(0, 2)
     y, x = torch.broadcast_tensors(y, x)

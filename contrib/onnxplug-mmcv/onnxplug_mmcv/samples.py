@@ -1,4 +1,4 @@
-"""Inputs for the package's operators, which torch knows as soon as the first are made."""
+"""Inputs for the package's operators; making the first inputs defines the operators in torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxplug import OpSample
 
 
 def samples() -> list[OpSample]:
-    """Any number of boxes and regions."""
+    """The samples, with any number of boxes and regions."""
     rows = {0: "boxes"}
     maps, regions = {0: "batch", 2: "height", 3: "width"}, {0: "regions"}
     return [
@@ -53,7 +53,7 @@ def _rotated(torch: Any, count: int) -> Any:
 
 
 def _torch() -> Any:
-    """torch, which knows the operators."""
+    """torch, with the operators defined."""
     import torch
 
     from onnxplug_mmcv.library import define

@@ -19,7 +19,7 @@ except ModuleNotFoundError:
 else:
     define_vision_kernels()
 
-#: The functions that are compiled, with the files that have them.
+#: The compiled functions, with the files that have them.
 KERNELS = {
     "nms": "nms",
     "softnms": "nms",
@@ -33,7 +33,7 @@ KERNELS = {
 
 
 def compiled(ops: Path) -> Any:
-    """Some of mmcv's extension, bound as its own file binds them; compiled once for an environment, in a minute or two."""
+    """Functions of mmcv's extension, bound as in its own file; compiled once for an environment, in a minute or two."""
     from torch.utils import cpp_extension
 
     sources, folder = ops / "csrc" / "pytorch", ops.parents[1] / "onnxplug-mmcv"

@@ -1,7 +1,7 @@
-"""detectron2's operators and masks, against mmcv's kernels, which were made of its own, and against its Python where it is given.
+"""detectron2's operators and masks, against mmcv's kernels, which were made of its kernels, and its Python where given.
 
 detectron2 is not on PyPI. A copy of its Python is, ``pip download --no-deps --no-build-isolation pb1-detectron2==0.6``; the tests
-take it where ``ONNXPLUG_SOURCES`` names the folder.
+use it where ``ONNXPLUG_SOURCES`` names its folder.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pooled(x: Tensor, rois: Tensor, scale: float, height: int, width: int, ratio
     return ops.roi_align_rotated(x, radians(rois), (height, width), scale, ratio, True, True)  # type: ignore[no-any-return]
 
 
-#: As detectron2 registers them: a function for every device and for gradients, which asks for the numbers.
+#: The operators as detectron2 registers them: a function for every device and for gradients, which reads values.
 OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "nms_rotated": ("(Tensor _0, Tensor _1, float _2) -> Tensor", kept),
     "box_iou_rotated": ("(Tensor _0, Tensor _1) -> Tensor", overlaps),
@@ -63,7 +63,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 
 def pasted(masks: Tensor, boxes: Tensor, image_shape: tuple[int, int], threshold: float = 0.5) -> Tensor:
-    """Each mask in its box, as its documentation has it: pixels have their middle at 0.5, and nothing is around a mask."""
+    """Each mask in its box, by the function's documentation: pixels have their middle at 0.5; 0 is around a mask."""
     found = torch.zeros(len(masks), *image_shape, dtype=torch.bool)
     for result, mask, box in zip(found, masks, boxes.tolist(), strict=True):
         pixels = [
@@ -77,7 +77,7 @@ def pasted(masks: Tensor, boxes: Tensor, image_shape: tuple[int, int], threshold
 
 @pytest.fixture
 def detectron2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """What is used of the library: its own Python where it is given; the operators have mmcv's kernels."""
+    """The used parts of the library: its own Python where it is given; the operators have mmcv's kernels."""
     fragment = torch.library.Library("detectron2", "FRAGMENT")
     for name, (schema, kernel) in OPERATORS.items():
         fragment.define(name + schema)
@@ -122,7 +122,7 @@ def check(
     tolerance: dict[str, float] = PLAIN,
     **options: Any,
 ) -> onnxplug.OnnxProgram:
-    """Exports with the first inputs; the file gives what the library gives for all of them."""
+    """Exports with the first inputs; the file gives the library's results for all inputs."""
     program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, **options)
     for args in inputs:
         (result,) = program(*args)
@@ -136,7 +136,7 @@ def rotated(count: int, extent: float = 20.0) -> Tensor:
 
 
 def test_angles_turn_against_the_clock(detectron2: Any) -> None:
-    """A bar turned by 45 degrees goes to the right and up, where y is smaller."""
+    """A bar with an angle of 45 degrees runs to the right and up, where y is smaller."""
     bars = torch.tensor([[0.0, 0, 10, 1, 45], [0.0, 0, 10, 1, -45]])
     squares = torch.tensor([[3.0, -3, 1, 1, 0], [3.0, 3, 1, 1, 0]])
     program = onnxplug.to_onnx(lambda one, other: torch.ops.detectron2.box_iou_rotated(one, other), (bars, squares))
@@ -175,7 +175,7 @@ def test_regions(ratio: int, opset: Any, detectron2: Any) -> None:
 
 
 def test_a_program_captured_elsewhere(detectron2: Any) -> None:
-    """With the library's operators in it, as where the library gives their shapes."""
+    """A program that contains the library's operators, as where the library gives their shapes."""
 
     class Detector(nn.Module):
         def forward(self, boxes: Tensor, scores: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def test_masks(detectron2: Any) -> None:
 @pytest.mark.skipif(SOURCES is None, reason="no copy of detectron2 in the folder that ONNXPLUG_SOURCES names")
 @pytest.mark.parametrize("threshold", [0.5, 0.1, -1.0])
 def test_masks_of_the_library(threshold: float, detectron2: Any) -> None:
-    """By other thresholds too, where what is beside a box counts; as uint8 below 0, of which one may be rounded otherwise."""
+    """Thresholds for which pixels beside a box count; below 0, the uint8 results may differ by 1."""
 
     class Masks(nn.Module):
         def forward(self, masks: Tensor, boxes: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def test_masks_of_the_library(threshold: float, detectron2: Any) -> None:
 
 @pytest.mark.skipif(SOURCES is None, reason="no copy of detectron2 in the folder that ONNXPLUG_SOURCES names")
 def test_modules_of_the_library(detectron2: Any) -> None:
-    """Suppression by class and pooling, whose functions call the operators, or the extension."""
+    """Suppression by class and pooling, whose functions call the operators or the extension."""
 
     class Detector(nn.Module):
         def __init__(self) -> None:

@@ -45,7 +45,7 @@ def check(
     tolerance: dict[str, float] = PLAIN,
     **options: Any,
 ) -> onnxplug.OnnxProgram:
-    """Exports with the first inputs; the file gives what the library gives for all of them."""
+    """Exports with the first inputs; the file gives the library's results for all inputs."""
     program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, **options)
     for args in inputs:
         with torch.no_grad():
@@ -56,7 +56,7 @@ def check(
 
 
 def rotated(count: int, extent: float = 20.0) -> Tensor:
-    """Rows of (x, y, width, height, angle); some that are one, share an edge, or have no area."""
+    """Rows of (x, y, width, height, angle); some boxes are equal, or share an edge."""
     made = torch.rand(count, 5) * torch.tensor([extent, extent, 8.0, 8.0, 6.0]) + torch.tensor([0.0, 0, 1, 1, -3])
     known = [
         [5.0, 5, 4, 2, 0],
@@ -122,7 +122,7 @@ def test_roi_align_rotated(ratio: int, aligned: bool, clockwise: bool, opset: An
 @pytest.mark.parametrize("clockwise", [True, False])
 @pytest.mark.parametrize("mode", ["iou", "iof"])
 def test_box_iou_rotated(mode: str, clockwise: bool) -> None:
-    """Of boxes at random, and with edges that are one, or nearly."""
+    """Random boxes, and boxes with edges that are equal, or nearly equal."""
 
     def every(one: Tensor, other: Tensor) -> Tensor:
         return ops.box_iou_rotated(one, other, mode, clockwise=clockwise)
@@ -148,7 +148,7 @@ def test_nms(threshold: float, more: tuple[Any, ...]) -> None:
 
 
 def test_nms_at_the_threshold() -> None:
-    """Overlaps of which a float is the threshold: mmcv compares floats, where torchvision compares with a double."""
+    """An overlap that equals the threshold as a float: mmcv compares floats, torchvision compares with a double."""
     one, other = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[0.0, 0, 10, 3]])
     pair = torch.cat([one, other])
     for threshold in (0.3, 0.2999999):
@@ -182,7 +182,7 @@ def test_nms_rotated(clockwise: bool, opset: Any) -> None:
 @pytest.mark.parametrize(("agnostic", "split"), [(True, 100), (False, 100), (False, 10)])
 @pytest.mark.parametrize("kind", ["nms", "nms_rotated"])
 def test_batched_nms(kind: str, agnostic: bool, split: int) -> None:
-    """mmcv goes class by class from ``split`` boxes on."""
+    """From ``split`` boxes on mmcv suppresses class by class."""
 
     def model(b: Tensor, s: Tensor, i: Tensor) -> Any:
         return ops.batched_nms(b, s, i, {"type": kind, "iou_threshold": 0.2, "split_thr": split}, agnostic)
@@ -205,7 +205,7 @@ def test_labels_are_refused() -> None:
 
 
 class Deformable(torch.nn.Module):
-    """Attention to two levels of any size."""
+    """Deformable attention to two levels of any size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ def test_deformable_attention() -> None:
 
 
 def test_deformable_attention_on_a_gpu() -> None:
-    """The function that mmcv calls there, as the one that it calls here."""
+    """The function that mmcv calls on a GPU gives the results of the function for the CPU."""
     module = sys.modules["mmcv.ops.multi_scale_deform_attn"]
     shapes, starts = torch.tensor([[3, 4], [2, 5]]), torch.tensor([0, 12])
 
@@ -252,7 +252,7 @@ def test_deformable_attention_on_a_gpu() -> None:
 
 
 def test_overlaps_are_those_of_polygons() -> None:
-    """Of boxes with edges and corners that meet, for some of which the library is wrong: by clipping, in Python's floats."""
+    """Boxes with edges and corners that meet, against clipping in floats: the library is wrong for some boxes."""
     made = torch.cat(
         [torch.randint(0, 8, (40, 2)), torch.randint(1, 6, (40, 2)), torch.randint(-3, 4, (40, 1))], 1
     ).float()
@@ -285,7 +285,7 @@ def _corners(x: float, y: float, width: float, height: float, angle: float) -> l
 
 
 def test_kernels_beside_those_of_the_library() -> None:
-    """What ``stand_in`` puts there, called."""
+    """The functions of ``stand_in`` against the library's."""
     made, scores = rotated(30), torch.rand(30)
     theirs = sys.modules[library.EXTENSION].nms_rotated(made, scores, scores.argsort(), made, scores.int(), 0.1, 0)
     assert torch.equal(boxes.kept_rotated(made, scores, 0.1), theirs)
@@ -299,7 +299,7 @@ def test_kernels_beside_those_of_the_library() -> None:
 
 
 def test_readme(tmp_path: Path) -> None:
-    """In a process of its own, as ``stand_in`` is for good."""
+    """README's script in a process of its own, as ``stand_in`` can't be undone."""
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     begin = """

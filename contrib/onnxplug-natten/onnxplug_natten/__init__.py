@@ -23,7 +23,7 @@ OPERATORS = {
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The operators of programs that were captured without this package, by those of PyTorch."""
+    """The operators of programs that were captured without this package, by PyTorch's operators."""
     return {f"natten::{op}.default": _later(function) for op, function in OPERATORS.items()}
 
 
@@ -42,11 +42,11 @@ def _later(name: str) -> Callable[..., Any]:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions]:
-    """What torch.export needs of natten."""
+    """The exchange of natten's functions while torch.export captures a model."""
     return [FUNCTIONS]
 
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it is for."""
+    """The operators' namespace, and the library."""
     return PluginInfo(api=1, namespaces=("natten",), libraries=("natten",))

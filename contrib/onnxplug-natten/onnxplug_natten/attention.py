@@ -41,15 +41,16 @@ def neighborhood_attention_generic(
         query: [batch, sizes…, heads, D]
         key: [batch, sizes…, heads that queries share, D]
         value: [batch, sizes…, heads that queries share, V]
-        kernel_size, stride, dilation, is_causal: Of each axis, or of all.
-        scale: Of the scores.
+        kernel_size, stride, dilation, is_causal: A value for each axis, or one for all.
+        scale: The factor of the scores.
         additional_keys: [batch, keys, heads that queries share, D], seen by every query.
         additional_values: [batch, keys, heads that queries share, V]
-        attention_kwargs, backend, and those that follow: Ways to the same numbers.
-        return_lse: Whether the logarithms of the sums are asked for.
+        attention_kwargs, backend, and the arguments up to ``torch_compile``: Settings of kernels, which change no
+            result.
+        return_lse: Whether the logarithms of the sums of exponentials are returned, too.
 
     Returns:
-        [batch, sizes…, heads, V]; with them the logarithms [batch, sizes…, heads].
+        [batch, sizes…, heads, V]; with ``return_lse`` also the logarithms [batch, sizes…, heads].
     """
     checks = sys.modules["natten.utils.checks"]
     checks.na_tensor_checks(query, key, value)
@@ -79,7 +80,7 @@ def neighbors(
 ) -> tuple[Tensor, Tensor]:
     """Results [batch, sizes…, heads, V] and logarithms of the sums [batch, sizes…, heads], in float32.
 
-    ``window`` is the kernel's size, stride, dilation and whether it is causal, each of every axis.
+    ``window`` is the kernel's size, stride, dilation and whether it is causal, each a value for every axis.
     """
     axes = query.dim() - 3
     sizes = query.shape[1 : 1 + axes]
@@ -119,12 +120,13 @@ def attention(
         query: [batch, queries, heads, D]
         key: [batch, keys, heads that queries share, D]
         value: [batch, keys, heads that queries share, V]
-        is_causal: Whether a query sees no key behind its own number: the mask begins in the upper left corner, of each sequence.
-        scale: Of the scores.
-        seqlens_Q, seqlens_KV: The lengths of sequences one after the other, the batch is 1 then.
-        cumulative_seqlen_Q, cumulative_seqlen_KV: Their ends, with a 0 in front, instead of the lengths.
-        max_seqlen_Q, and those that follow: Ways to the same numbers.
-        return_lse: Whether the logarithms of the sums are asked for.
+        is_causal: Whether a query sees no key behind its own number: the mask begins in the upper left corner of each
+            sequence.
+        scale: The factor of the scores.
+        seqlens_Q, seqlens_KV: The lengths of sequences one after the other; the batch is 1 then.
+        cumulative_seqlen_Q, cumulative_seqlen_KV: The ends of the sequences, with a 0 in front, instead of the lengths.
+        max_seqlen_Q, and the arguments up to ``torch_compile``: Settings of kernels, which change no result.
+        return_lse: Whether the logarithms of the sums of exponentials are returned, too.
     """
     sys.modules["natten.utils.checks"].fmha_tensor_checks(query, key, value)
     ends = _ends(seqlens_Q, cumulative_seqlen_Q), _ends(seqlens_KV, cumulative_seqlen_KV)
@@ -142,14 +144,14 @@ def attention(
 def merge_attentions(
     outputs: list[Tensor], lse_tensors: list[Tensor], torch_compile: bool = True, use_autograd_fix: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Attention to several sets of keys from the attention to each, [batch, queries, heads, V], and the logarithms of its sums."""
+    """Attention to several sets of keys, [batch, queries, heads, V], and logarithms, from the attention to each set."""
     totals = torch.stack([x.float() for x in lse_tensors], -1)
     merged = (torch.stack([x.float() for x in outputs], -1) * totals.softmax(-1).unsqueeze(-2)).sum(-1)
     return merged.to(outputs[0].dtype), totals.logsumexp(-1)
 
 
 def _ends(lengths: Tensor | None, ends: Tensor | None) -> Tensor | None:
-    """Where sequences end, with a 0 in front; ``None`` where there is one of everything."""
+    """The ends of sequences, with a 0 in front; ``None`` without packed sequences."""
     if lengths is None:
         return None if ends is None else ends.long()
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).long()
@@ -158,7 +160,7 @@ def _ends(lengths: Tensor | None, ends: Tensor | None) -> Tensor | None:
 def packed(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ends_of_keys: Tensor, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention within sequences one after the other, padded to the longest at run time; rows in none of them are 0."""
+    """Attention within sequences one after the other, padded to the longest at run time; rows behind them are 0."""
     if query.shape[0] != 1:
         raise UsageError(f"natten's attention of packed sequences takes a batch of 1, not of {query.shape[0]}")
     starts, lengths = ends[:-1], ends[1:] - ends[:-1]
@@ -177,14 +179,14 @@ def packed(
 
 
 def _numbers(lengths: Tensor) -> Tensor:
-    """The numbers below the largest of lengths; at least one, so that there is something to choose from."""
+    """The numbers below the largest length; at least the number 0, so that an index has an element to choose."""
     longest = lengths.max().clamp(min=1).item()
     torch._check(longest >= 1)
     return torch.arange(longest, device=lengths.device)
 
 
 def seen_under_a_causal_mask(queries: Any, keys: Any, device: torch.device) -> Tensor:
-    """Which query sees which key under a causal mask, [queries, keys]."""
+    """The causal mask [queries, keys], True where a query sees a key."""
     return torch.arange(keys, device=device) <= torch.arange(queries, device=device).unsqueeze(1)
 
 
@@ -197,9 +199,10 @@ def attend(
     more: Tensor | None,
     last: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Results and logarithms of queries [batch, queries, heads, D] to windows [batch, queries or 1, window, shared heads, D].
+    """Results and logarithms of the attention of queries to the keys of their windows.
 
-    What they see is [queries, window] or [batch, queries, window]; a query that sees nothing has a result of 0.
+    Queries are [batch, queries, heads, D], keys [batch, queries or 1, window, shared heads, D]. The mask ``seen`` is
+    [queries, window] or [batch, queries, window]; with the latter a query without a visible key has a result of 0.
     """
     shared = keys.shape[3]
     q = query.float().unflatten(2, (shared, -1)) * (scale or query.shape[-1] ** -0.5)
@@ -222,7 +225,7 @@ def attend(
 def _windows(
     sizes: Any, device: torch.device, kernels: Any, strides: Any, dilations: Any, causal: Any
 ) -> tuple[Tensor, Any]:
-    """Which keys each query's window has, [queries, window], and which of them it sees; ``None`` where it sees all."""
+    """The keys of each query's window, [queries, window], and the mask of visible keys, ``None`` where all are."""
     places, seen = torch.zeros(1, 1, dtype=torch.int64, device=device), None
     for size, kernel, stride, dilation, is_causal in zip(sizes, kernels, strides, dilations, causal, strict=True):
         own, visible = _window(size, device, kernel, stride, dilation, is_causal)
@@ -239,7 +242,7 @@ def _windows(
 def _window(
     size: Any, device: torch.device, kernel: int, stride: int, dilation: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Of one axis: the places of each query's window [size, kernel], and which of them it sees.
+    """The places of each query's window along one axis, [size, kernel], and the mask of visible places.
 
     Places that are ``dilation`` apart are a group; ``stride`` queries of a group share the window of their leader.
     """

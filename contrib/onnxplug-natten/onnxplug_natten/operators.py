@@ -1,4 +1,4 @@
-"""natten's operators, as programs have them that were captured on a GPU without this package."""
+"""natten's operators in programs that were captured on a GPU without this package."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def neighborhood(
     scale: float,
     *_: object,
 ) -> tuple[Tensor, Tensor]:
-    """``natten::na1d_forward`` and those of more axes: results [batch, sizes…, heads, V] and logarithms of the sums.
+    """``natten::na1d_forward``, ``na2d_forward`` and ``na3d_forward``: results and logarithms of the sums.
 
     Args:
         query: [batch, sizes…, heads, D]
         key: As ``query``.
         value: [batch, sizes…, heads, V]
-        kernel_size, stride, dilation, is_causal: Of each axis.
-        scale: Of the scores.
-        _: Tiles.
+        kernel_size, stride, dilation, is_causal: A value for each axis.
+        scale: The factor of the scores.
+        _: Sizes of tiles.
     """
     out, total = neighbors(query, key, value, (kernel_size, stride, dilation, is_causal), scale, None, None)
     return out.to(query.dtype), total
@@ -45,9 +45,9 @@ def dense(
         key: [batch, keys, heads, D]
         value: [batch, keys, heads, V]
         is_causal: Whether a query sees no key behind its own number.
-        scale: Of the scores.
-        more: Tiles, a schedule where the operator has one; at the end the ends of packed sequences of queries and of keys with a 0
-            in front, or ``None``, and their greatest lengths.
+        scale: The factor of the scores.
+        more: Sizes of tiles, and a schedule where the operator has one; last, the ends of packed sequences of queries
+            and of keys with a 0 in front, or ``None``, and their greatest lengths.
     """
     ends, ends_of_keys = more[-4:-2]
     if isinstance(ends, Tensor) and isinstance(ends_of_keys, Tensor):

@@ -1,4 +1,4 @@
-"""Random numbers start at the same place."""
+"""Seeds random numbers for each test."""
 
 from __future__ import annotations
 

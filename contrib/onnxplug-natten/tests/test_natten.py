@@ -42,7 +42,7 @@ SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
 def check(
     model: Callable[..., Any], inputs: Sequence[tuple[Tensor, ...]], shapes: Any, tolerance: Any = PLAIN, **options: Any
 ) -> onnxplug.OnnxProgram:
-    """Exports with the first inputs; the file gives what the library gives for all of them."""
+    """Exports with the first inputs; the file gives the library's results for all inputs."""
     program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, **options)
     for args in inputs:
         with torch.no_grad():
@@ -53,12 +53,12 @@ def check(
 
 
 def drawn(batch: int, size: tuple[int, ...], shared: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Queries of 4 heads, keys and values of as many or fewer."""
+    """Queries of 4 heads, keys and values of 4 or fewer."""
     return tuple(torch.randn(batch, *size, heads, 8, dtype=dtype) for heads in (4, shared, shared))
 
 
 def dynamic(*least: int) -> Any:
-    """Queries, keys and values of any batch and sizes, each at least so many."""
+    """Dynamic shapes of queries, keys and values of any batch, and of sizes of at least ``least``."""
     return ({0: "batch", **{n + 1: torch.export.Dim(f"size{n}", min=size) for n, size in enumerate(least)}},) * 3
 
 
@@ -78,7 +78,7 @@ CASES = [
 
 @pytest.mark.parametrize(("axes", "kernel", "stride", "dilation", "causal"), CASES)
 def test_attention(axes: int, kernel: Any, stride: int, dilation: int, causal: bool) -> None:
-    """With keys that heads share, on sizes of which some are the window, and some no multiples of the dilation."""
+    """Keys that heads share; some sizes equal the window, some are no multiples of the dilation."""
     function = getattr(natten, f"na{axes}d")
     is_causal = (causal, *(False,) * (axes - 1))
 
@@ -143,7 +143,7 @@ def by_the_formula(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 @pytest.mark.parametrize("opset", [13, 21])
 def test_causal_attention(opset: int) -> None:
-    """natten has kernels of it for GPUs alone, of CUTLASS: the mask is their ``CausalFromTopLeft``."""
+    """Causal attention, for which natten has only CUTLASS kernels for GPUs: the mask is their ``CausalFromTopLeft``."""
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return natten.attention(q, k, v, True, 0.3)
@@ -159,7 +159,7 @@ def test_causal_attention(opset: int) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("as_lengths", [True, False])
 def test_packed_sequences(causal: bool, as_lengths: bool) -> None:
-    """Of any number and lengths; natten has kernels of them for GPUs alone."""
+    """Packed sequences of any number and lengths, for which natten has kernels for GPUs alone."""
 
     def model(q: Tensor, k: Tensor, v: Tensor, of_queries: Tensor, of_keys: Tensor) -> Any:
         if as_lengths:
@@ -190,7 +190,7 @@ def test_packed_sequences(causal: bool, as_lengths: bool) -> None:
 
 
 def test_merged_attention() -> None:
-    """To three sets of keys, as the attention to all of them at once."""
+    """Merged attention to three sets of keys, against the library."""
 
     def model(q: Tensor, *sets: Tensor) -> Any:
         parts = [natten.attention(q, x, x, scale=0.3, return_lse=True) for x in sets]
@@ -202,7 +202,7 @@ def test_merged_attention() -> None:
 
 
 def test_every_neighbour_by_hand() -> None:
-    """The windows of a few axes, as natten's documentation draws them."""
+    """The windows of two axes, as natten's documentation draws them."""
     places, seen = attention._window(7, torch.device("cpu"), 3, 1, 1, False)
     assert seen.all()
     assert places.tolist() == [[0, 1, 2], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [4, 5, 6]]
@@ -249,7 +249,7 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def operators(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """natten's operators, registered by itself as where its kernels are compiled; a program that has them runs on a GPU alone."""
+    """natten's operators, registered as where its kernels are compiled; a program with them runs on a GPU alone."""
     compiled = ModuleType("natten.libnatten")
     compiled.__getattr__ = lambda name: None if not name.startswith("__") else _absent(name)  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, compiled.__name__, compiled)
@@ -262,7 +262,7 @@ def _absent(name: str) -> None:
 
 
 def captured(model: Callable[..., Any], inputs: Sequence[Tensor], shapes: Any) -> torch.export.ExportedProgram:
-    """A program with natten's operators, which torch knows the shapes of."""
+    """A program with natten's operators, whose shapes torch knows."""
 
     class Model(torch.nn.Module):
         def forward(self, *args: Tensor) -> Any:
@@ -277,7 +277,7 @@ def captured(model: Callable[..., Any], inputs: Sequence[Tensor], shapes: Any) -
 
 @pytest.mark.parametrize(("axes", "kernel", "stride", "dilation", "causal"), CASES)
 def test_operators(axes: int, kernel: Any, stride: int, dilation: int, causal: bool, operators: Any) -> None:
-    """Of a program that was captured elsewhere."""
+    """Operators of neighbourhood attention in a program that was captured elsewhere."""
     of_axes = [kernel] * axes if isinstance(kernel, int) else list(kernel)
     causals = [causal, *(False,) * (axes - 1)]
     op, function = getattr(operators, f"na{axes}d_forward"), getattr(natten, f"na{axes}d")
@@ -300,7 +300,7 @@ def test_operators(axes: int, kernel: Any, stride: int, dilation: int, causal: b
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["fmha_forward", "hopper_fmha_forward", "blackwell_fmha_forward"])
 def test_operators_of_plain_attention(name: str, causal: bool, operators: Any) -> None:
-    """Of queries and keys, and of packed sequences, whose ends are inputs."""
+    """Operators of plain attention, and of packed sequences, whose ends are inputs."""
     more = {"hopper_fmha_forward": [0], "blackwell_fmha_forward": [True]}.get(name, [])
 
     def dense(query: Tensor, key: Tensor, value: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's fused operators: rules and rewrites that hold where the export asks for the domain com.microsoft."""
+"""ONNX Runtime's fused operators: rules and rewrites for exports with the domain com.microsoft."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SLOW_SKIP = "on the CPU, one node for a sum and a normalization takes two to fo
 
 @hookimpl
 def onnxplug_rules() -> list[Rule]:
-    """Translations of whole operators; each declines what ONNX Runtime's operator doesn't compute alike."""
+    """Translations of whole operators; each declines calls that ONNX Runtime's operator computes otherwise."""
     attention = "aten::scaled_dot_product_attention.default"
     return [
         Rule("aten::gelu.default", "onnxplug_ort.rules:gelu", domains=_DOMAINS, override=True),
@@ -55,7 +55,7 @@ def _of_nibbles(node: Any) -> bool:
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Any]:
-    """What stands for the package's own operator where the domain isn't asked for."""
+    """The decomposition of the package's own operator for exports without the domain."""
     return {"onnxplug_ort::experts.default": _plain_experts}
 
 
@@ -96,7 +96,7 @@ def _self_attention(g: Any, node: Any) -> Any:
 
 @hookimpl
 def onnxplug_rewrites() -> list[Rewrite]:
-    """What is found in the finished graph, put together by models themselves."""
+    """Rewrites of patterns in the finished graph, which models make of several operators."""
     from onnxplug_ort import rewrites
 
     patterns = [
@@ -135,5 +135,5 @@ def onnxplug_domains() -> list[Domain]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it is for."""
+    """The version of ONNX Runtime that the package requires."""
     return PluginInfo(api=1, requires=["onnxruntime>=1.28"])

@@ -1,4 +1,4 @@
-"""Rewrites to ONNX Runtime's operators of attention: what models write out, and self-attention with its projections.
+"""Rewrites to ONNX Runtime's operators of attention: attention written out, and self-attention with its projections.
 
 B: batch, L: queries, S: keys, H: heads, E: size of a head, D: size of a row before it is projected.
 """
@@ -16,7 +16,7 @@ from onnxplug_ort.rewrites import all_float, made_by_op, scalar
 
 
 class _Scores(NamedTuple):
-    """[B, L, H, E] of queries, [B, S, H, E] of keys, and the factor of their products."""
+    """The operands of scores: queries [B, L, H, E], keys [B, S, H, E], and the factor of their products."""
 
     queries: Any
     keys: Any
@@ -26,8 +26,8 @@ class _Scores(NamedTuple):
 def written_out_attention(g: Any, node: Any) -> Any:
     """``Softmax(q kᵀ * scale + bias) v`` of heads, brought to rows [B, L, H E]: MultiHeadAttention.
 
-    Matched from the Reshape that puts the heads' results beside each other. Queries, keys and values must have been taken apart
-    from such rows, [B, L, H, E] with the axes of heads and rows exchanged, so that no more is copied than before.
+    The match begins at the Reshape that joins the heads' results. Queries, keys and values must be transposed from rows
+    [B, L, H, E], so that the operator copies no more than the plain form.
     """
     product = _exchanged(node.inputs[0], "MatMul")
     softmax = made_by(product.inputs[0], "Softmax") if product is not None else None
@@ -64,7 +64,7 @@ def _beside(g: Any, x: Any, width: int) -> Any:
     result = g.op.Reshape(x, g.const([0, 0, width]))
     wanted = [x.shape[0], x.shape[1], width]
     if result.shape is None or not same_sizes(result.shape, wanted):
-        # Two Reshapes became one, whose sizes are known at run time.
+        # Two Reshapes became a Reshape whose sizes are known at run time.
         result.shape = ir.Shape(wanted)
     return result
 
@@ -78,7 +78,7 @@ def _is_bias(bias: Any, batch: Any, heads: int, length: Any, keys: Any) -> bool:
 
 
 def _exchanged(value: Any, op_type: str) -> Any:
-    """The node of this type whose result [B, H, L, E] a Transpose brings to [B, L, H, E], both read nowhere else."""
+    """The node of this type whose result [B, H, L, E] a Transpose brings to ``value``; both have a single reader."""
     transpose = _of_perm(value, [0, 2, 1, 3])
     if transpose is None or not used_once(value) or not used_once(transpose.inputs[0]):
         return None
@@ -104,7 +104,7 @@ def _rows_of_heads(value: Any) -> Any:
 
 
 def _scores_and_bias(g: Any, value: Any) -> tuple[_Scores | None, Any]:
-    """What the scores are computed from, and what is added to them."""
+    """The operands of the scores, and the bias that is added to them."""
     parts = _scores(g, value)
     total = made_by(value, "Add")
     if parts is not None or total is None or not used_once(value):
@@ -117,7 +117,7 @@ def _scores_and_bias(g: Any, value: Any) -> tuple[_Scores | None, Any]:
 
 
 def _scores(g: Any, value: Any, scale: float = 1.0) -> _Scores | None:
-    """The queries and keys of ``q kᵀ``, times or through numbers, by MatMul or FusedMatMul."""
+    """The queries and keys of ``q kᵀ`` by MatMul or FusedMatMul, multiplied or divided by numbers."""
     if value is None or not used_once(value):
         return None
     factor, inner = _factor(g, value)
@@ -139,7 +139,7 @@ def _scores(g: Any, value: Any, scale: float = 1.0) -> _Scores | None:
 
 
 def _factor(g: Any, value: Any) -> tuple[float, Any]:
-    """The number that a value is multiplied by last, and what is multiplied; 1 and ``None`` if there is none."""
+    """The number that a value is last multiplied by, and the other factor; 1 and ``None`` without such a number."""
     node = made_by(value, "Mul", "Div")
     if node is None:
         return 1.0, None
@@ -152,7 +152,7 @@ def _factor(g: Any, value: Any) -> tuple[float, Any]:
 
 
 def _scaled_rows(g: Any, value: Any) -> tuple[Any, float]:
-    """[B, L, H, E] of queries [B, H, L, E], and the number that they are multiplied by."""
+    """The rows [B, L, H, E] of queries [B, H, L, E], and the number that multiplies them."""
     factor, inner = _factor(g, value)
     if inner is None or not used_once(value):
         return _rows_of_heads(value), 1.0
@@ -168,13 +168,15 @@ class _Projection(NamedTuple):
 
 
 def self_attention(g: Any, node: Any) -> Any:
-    """MultiHeadAttention of three projections of the same rows: Attention, which computes them too.
+    """MultiHeadAttention of three projections of the same rows: Attention, which computes the projections, too.
 
-    It writes each head's part of a product where the head is read, so that nothing is laid out again. ONNX Runtime joins the
-    weights when it loads the model. Its kernel does not run without a bias of the projections (1.31: it reads the missing one).
+    The operator writes each head's part of a product where the head is read, without another copy. ONNX Runtime joins
+    the weights when it loads the model. Its kernel reads the bias of the projections even where it is absent (1.31), so
+    the operator always gets a bias.
 
-    Only on the CPU, and where something is hidden or added: without either, MultiHeadAttention takes ONNX Runtime's flash
-    attention, and vit_tiny 1 % less than with Attention; gpt2 and t5 take 1 to 2 % less with Attention (1.31, one thread).
+    It is for the CPU, and for attention with a causal mask or a bias. Without either, MultiHeadAttention takes ONNX
+    Runtime's flash attention, and vit_tiny takes 1 % less time than with Attention; gpt2 and t5 take 1 to 2 % less with
+    Attention (1.31, one thread).
     """
     parts, others = list(node.inputs[:3]), list(node.inputs[3:])
     bias = others.pop(2) if len(others) > 2 else None
@@ -199,7 +201,7 @@ def self_attention(g: Any, node: Any) -> Any:
 
 
 def _split_projection(g: Any, parts: Any) -> _Projection | None:
-    """The projection whose columns are those of queries, keys and values, in this order and as many of each."""
+    """The projection whose columns a Split divides into queries, keys and values of equal width, in this order."""
     split = made_by(parts[0], "Split")
     if split is None or list(split.outputs) != parts or not used_once(split.inputs[0]):
         return None
@@ -209,7 +211,7 @@ def _split_projection(g: Any, parts: Any) -> _Projection | None:
 
 
 def _projection(g: Any, value: Any) -> _Projection | None:
-    """The projection of rows that makes [B, S, H E]: a Gemm between two Reshapes, or a MatMul, with a bias added or not."""
+    """The projection of rows to [B, S, H E]: a Gemm between two Reshapes, or a MatMul, with or without a bias."""
     gemm = made_by(value.producer().inputs[0], "Gemm") if made_by(value, "Reshape") is not None else None
     if gemm is not None:
         return _gemm(g, value, gemm)
@@ -250,7 +252,7 @@ def _gemm(g: Any, value: Any, gemm: Any) -> _Projection | None:
 
 
 def _checked(g: Any, projection: _Projection) -> _Projection | None:
-    """The projection, if its weight and bias are there before the model runs and fit its rows."""
+    """The projection, if its weight and bias are weights or constants and fit its rows."""
     weight, bias = projection.weight, projection.bias
     if not _has_rank(weight, 2) or not all_float(projection.rows, weight):
         return None
@@ -263,7 +265,7 @@ def _checked(g: Any, projection: _Projection) -> _Projection | None:
 
 
 def _is_stored(g: Any, value: Any) -> bool:
-    """Whether a value is a weight or a constant, or a weight laid out otherwise."""
+    """Whether a value is a weight or a constant, or a Transpose of either."""
     transpose = made_by(value, "Transpose")
     source = transpose.inputs[0] if transpose is not None else value
     return g.is_weight(source) or g.constant(source) is not None

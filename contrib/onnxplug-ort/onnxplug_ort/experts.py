@@ -11,7 +11,7 @@ import torch
 from onnxplug import Decline
 
 _DOMAIN = "com.microsoft"
-#: What transformers calls this way of computing experts.
+#: The name of this implementation of experts in transformers.
 IMPLEMENTATION = "onnxruntime"
 
 
@@ -40,11 +40,11 @@ def experts(
         down: [E, H, I], or [E, I, H] when ``transposed``.
         gate_up_bias: [E, 2 I].
         down_bias: [E, H].
-        alpha: Of the sigmoid.
-        beta: Added to the upper half.
-        limit: The gate is at most this, the other half lies between it and its negative.
-        interleaved: Gate and the other half take turns; else one follows the other.
-        transposed: Matrices are [in, out].
+        alpha: The factor of the sigmoid's operand.
+        beta: The summand of ``up``.
+        limit: The upper bound of the gate, and the bound of ``up`` on both sides.
+        interleaved: Whether the rows of gate and ``up`` alternate; otherwise ``up`` follows the gate.
+        transposed: Whether matrices are [in, out].
     """
     result = torch.zeros_like(x)
     for expert in index.unique().tolist():
@@ -87,7 +87,7 @@ def plain(
     interleaved: bool = False,
     transposed: bool = False,
 ) -> torch.Tensor:
-    """The same without ONNX Runtime's operator: every token fetches its experts' matrices."""
+    """:func:`experts` without ONNX Runtime's operator: every token gathers its experts' matrices."""
     first, second = (m if transposed else m.mT for m in (gate_up[index], down[index]))
     both = torch.matmul(x[:, None, None, :], first)[:, :, 0]
     if gate_up_bias is not None:
@@ -101,8 +101,8 @@ def plain(
 def moe(g: Any, node: Any) -> Any:
     """experts(Tensor x, Tensor index, Tensor weights, Tensor gate_up, Tensor down, Tensor? gate_up_bias=None, Tensor? down_bias=None, float alpha=1.0, float beta=0.0, float? limit=None, bool interleaved=False, bool transposed=False) -> Tensor
 
-    MoE chooses the experts itself, by the softmax of logits: those that give the weights, over their sum, are the logarithms of
-    the weights, and -inf elsewhere.
+    MoE chooses the experts itself, by the softmax of logits: the logarithms of the weights, and -inf elsewhere, give
+    the weights over their sum.
     """  # noqa: E501
     x, index, weights, gate_up, down, gate_up_bias, down_bias, alpha, beta, limit, interleaved, transposed = node.args
     if any(
@@ -116,7 +116,7 @@ def moe(g: Any, node: Any) -> Any:
         raise Decline("the number of experts for each token is dynamic")
 
     def matrices(value: Any, halves: bool) -> Any:
-        """[experts, out, in], the two halves taking turns: the one layout that the CPU's kernel has."""
+        """[experts, out, in] with alternating halves, the only layout of the CPU's kernel."""
         if value is None or (not transposed and (interleaved or not halves)):
             return value
         transpose, mix = transposed and len(value.shape) == 3, halves and not interleaved
@@ -159,11 +159,11 @@ def _laid_out(tensor: torch.Tensor, transpose: bool, mix: bool) -> torch.Tensor:
 def set_experts(model: Any) -> Any:
     """Lets a model of transformers compute its experts by ``onnxplug_ort::experts``; returns the model.
 
-    Experts with another activation than SiLU's and gpt-oss's gates are computed as by ``grouped_mm``.
+    Experts with an activation other than SiLU's and gpt-oss's gates are computed as by ``grouped_mm``.
     """
     from transformers.integrations import moe as interface
 
-    # A second registration of the same name is refused by some versions.
+    # Some versions refuse a second registration of a name.
     with contextlib.suppress(ValueError):
         interface.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
     model.set_experts_implementation(IMPLEMENTATION)
@@ -171,7 +171,7 @@ def set_experts(model: Any) -> Any:
 
 
 def experts_forward(self: Any, states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The experts of a transformers' model, as its interface calls them."""
+    """The experts of a transformers model, with the signature of its interface."""
     from transformers.integrations import moe as interface
 
     gate = _gate(self, interface)
@@ -193,7 +193,7 @@ def experts_forward(self: Any, states: torch.Tensor, index: torch.Tensor, weight
 
 
 def _gate(module: Any, interface: Any) -> dict[str, float] | None:
-    """How the gate is computed, ``None`` where the operator doesn't."""
+    """The operator's arguments for the gate; ``None`` where the operator doesn't compute it."""
     if type(module).__name__ == "GptOssExperts":
         return {"alpha": float(module.alpha), "beta": 1.0, "limit": float(module.limit)}
     default = type(module)._apply_gate is interface._default_apply_gate

@@ -1,4 +1,4 @@
-"""Products with weights of four bits, by MatMulNBits: at every opset, the activations kept in float.
+"""Products with weights of four bits, by MatMulNBits: at every opset, with activations in float.
 
 The operator takes rows of output features in blocks, two numbers in a byte, unsigned; its zero point is 8 unless given.
 """
@@ -15,14 +15,14 @@ from onnxplug import Decline, UsageError
 _DOMAIN = "com.microsoft"
 _KERNELS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 _TORCH = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16}
-#: Sizes of blocks that the CPU's kernel has.
+#: The sizes of blocks of the CPU's kernel.
 _SIZES = (16, 32, 64, 128, 256)
-#: What ONNX Runtime may round the activations to: 1 is float, 4 would be bytes.
+#: The precision to which ONNX Runtime may round the activations: 1 is float, 4 is bytes.
 _ACCURACY = 1
 
 
 def of_restored_nibbles(node: Any) -> bool:
-    """Whether a linear's weight is restored by torchao from at most four bits."""
+    """Whether torchao restores a linear's weight from at most four bits."""
     weight = node.fx.args[1] if len(node.fx.args) > 1 else None
     if not isinstance(weight, torch.fx.Node) or str(weight.target) != "torchao.dequantize_affine.default":
         return False
@@ -33,7 +33,7 @@ def of_restored_nibbles(node: Any) -> bool:
 def linear(g: Any, node: Any) -> Any:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor
 
-    Of a weight that torchao's dequantize_affine restores by row or by group of a row.
+    The weight is a result of torchao's dequantize_affine, with scales for rows or for groups within a row.
     """
     x, _, bias = node.args
     weight = node.fx.args[1]
@@ -121,12 +121,12 @@ def _argument(fx: torch.fx.Node, name: str) -> Any:
 
 
 def _blocks(group: int, columns: int) -> tuple[int, int]:
-    """The operator's block size, and how many of its blocks share one of torch's scales."""
+    """The operator's block size, and the number of its blocks that share a scale of torch."""
     if group in _SIZES and columns % group == 0:
         return group, 1
     if group != columns:
         raise Decline(f"groups of {group}")
-    # A whole row: blocks as large as there are, the last one cut short.
+    # A scale for a whole row: the largest blocks, of which the last may be shorter.
     size = next((s for s in _SIZES if s >= columns), _SIZES[-1])
     return size, -(-columns // size)
 
@@ -138,10 +138,10 @@ def _fits(tensor: torch.Tensor, shift: int) -> bool:
 
 
 def _checked(tensor: torch.Tensor, shift: int) -> torch.Tensor:
-    """As unsigned numbers of four bits.
+    """Levels as unsigned numbers of four bits.
 
     Raises:
-        UsageError: They are beyond.
+        UsageError: A level doesn't fit.
     """
     if not _fits(tensor, shift):
         raise UsageError(
@@ -152,7 +152,7 @@ def _checked(tensor: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 def _in_row(tensor: torch.Tensor, shift: int) -> torch.Tensor:
-    """Two neighbours of a row in a byte, the first one in its low half."""
+    """Pairs of neighbours of a row in a byte, the first in its low half."""
     levels = _checked(tensor, shift)
     if levels.shape[-1] % 2:
         levels = torch.nn.functional.pad(levels, (0, 1))
@@ -160,7 +160,7 @@ def _in_row(tensor: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 def _in_blocks(tensor: torch.Tensor, size: int, shift: int) -> torch.Tensor:
-    """[out, blocks, size / 2]: each row in blocks of that size, the last one filled up."""
+    """[out, blocks, size / 2]: each row in blocks of ``size``, the last block padded."""
     rows, columns = tensor.shape
     missing = -columns % size
     filled = torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
@@ -168,7 +168,7 @@ def _in_blocks(tensor: torch.Tensor, size: int, shift: int) -> torch.Tensor:
 
 
 def _spread(tensor: torch.Tensor, rows: int, repeats: int) -> torch.Tensor:
-    """[out, blocks]: one parameter a block."""
+    """[out, blocks]: a parameter for each block."""
     return tensor.reshape(rows, -1).repeat_interleave(repeats, 1).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""What the tests of fused operators share."""
+"""The fixtures that the tests of fused operators share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _seeded() -> Iterator[None]:
 
 @pytest.fixture
 def fused(onnx_check: Callable[..., Any]) -> Any:
-    """Compares with torch and with the plain form; returns the operators of com.microsoft in the model.
+    """Compares a fused model with torch and with the plain form; returns its operators of com.microsoft, counted.
 
-    The fused model is ``fused.program`` afterwards, and ``fused.tolerances`` are those of the comparison.
+    ``fused.program`` is the fused model afterwards, and ``fused.tolerances`` are the tolerances of the comparison.
     """
 
     def run(
@@ -41,7 +41,7 @@ def fused(onnx_check: Callable[..., Any]) -> Any:
         target: str = "onnxruntime",
     ) -> Counter[str]:
         def export(version: Any) -> Any:
-            """Compared on these inputs alone: random masks and lengths are others than meant."""
+            """Compares on these inputs alone: random masks and lengths would be invalid."""
             return onnx_check(
                 function,
                 args,

@@ -1,4 +1,4 @@
-"""Attention that models write out, and self-attention with its projections, against the plain form and eager PyTorch."""
+"""Attention written out, and self-attention with its projections, against the plain form and eager PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 AUTO = torch.export.Dim.AUTO
 CUDA = {"target": "onnxruntime:cuda"}
-#: An operator of com.microsoft and how often it is in the model.
+#: An operator of com.microsoft, and its count in the model.
 MHA, ATTENTION = {"MultiHeadAttention": 1}, {"Attention": 1}
 HEADS, SIZE = 4, 8
 WIDTH = HEADS * SIZE
@@ -35,7 +35,7 @@ def rows(queries: int, keys: int, batch: int = 2) -> tuple[torch.Tensor, ...]:
 
 
 def biases(queries: int, keys: int, shape: tuple[int, int], batch: int = 2) -> torch.Tensor:
-    """Of [batch or 1, heads or 1, queries, keys], some keys hidden by the least number: all of the first row's."""
+    """Biases [batch or 1, heads or 1, queries, keys] that hide some keys by the least number, in the first row all."""
     bias = torch.randn(batch if shape[0] > 1 else 1, shape[1], queries, keys)
     hidden = torch.rand(bias.shape) > 0.7
     hidden[0, 0, 0] = True
@@ -44,7 +44,7 @@ def biases(queries: int, keys: int, shape: tuple[int, int], batch: int = 2) -> t
 
 @pytest.mark.long
 def test_written_out_attention(fused: Any) -> None:
-    """Scaled before or after the product, or not, by products of any kind."""
+    """Attention without a scale, scaled after and before the product, and with keys permuted in one step."""
 
     def unscaled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return beside((apart(q) @ apart(k).mT).softmax(-1) @ apart(v))
@@ -69,7 +69,7 @@ def test_written_out_attention(fused: Any) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 1), (1, 1), (2, HEADS), (1, HEADS)])
 def test_bias_of_scores(shape: tuple[int, int], fused: Any) -> None:
-    """Also a row whose keys are all hidden by the least number: of uniform weights."""
+    """Biases; a row whose keys are all hidden by the least number has uniform weights."""
 
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return beside(((apart(q) @ apart(k).mT) * 0.4 + bias).softmax(-1) @ apart(v))
@@ -151,7 +151,7 @@ class Joined(SelfAttention):
 
 
 class WrittenOut(SelfAttention):
-    """As T5 writes it."""
+    """Self-attention as T5 writes it, without a scale."""
 
     def forward(self, x: torch.Tensor) -> Any:
         q, k, v = self.parts(x)
@@ -169,7 +169,7 @@ class Unhidden(SelfAttention):
 
 
 class OfTwo(SelfAttention):
-    """Keys and values of other rows."""
+    """Attention with keys and values of other rows."""
 
     def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [apart(layer(rows)) for layer, rows in zip(self.layers, (x, x * 0.5, x * 0.5), strict=True)]
@@ -181,7 +181,7 @@ class ReadAgain(SelfAttention):
 
 
 class Computed(SelfAttention):
-    """Keys by a weight that the rows decide."""
+    """Self-attention with keys by a weight that is computed from the rows."""
 
     def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
         q, _, v = super().parts(x)
@@ -215,14 +215,14 @@ def test_self_attention(name: str, opset: int, fused: Any) -> None:
 
 
 def test_self_attention_elsewhere(fused: Any) -> None:
-    """Measured on the CPU alone."""
+    """The rewrite, which was measured on the CPU alone, isn't applied for other providers."""
     program = fused(SelfAttention().eval(), draw(2, 5, 10), **CUDA)
     assert program["MultiHeadAttention"] == 1
     assert not program["Attention"]
 
 
 def test_other_weights(fused: Any) -> None:
-    """The weights keep their names and are exchanged as in the plain form."""
+    """The weights keep their names, and are replaced as in the plain form."""
     model, other, x = SelfAttention().eval(), SelfAttention().eval(), draw(2, 5, 10)
     assert fused(model, x)["Attention"] == 1
     fused.program.apply_weights(other.state_dict())

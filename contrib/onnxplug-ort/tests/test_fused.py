@@ -42,7 +42,7 @@ def test_bias_gelu(approximate: str, op: str, opset: int, fused: Any) -> None:
         return gelu(layer(x), approximate=approximate)
 
     assert fused(model, x, others=others, dynamic=(ROWS,), opset=opset) == {op: 1}
-    # The sum is read elsewhere too, or the addend is not a vector: the plain sum stays.
+    # The sum has another reader, or the addend is no vector: the plain sum stays.
     both = fused(lambda x: (lambda y: gelu(y, approximate=approximate) + y)(layer(x)), x)
     assert both["BiasGelu"] == 0
     assert fused(lambda x, y: gelu(x + y, approximate=approximate), x, draw(3, 5))["BiasGelu"] == 0
@@ -59,7 +59,7 @@ def test_fused_matmul(fused: Any) -> None:
     assert fused(lambda a, b: 3.0 * (a @ b), a, draw(2, 4, 5)) == {"FusedMatMul": 1}
     assert fused(lambda a, b: (a @ b.mT) / 8.0, a, b) == {"FusedMatMul": 1}
     assert fused(lambda a, b: ((a @ b.mT) / 8.0) * 2.0, a, b) == {"FusedMatMul": 1}
-    # Nothing to gain, other dtypes, other permutations, products that are read twice.
+    # No Transpose, other dtypes, other permutations, products with two readers.
     assert fused(lambda a, b: a @ b, a, draw(2, 4, 5)) == {}
     assert fused(lambda a, b: a.double() @ b.double().mT, a, b) == {}
     assert fused(lambda a, b: a @ b.permute(2, 1, 0), draw(2, 3, 4), draw(5, 4, 2)) == {}
@@ -124,7 +124,7 @@ def test_skip_simplified_layer_normalization(opset: int, fused: Any) -> None:
 
 
 def test_mean_and_deviation_have_no_name(fused: Any) -> None:
-    """ONNX Runtime makes room for each output that has a name, read or not."""
+    """Unread outputs have no name: ONNX Runtime allocates memory for each output with a name."""
     layer_norm, x = nn.LayerNorm(8).eval(), draw(2, 3, 8)
     for norm in (layer_norm, Rms()):
         assert sum(fused(lambda x, y, norm=norm: norm(x + y), x, x, **CUDA).values()) == 1
@@ -164,13 +164,13 @@ def test_rotary_embedding(fused: Any) -> None:
     x = draw(2, 3, 5, 8)
     others, dynamic = [(draw(1, 3, 1, 8),), (draw(3, 3, 9, 8),)], ({0: AUTO, 2: AUTO},)
     assert fused(model, x, others=others, dynamic=dynamic) == {"RotaryEmbedding": 1}
-    # Positions of their own for each row.
+    # Each row has positions of its own.
     others = [(draw(1, 3, 1, 8), torch.tensor([[4]])), (draw(3, 3, 9, 8), torch.randint(0, 40, (3, 9)))]
     dynamic = ({0: AUTO, 2: AUTO}, {0: AUTO, 1: AUTO})
     positions = torch.randint(0, 9, (2, 5))
     assert fused(own, x, positions, others=others, dynamic=dynamic) == {"RotaryEmbedding": 1}
     assert fused(own, x, positions) == {"RotaryEmbedding": 1}
-    # Angles that aren't twice the same.
+    # Angles whose halves differ.
     assert fused(unequal, x) == {}
 
 
@@ -191,12 +191,12 @@ def test_rotary_embedding_before_the_heads_are_taken_apart(positions: str, fused
         return rotate(x.view(*x.shape[:2], -1, 6).transpose(1, 2))
 
     def normal(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The heads are normed, as in Qwen3, and read once more."""
+        """The heads are normed, as in Qwen3, and have a second reader."""
         heads = norm(x.view(*x.shape[:2], -1, 6)).transpose(1, 2)
         return rotate(heads), heads.sum(2)
 
     def other(x: torch.Tensor) -> torch.Tensor:
-        """Another order of axes: [S, B, H, E] to [B, H, S, E]."""
+        """Queries with another order of axes: [S, B, H, E] to [B, H, S, E]."""
         return rotate(x.permute(1, 2, 0, 3))
 
     rows = {0: AUTO} if positions == "known" else ROWS
@@ -238,14 +238,14 @@ def test_causal_attention(fused: Any) -> None:
     dynamic = ({0: AUTO, 2: length},) * 3
     others = [heads(1, 1, 1), heads(3, 9, 9)]
     assert fused(model, *heads(2, 5, 5), others=others, dynamic=dynamic) == {"MultiHeadAttention": 1}
-    # torch's first query sees the first key alone, ONNX Runtime's the first few.
+    # torch's first query sees only the first key, ONNX Runtime's sees several.
     assert not ATTENTION & fused(model, *heads(2, 3, 7)).keys()
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("shape", [(2, 1), (1, 1), (2, 4), (1, 4)])
 def test_masked_attention(kind: str, shape: tuple[int, int], fused: Any) -> None:
-    """Rows that see nothing among them: zero in torch."""
+    """Masks, some with rows that see no key, which are zero in torch."""
 
     def masked(batch: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
         seen = torch.rand(shape[0] if shape[0] == 1 else batch, shape[1], queries, keys) > 0.4
@@ -260,7 +260,7 @@ def test_masked_attention(kind: str, shape: tuple[int, int], fused: Any) -> None
     batch, queries, keys = (torch.export.Dim(n) for n in ("batch", "queries", "keys"))
     mask = {2: queries, 3: keys} | ({} if shape[0] == 1 else {0: batch})
     dynamic = ({0: batch, 2: queries}, {0: batch, 2: keys}, {0: batch, 2: keys}, mask)
-    # Two of every size at least: torch.export takes a mask of batch 1 for one that is broadcast.
+    # Sizes of at least 2: torch.export takes a mask of batch 1 for a broadcast mask.
     others = [masked(2, 2, 2), masked(3, 2, 9)]
     assert fused(model, *masked(2, 5, 7), others=others, dynamic=dynamic) == {"MultiHeadAttention": 1}
 
@@ -269,7 +269,7 @@ ATTENTION = {"MultiHeadAttention", "GroupQueryAttention"}
 
 
 def repeated(x: torch.Tensor) -> torch.Tensor:
-    """Each head twice, as transformers repeats them."""
+    """Each head twice, as transformers repeats heads."""
     wide = x[:, :, None].expand(x.shape[0], x.shape[1], 2, *x.shape[2:])
     return wide.reshape(x.shape[0], 2 * x.shape[1], *x.shape[2:])
 
@@ -285,7 +285,7 @@ def test_attention_that_stays_plain(fused: Any) -> None:
         (attention, q, k, v, torch.rand(5, 7)),
         (attention, q, k, v, torch.rand(2, 1, 1, 7) > 0.3),
         (lambda q, k, v: attention(q, k, v, enable_gqa=True), *heads(2, 5, 7, 4, 2)),
-        # 0 is ONNX Runtime's word for 1/√E.
+        # A scale of 0 stands for 1/√E in ONNX Runtime.
         (lambda q, k, v: attention(q, k, v, scale=0.0), q, k, v),
         # Heads that share keys: the plain form doesn't copy them.
         (lambda q, k, v: attention(q, repeated(k), repeated(v)), *heads(2, 5, 7, 4, 2)),

@@ -9,7 +9,7 @@ from onnxplug import PluginInfo, hookimpl
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What the plugin says about itself."""
+    """The plugin's description: the defaults."""
     return PluginInfo()
 
 

@@ -23,11 +23,11 @@ from onnxplug_precision.samples import checked, data_of
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a file.
+    """The result of :func:`convert_file`.
 
     Attributes:
-        reports: What each step has done.
-        assumed: Dimensions of inputs that were made up, to which nothing said a size.
+        reports: The report of each step.
+        assumed: Dynamic dimensions of made-up inputs whose sizes were assumed.
     """
 
     reports: Sequence[Precision]
@@ -56,18 +56,18 @@ def convert_file(
         dtype: ``"float16"`` or ``"bfloat16"``.
         keep_io: Whether inputs and outputs stay in float32, with ``dtype``.
         quantize: ``"dynamic"``, ``"qdq"`` or ``"int4"``, with settings.
-        calibrate: Calls by names of inputs, a ``.npz`` file or a folder of such.
-        given: Inputs that the model runs on, by name or in order; what is lacking is made up.
+        calibrate: Calls by names of inputs, a ``.npz`` file or a folder of such files.
+        given: Inputs that the model runs on, by name or in order; missing inputs are made up.
         sizes: Sizes of dynamic dimensions.
         target: The runtime that runs the model.
         external_data: Whether weights go into a file beside it; ``None`` decides by size.
-        host: The plugins; all that are installed when ``None``.
+        host: The plugins; all installed plugins when ``None``.
 
     Raises:
-        UsageError: The file is none, or an argument doesn't fit it.
+        UsageError: The file is no ONNX file, or an argument doesn't fit it.
         ConversionError: Nothing was converted.
         VerificationError: The converted model does not run, or gives NaN.
-        SaveError: It can't be written.
+        SaveError: The result can't be written.
     """
     settings = checked_settings(dtype, quantize, calibrate is not None)
     data = data_of(calibrate) if calibrate is not None else []

@@ -1,4 +1,4 @@
-"""``to_onnx(dtype=…, quantize=…)``: a program that was exported, in half precision or quantised."""
+"""``to_onnx(dtype=…, quantize=…)``: an exported program in half precision or quantised."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from onnxplug_precision.report import Precision, merged
 from onnxplug_precision.samples import calls_of, data_of
 
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-#: Kernels of a runtime, as ``TargetInfo`` has them.
+#: The kernels of a runtime, as ``TargetInfo`` has them.
 Kernels = Mapping[str, str] | None
 
 
 def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], list[Precision]]:
-    """What converts a program as the options of a call ask for.
+    """Makes the function that converts a program by the options of an export.
 
     Args:
-        options: With ``dtype`` or ``quantize``.
+        options: The options, with ``dtype`` or ``quantize``.
     """
     settings = checked_settings(options.dtype, options.quantize, options.calibrate is not None)
     data = data_of(options.calibrate) if options.calibrate is not None else []
@@ -58,7 +58,11 @@ def conversion(options: ExportOptions) -> Callable[[OnnxProgram, Kernels], list[
 
 
 def checked_settings(dtype: str | None, quantized: str | None, has_data: bool) -> Settings | None:
-    """The settings of quantisation, checked."""
+    """The settings of quantisation, ``None`` without any.
+
+    Raises:
+        UsageError: A value is invalid, the data are missing, or the kind doesn't combine with a dtype.
+    """
     if dtype is not None:
         half_dtype(dtype)
     settings = settings_of(quantized) if quantized is not None else None
@@ -75,7 +79,7 @@ def checked_settings(dtype: str | None, quantized: str | None, has_data: bool) -
 
 
 def _noted(program: OnnxProgram, done: list[Precision]) -> list[Precision]:
-    """Gives a program what was done, and counts its nodes anew."""
+    """Sets the program's report and statistics; returns the reports."""
     program.release()
     operators = Counter(node.op_type for node in nodes_of(program.model.graph))
     program.precision = done[-1] if len(done) == 1 else merged(done)
@@ -86,7 +90,11 @@ def _noted(program: OnnxProgram, done: list[Precision]) -> list[Precision]:
 
 
 def samples_of(program: OnnxProgram) -> list[dict[str, torch.Tensor]]:
-    """The example inputs of a program, by the names of the graph's inputs."""
+    """The example inputs of a program, by the names of the graph's inputs.
+
+    Raises:
+        UsageError: The program has no example inputs.
+    """
     captured = program.captured
     if captured is None or not any((captured.args, captured.kwargs, not program.model.graph.inputs)):
         raise UsageError(
@@ -97,7 +105,7 @@ def samples_of(program: OnnxProgram) -> list[dict[str, torch.Tensor]]:
 
 
 def tensors(feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Inputs, with numbers as tensors."""
+    """Inputs with numbers converted to tensors."""
     return {name: _tensor(value) for name, value in feed.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a conversion has done: what stays in float32, what was quantised, and how far results moved."""
+"""The report of a conversion: nodes in float32, converted nodes, and the differences of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxplug_tools.inspection.places import place_of
 from onnxplug.errors import VerificationError
 from onnxplug.run.session import Runner
 
-#: Nodes that a printed report names for each reason.
+#: The most nodes that a printed report names for each reason.
 _SHOWN = 5
 
 
@@ -24,8 +24,8 @@ class WideNode:
 
     Attributes:
         name, op_type: The node.
-        reason: Why.
-        place: The user's ``file:line``, or the module, as far as the model says it.
+        reason: Why it stays in float32.
+        place: The user's ``file:line``, or the module, from the model's metadata.
     """
 
     name: str
@@ -35,7 +35,7 @@ class WideNode:
 
     @classmethod
     def of(cls, node: ir.Node, reason: str) -> WideNode:
-        """A node with its reason."""
+        """The entry of a node with its reason."""
         name = str(node.name or node.outputs[0].name)
         place = place_of(node.name, node.metadata_props)
         return cls(name, node.op_type, reason, place.source or place.module)
@@ -46,13 +46,13 @@ class WideNode:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far an output moved on the samples.
+    """The differences of an output on the samples before and after a conversion.
 
     Attributes:
         name: The output.
-        largest, mean: The differences of its elements.
-        cosine: The cosine of the angle between it before and after.
-        size: The largest element before.
+        largest, mean: The largest and the mean absolute difference of its elements.
+        cosine: The cosine of the angle between the output before and after.
+        size: The largest magnitude of an element before.
     """
 
     name: str
@@ -70,17 +70,17 @@ class Accuracy:
 
 @dataclass
 class Precision:
-    """What a conversion has done to a model.
+    """The report of a conversion.
 
     Attributes:
         kind: ``"float16"``, ``"bfloat16"``, ``"dynamic"``, ``"qdq"`` or ``"int4"``.
-        nodes: How many nodes compute in the new precision.
-        operators: Operator to the number of these.
-        wide: The nodes that stay as they were although they take floating-point numbers, with their reasons.
-        masks: Constants that became smaller because they fill masks.
-        casts: Casts between float32 and half precision.
-        bytes_before, bytes_after: Of all weights.
-        accuracy: How far each output in floating point moved on the samples.
+        nodes: The number of nodes that compute in the new precision.
+        operators: Operator to the number of these nodes.
+        wide: The unconverted nodes that take floating-point numbers, with their reasons.
+        masks: The names of constants that became smaller because they fill masks.
+        casts: The number of Casts between float32 and half precision.
+        bytes_before, bytes_after: The bytes of all weights.
+        accuracy: The differences of each output in floating point.
     """
 
     kind: str
@@ -111,7 +111,7 @@ class Precision:
 
 
 def merged(done: Sequence[Precision]) -> Precision:
-    """What two steps have done, one after the other: of the differences the larger ones, which add up at most."""
+    """The report of two steps, one after the other; differences are the sums of both steps', an upper bound."""
     first, last = done
     return Precision(
         f"{first.kind}, {last.kind}",
@@ -136,7 +136,7 @@ def results_of(model: Any, samples: Sequence[Mapping[str, Any]], host: Any = Non
     """The outputs of a model on samples, by name.
 
     Args:
-        samples: Tensors by the names of inputs; cast to the types that the model takes.
+        samples: Tensors by the names of inputs; they are cast to the types that the model takes.
     """
     runner = Runner(model, host)
     kinds = input_dtypes(model) if isinstance(model, ir.Model) else {}
@@ -148,7 +148,7 @@ def results_of(model: Any, samples: Sequence[Mapping[str, Any]], host: Any = Non
 
 
 def input_dtypes(model: ir.Model) -> dict[str, torch.dtype]:
-    """The types that a model takes in half precision, by the names of inputs."""
+    """The types of a model's inputs in half precision, by their names."""
     kinds = {ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16}
     return {str(v.name): kinds[v.dtype] for v in model.graph.inputs if v.dtype in kinds}
 
@@ -159,7 +159,11 @@ def as_input(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def differences(before: Results, after: Results) -> list[Accuracy]:
-    """How far outputs in floating point moved."""
+    """The differences of outputs in floating point.
+
+    Raises:
+        VerificationError: An element that was finite is NaN or infinite.
+    """
     measured = []
     for name, value in before[0].items() if before else ():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():

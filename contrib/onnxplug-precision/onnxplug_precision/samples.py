@@ -1,4 +1,4 @@
-"""Inputs that a model runs on while it is converted: the data of ``calibrate=``."""
+"""Inputs on which a model runs during a conversion: the data of ``calibrate=``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from onnxplug import OnnxProgram, UsageError
 from onnxplug.build.dtypes import ONNX_TO_TORCH
 from onnxplug.text import did_you_mean
 
-#: Inputs of a call: by name, or as ``examples=`` takes them.
+#: The inputs of a call: by name, or as ``examples=`` takes them.
 Call = Mapping[str, Any] | Sequence[Any] | torch.Tensor
 
 
 def data_of(calibration: Any) -> list[Call]:
-    """The calls that ``calibrate=`` gives.
+    """The calls of ``calibrate=``.
 
     Args:
-        given: Calls, the path of a ``.npz`` file with one call's inputs by name, or of a folder of such files.
+        calibration: Calls, the path of a ``.npz`` file with one call's inputs by name, or of a folder of such files.
+
+    Raises:
+        UsageError: It is of another kind, empty, or can't be read.
     """
     if isinstance(calibration, str | os.PathLike):
         return [*_read(Path(calibration))]
@@ -55,7 +58,11 @@ def _read(path: Path) -> list[dict[str, torch.Tensor]]:
 
 
 def calls_of(program: OnnxProgram, calls: Sequence[Call]) -> list[dict[str, torch.Tensor]]:
-    """The calls by the names of a program's inputs."""
+    """The calls' inputs by the names of a program's inputs.
+
+    Raises:
+        UsageError: A call doesn't fit the model.
+    """
     from onnxplug_precision.program import tensors
 
     names = {str(value.name) for value in program.model.graph.inputs}
@@ -76,7 +83,11 @@ def calls_of(program: OnnxProgram, calls: Sequence[Call]) -> list[dict[str, torc
 
 
 def checked(model: ir.Model, call: Mapping[str, Any], what: str) -> dict[str, torch.Tensor]:
-    """A call's inputs by name, held against what a model takes."""
+    """A call's inputs by name, checked against the model's inputs.
+
+    Raises:
+        UsageError: An input is unknown or missing, or its dtype or shape doesn't fit.
+    """
     inputs = {str(v.name): v for v in model.graph.inputs if v.name not in model.graph.initializers}
     for name in call:
         if name not in inputs:

@@ -1,4 +1,4 @@
-"""``onnxplug export --dtype`` and ``onnxplug convert FILE``: files of any exporter, what is printed, and bad input."""
+"""``onnxplug export --dtype`` and ``onnxplug convert FILE``: files of any exporter, reports, invalid input."""
 
 from __future__ import annotations
 

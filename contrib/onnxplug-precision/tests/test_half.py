@@ -1,4 +1,4 @@
-"""``to_onnx(dtype="float16")``: what becomes half, what stays wide and why, compared with eager PyTorch in float32."""
+"""``to_onnx(dtype="float16")``: converted nodes, nodes in float32 and their reasons, against eager float32."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def casts(program: OnnxProgram) -> list[ir.Node]:
 
 
 class Overflowing(nn.Module):
-    """Activations in the hundreds of thousands, which a norm makes ordinary again."""
+    """A model with activations in the hundreds of thousands, which a norm makes small again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def test_activations_beyond_65504_agree_with_float32() -> None:
     (got,) = program(x)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, model(x), **LOOSER["half"][0])
-    assert not torch.isfinite(model.half()(x.half())).all()  # which is what the Casts are for
+    assert not torch.isfinite(model.half()(x.half())).all()  # hence the Casts
     wide = {node.op_type: node for node in program.precision.wide}
     assert wide.keys() == {"Mul", "LayerNormalization"}
     assert "float16, which ends at 65504" in wide["Mul"].reason

@@ -1,4 +1,4 @@
-"""``to_onnx(quantize=…)``: what becomes of 8 and 4 bits, how near results stay, and bad input."""
+"""``to_onnx(quantize=…)``: nodes in 8 and 4 bits, the differences of results, and invalid input."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_products_and_accuracy(kind: str, operators: dict[str, int], cosine: flo
     assert report.quantised is done
     assert "compared is the model before quantising, not the quantised one" in str(report)
     assert str(done.accuracy[1]) in str(report)
-    # the comparison is that of the reports' own numbers
+    # the reports' own numbers
     torch.testing.assert_close(
         float((program(*INPUTS)[0] - Network().eval()(*INPUTS)[0]).abs().max()) <= done.accuracy[0].largest + 1e-5, True
     )

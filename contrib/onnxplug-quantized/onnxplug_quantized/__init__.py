@@ -1,10 +1,10 @@
 """Eager-mode and FX graph-mode quantised models (``torch.ao.quantization.convert``, ``convert_fx``) during capture: the plugin.
 
-torch cannot trace quantised tensors: they have no fakes, and packed weights are objects of C++. While a model is captured, each
-is replaced by a stand-in of Python that holds ordinary tensors: integers with their scale and zero point. The model's own
-code runs on them as it is. torch hands every function that is called with a stand-in over to the tables here
-(``__torch_function__``), which compute on numbers and quantise the result, as ONNX's QuantizeLinear and DequantizeLinear do.
-A function that is not in the tables is an error.
+torch cannot trace quantised tensors: they have no fakes, and packed weights are objects of C++. While a model is
+captured, a stand-in in Python replaces each, which holds ordinary tensors: integers with their scale and zero point.
+The model's own code runs on the stand-ins unchanged. torch dispatches every function that is called with a stand-in to
+the package's tables (``__torch_function__``), which compute on numbers and quantise the result, as ONNX's
+QuantizeLinear and DequantizeLinear do. A function that is not in the tables is an error.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ QUANTISERS = ("quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_pe
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What the plugin says about itself."""
+    """The plugin's description: the defaults."""
     return PluginInfo()
 
 
 @hookimpl
 def onnxplug_patches() -> list[Callable[[Any, CaptureRequest], list[CaptureMode]]]:
-    """Stand-ins for quantised tensors and weights."""
+    """The capture modes with stand-ins for quantised tensors and weights."""
     return [_modes]
 
 
 def _modes(module: Any, request: CaptureRequest) -> list[CaptureMode]:
-    """The stand-ins for a quantised model; for a model that quantises numbers the stand-ins, and the tensors as they are.
+    """The capture modes of a model.
 
-    Where an export is exact, or has rules for quantised tensors, these are tried as they are first.
+    A quantised model has the mode with stand-ins. A model that only quantises numbers has a second mode, which captures
+    quantised tensors themselves; that mode comes first where an export is exact, or has rules for quantised tensors.
+
+    Raises:
+        UsageError: A quantised model is to be captured in strict mode.
     """
     from onnxplug.capture.quantised import is_quantised
 

@@ -23,7 +23,7 @@ QTensor.compute = staticmethod(call)
 
 
 class _Quantisers(TorchFunctionMode):
-    """Makes stand-ins of what torch would make quantised tensors of."""
+    """Makes torch's functions that quantise return stand-ins."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         quantise = _QUANTISERS.get(name_of(func)) if callable(func) else None
@@ -84,7 +84,7 @@ def _refuse_quantised_results(_: nn.Module, args: Any, result: Any) -> None:
 
 @contextlib.contextmanager
 def quantised_as_numbers(module: nn.Module) -> Iterator[None]:
-    """While it holds, stand-ins take the place of a model's quantised weights and of the quantised tensors that it makes."""
+    """A context in which stand-ins replace a model's quantised weights, and the quantised tensors that it makes."""
     _ = quantized_operators.__name__  # importing it registers the operators
     runs_models(__file__, interprets=False)
     hook = module.register_forward_hook(_refuse_quantised_results)

@@ -1,4 +1,4 @@
-"""What is called with a stand-in, looked up by its name in the tables."""
+"""Calls of functions with a stand-in, looked up by name in the tables."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from onnxplug_quantized import dynamic, functions, weighted
 from onnxplug_quantized.tensor import QTensor
 from onnxplug_quantized.weights import Weight
 
-#: Name to the function that computes it: called with torch's own function, and the arguments.
+#: Name of torch's function to the function that computes it, which takes torch's own function, and the arguments.
 TABLE: Mapping[str, Callable[..., Any]] = {**functions.TABLE, **weighted.TABLE, **dynamic.TABLE}
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a function of torch returns for arguments among which are stand-ins.
+    """The result of a function of torch for arguments with stand-ins.
 
     Raises:
-        CaptureError: It is not in the tables, or writes a tensor that others may share memory with.
+        CaptureError: The function is not in the tables, or writes a tensor that may share memory with another tensor.
     """
     name, keywords = name_of(func), dict(kwargs)
     inplace = keywords.pop("inplace", False)
@@ -40,14 +40,14 @@ def call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _plain(weight: Weight) -> Any:
-    """A quantised tensor that the model keeps, as one; packed weights as they are."""
+    """The stand-in for a quantised tensor that the model keeps; packed weights stay modules."""
     return weight.tensor() if type(weight) is Weight else weight
 
 
 def name_of(func: Any) -> str:
     """The name of a function of torch: ``relu`` for ``torch.relu``, ``Tensor.relu`` and ``nn.functional.relu``.
 
-    Operators of other namespaces have theirs before it: ``quantized::add``.
+    Operators of namespaces other than aten have it in front: ``quantized::add``.
     """
     if isinstance(func, OpOverload):
         func = func.overloadpacket
@@ -58,7 +58,11 @@ def name_of(func: Any) -> str:
 
 
 def _written(name: str, target: Any, result: Any) -> Any:
-    """The tensor that a function writes, with its result as the new integers."""
+    """Gives the tensor that a function writes the integers of its result.
+
+    Raises:
+        CaptureError: The tensor may share memory with another tensor.
+    """
     if not isinstance(target, QTensor) or target.aliased:
         raise CaptureError(
             f"{name} writes a quantised tensor that may share its memory with another one",

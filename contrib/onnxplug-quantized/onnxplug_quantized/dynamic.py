@@ -1,4 +1,4 @@
-"""Dynamically quantised layers: numbers go in and out, and the scale of the activations is taken from their range."""
+"""Dynamically quantised layers: operands and results are numbers, and the scale of activations is from their range."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST = 6.1e-5
 
 
 def range_of(x: Tensor, reduce_range: bool) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of 256 steps from the least to the greatest number, 0 among them; of 128 for a reduced range."""
+    """Scale and zero point of 256 steps, or 128 with ``reduce_range``, from the least to the greatest number and 0."""
     parameters: tuple[Tensor, Tensor] = _OPS.choose_qparams.tensor(
         x, 0, 127 if reduce_range else 255, _LEAST, torch.uint8
     )
@@ -81,7 +81,7 @@ def _gru_step(inputs: Tensor, hidden: Tensor, state: Tensors) -> Tensors:
 def _direction(x: Tensor, cell: Cell, step: Step, state: Tensors, reverse: bool) -> tuple[Tensor, Tensors]:
     """One direction of one layer: its outputs, in the order of the input, and its last state.
 
-    The input's scale is that of the whole sequence, the state's one of its own at each step.
+    The input has one scale for the whole sequence, the state a scale at each step.
     """
     inputs = _product(x, cell.ih, cell.reduce_range)
     weight, bias, halves = cell.hh.numbers, cell.hh.bias, cell.hh.dtype == torch.float16
@@ -98,7 +98,7 @@ def _direction(x: Tensor, cell: Cell, step: Step, state: Tensors, reverse: bool)
 
 
 def _recurrent(step: Step, states: int) -> Function:
-    """``quantized_lstm`` or ``quantized_gru``, of that many states."""
+    """The function of ``quantized_lstm`` or ``quantized_gru``, with ``states`` tensors of state."""
 
     def convert(
         _: Function, x: Tensor, hx: Any, params: Any, has_biases: bool, layers: int, dropout: float, train: bool,
@@ -128,7 +128,7 @@ def _recurrent(step: Step, states: int) -> Function:
 
 
 def _cell(step: Step, states: int) -> Function:
-    """One step, ``quantized_lstm_cell_dynamic`` and the like, to 7 bits; the packed weights have the biases."""
+    """The function of a cell such as ``quantized_lstm_cell_dynamic``, with 7 bits; packed weights have the biases."""
 
     def convert(_: Function, x: Tensor, hx: Any, ih: Packed, hh: Packed, *biases: Any) -> Any:
         state = list(hx) if states > 1 else [hx]

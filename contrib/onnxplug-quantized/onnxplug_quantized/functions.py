@@ -1,7 +1,7 @@
 """Functions of quantised tensors, by their names.
 
-Most of torch's kernels turn the integers into numbers, compute, and quantise the result; so does each function here. A kernel
-that stays with the integers gives the same, but for results halfway between two quanta.
+Most of torch's kernels turn the integers into numbers, compute, and quantise the result; so does each function of this
+module. A kernel that computes with the integers gives the same result, except halfway between two quanta.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 
 def _unwrapped(tree: Any) -> tuple[Any, list[QTensor]]:
-    """Arguments with integers in place of quantised tensors, and these."""
+    """Arguments with integers in place of quantised tensors, and the quantised tensors."""
     leaves, spec = pytree.tree_flatten(tree)
     quantized = [leaf for leaf in leaves if isinstance(leaf, QTensor)]
     integers = [leaf.integers if isinstance(leaf, QTensor) else leaf for leaf in leaves]
@@ -42,7 +42,7 @@ def _moved(func: Function, *args: Any, **kwargs: Any) -> Any:
     def wrapped(result: Any) -> Any:
         if not isinstance(result, Tensor):
             return result
-        if result.dtype == torch.int64:  # places
+        if result.dtype == torch.int64:  # indices
             return result
         if result.dtype != source.integers.dtype:
             raise CaptureError(f"{func.__name__} of a quantised tensor gives {result.dtype}")
@@ -56,21 +56,21 @@ def _moved(func: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kept(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
-    """A function of numbers, whose result has the operand's scale and zero point."""
+    """A function on numbers, whose result has the operand's scale and zero point."""
     return x.like(func(x.numbers, *args, **kwargs))
 
 
 def _pooled(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
-    """Sums of integers without their scale: those halfway between two of them are frequent, and exact so."""
+    """A pool of the integers without their scale: results halfway between integers, which are frequent, are exact."""
     levels = QTensor(x.integers, 1.0, x.zero_point, x.dtype)
     return x.with_integers(levels.like(func(levels.numbers, *args, **kwargs)).integers)
 
 
 def _averaged(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
-    """The same of means, which may be taken from any number on.
+    """A mean of the integers without their scale, with an even zero point, which doesn't change a mean.
 
-    The kernels of FBGEMM round halves to even after they add the zero point, QuantizeLinear before; beside an even one that is
-    the same.
+    FBGEMM's kernels round halves to even after they add the zero point, QuantizeLinear before; with an even zero point
+    both give the same result.
     """
     even = x.zero_point - x.zero_point % 2
     levels = QTensor(x.integers, 1.0, even, x.dtype)
@@ -80,7 +80,7 @@ def _averaged(func: Function, x: QTensor, *args: Any, **kwargs: Any) -> QTensor:
 def _leaky_relu_into(
     func: Function, x: QTensor, negative_slope: float = 0.01, *, out: QTensor | None = None
 ) -> QTensor:
-    """Also with a scale of its own for the result, that of ``out``."""
+    """``leaky_relu`` with the operand's scale and zero point, or those of ``out``."""
     if out is None:
         return _kept(func, x, negative_slope)
     out.integers = out.like(F.leaky_relu(x.numbers, negative_slope)).integers
@@ -88,18 +88,18 @@ def _leaky_relu_into(
 
 
 def _kept_by(function: Function) -> Function:
-    """The same, by another function."""
+    """Row of an operator whose result has the operand's scale and zero point, computed by ``function``."""
     return lambda _, x, *args, **kwargs: x.like(function(x.numbers, *args, **kwargs))
 
 
 def _compared(func: Function, *args: Any) -> Tensor:
-    """A function of numbers, whose result is an ordinary tensor."""
+    """A function on numbers, whose result is an ordinary tensor."""
     result: Tensor = func(*(x.numbers if isinstance(x, QTensor) else x for x in args))
     return result
 
 
 def _to(steps: int, unsigned: int) -> Function:
-    """A function whose result has a fixed scale ``1 / steps`` and, for quint8, a fixed zero point; 128 less for qint8."""
+    """Row of a function whose result has the scale ``1 / steps`` and zero point ``unsigned``, 128 less for qint8."""
 
     def convert(func: Function, x: QTensor) -> QTensor:
         if x.dtype == torch.qint32:
@@ -110,7 +110,7 @@ def _to(steps: int, unsigned: int) -> Function:
 
 
 def _joined(func: Function, tensors: Any, dim: int = 0) -> QTensor:
-    """Tensors with one scale by their integers; else they get that of the first one."""
+    """Tensors of one scale, joined by their integers; otherwise the result has the first tensor's scale."""
     if _same_parameters(list(tensors)):
         result: QTensor = _moved(func, tensors, dim)
         return result
@@ -119,14 +119,14 @@ def _joined(func: Function, tensors: Any, dim: int = 0) -> QTensor:
 
 
 def _dequantised(_: Function, x: Any) -> Any:
-    """Numbers of a tensor, or of several; those of an ordinary one in float32."""
+    """The numbers of a tensor, or of several tensors, in float32; an ordinary tensor is cast."""
     if isinstance(x, list | tuple):
         return [_dequantised(_, each) for each in x]
     return x.numbers if isinstance(x, QTensor) else x.float()
 
 
 def _parameter(value: Callable[[QTensor], Any], *, by_channel: bool) -> Function:
-    """What a tensor with one scale, or one with a scale for each channel, says of its quantisation."""
+    """Row of a function that reads a parameter of quantisation, of a tensor with one scale or with one by channel."""
 
     def convert(func: Function, x: QTensor) -> Any:
         if (x.axis is not None) != by_channel:
@@ -144,10 +144,10 @@ def _dropout(func: Function, x: QTensor, p: float = 0.5, training: bool = False)
 
 
 def _scaled(function: Function, places: int, *, relu: bool = False) -> Function:
-    """Row of an operator with that many operands and arguments before the result's scale and zero point, and others after.
+    """Row of an operator whose result's scale and zero point are arguments.
 
     Args:
-        function: Computes it, of numbers.
+        function: The function that computes the operator on numbers.
         places: The number of arguments before the scale.
         relu: Whether negative results become 0.
     """
@@ -205,12 +205,12 @@ def _identity(x: Tensor, *_: Any) -> Tensor:
 
 
 def _add_scalar(relu: bool) -> Function:
-    """The integers stay and the zero point moves, as long as it stays within the dtype; else the scale grows."""
+    """Row of ``add_scalar``: the zero point moves where it stays within the dtype; otherwise the scale grows."""
 
     def convert(_: Function, x: QTensor, c: Any) -> QTensor:
         low, high = INTEGERS[x.dtype][1:]
         scale, zero_point, c = float(x.scale), int(x.zero_point), _number(c)
-        shift = round(c / scale)  # to the even one of two, as torch
+        shift = round(c / scale)  # halves to even, as torch
         moved = zero_point - shift
         if low <= moved <= high:
             result = QTensor(x.integers, scale, moved, x.dtype)
@@ -223,7 +223,7 @@ def _add_scalar(relu: bool) -> Function:
 
 
 def _mul_scalar(relu: bool) -> Function:
-    """The integers stay and the scale grows; a negative factor mirrors them."""
+    """Row of ``mul_scalar``: the integers stay and the scale is multiplied; a negative factor mirrors the integers."""
 
     def convert(_: Function, x: QTensor, c: Any) -> QTensor:
         low, high = INTEGERS[x.dtype][1:]
@@ -241,7 +241,7 @@ def _mul_scalar(relu: bool) -> Function:
 
 
 def _or_scalar(name: str, relu: bool) -> Function:
-    """``add`` or ``mul``: of two tensors with the result's scale and zero point, or of a tensor and a number."""
+    """Row of ``add`` or ``mul``, of two tensors with the result's scale and zero point, or of a tensor and a number."""
     pair = _scaled(*_SCALED[name], relu=relu)
     scalar = (_add_scalar if name == "add" else _mul_scalar)(relu)
 
@@ -261,7 +261,7 @@ def _number(c: Any) -> float:
 
 _BINARY: dict[str, Function] = {"add": torch.add, "mul": torch.mul, "matmul": torch.matmul}
 _NORMS: dict[str, tuple[Function, int]] = {f"batch_norm{dims}": (_batch_norm, 6) for dims in ("", "1d", "2d", "3d")}
-#: Operator of torch.ops.quantized to its function of numbers and the number of arguments before the scale.
+#: Operator of torch.ops.quantized to its function on numbers and the number of arguments before the scale.
 _SCALED: dict[str, tuple[Function, int]] = {
     **{name: (function, 2) for name, function in _BINARY.items()},
     **_NORMS,

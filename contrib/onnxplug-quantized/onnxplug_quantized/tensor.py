@@ -19,10 +19,10 @@ INTEGERS = {
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch 2.15 calls it deprecated
     _HALF = torch.quantize_per_tensor(torch.tensor([0.5]), 1.0, 1, torch.qint32).int_repr()
-#: Whether the installed torch rounds before it adds the zero point (2.9 and 2.15, not 2.13): 0.5 goes to 0 then, and 0.5 + 1 to 2
-#: else.
+#: Whether the installed torch rounds before it adds the zero point (2.9 and 2.15, not 2.13): then 0.5 rounds to 0,
+#: otherwise 0.5 + 1 rounds to 2.
 _ROUNDS_FIRST = int(_HALF) == 1
-#: What only depends on the shape and the place of a tensor, not on its numbers.
+#: Attributes that depend on the shape and the device of a tensor, not on its numbers.
 _OF_SHAPE = frozenset(
     "shape size dim ndim ndimension numel nelement stride is_contiguous device layout is_cuda".split()
 )
@@ -34,11 +34,11 @@ class QTensor:
     It is no tensor, so that nothing can compute with it unnoticed: functions of torch find ``__torch_function__`` here.
 
     Attributes:
-        integers: Of the tensor's shape.
-        scale: A number, or a tensor: of one number, or of one for each place on ``axis``.
-        zero_point: The same, an integer.
+        integers: The integers, of the tensor's shape.
+        scale: A number, or a tensor of one number, or of a number for each index of ``axis``.
+        zero_point: An integer, or a tensor as ``scale``.
         dtype: ``quint8``, ``qint8`` or ``qint32``.
-        axis: The axis that has a scale for each place; ``None`` for one scale.
+        axis: The axis with a scale for each index; ``None`` for one scale.
         aliased: Whether another stand-in may share its memory.
     """
 
@@ -59,7 +59,7 @@ class QTensor:
 
     @classmethod
     def of(cls, numbers: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> QTensor:
-        """Numbers in float32, quantised with one scale."""
+        """Quantises numbers of float32 with one scale."""
         storage, low, high = INTEGERS[dtype]
         if dtype == torch.qint32:
             return cls(_quantised_to_32_bits(numbers, scale, zero_point), scale, zero_point, dtype)
@@ -75,7 +75,7 @@ class QTensor:
         """The numbers, in float32.
 
         Args:
-            reduced: Whether bytes are quantised for a range of 7 bits; the restoring operator then says so.
+            reduced: Whether bytes have a range of 7 bits, which the dequantising operator then states.
         """
         storage, low, high = INTEGERS[self.dtype]
         high = 127 if reduced and self.dtype == torch.quint8 else high
@@ -93,7 +93,7 @@ class QTensor:
         return numbers
 
     def has_parameters_of(self, other: QTensor) -> bool:
-        """Whether both have one scale and one zero point, the same."""
+        """Whether both tensors have one scale and one zero point, and these are equal."""
         if self.axis is not None or other.axis is not None or self.dtype != other.dtype:
             return False
         pairs = ((self.scale, other.scale), (self.zero_point, other.zero_point))
@@ -102,11 +102,11 @@ class QTensor:
         )
 
     def like(self, numbers: torch.Tensor) -> QTensor:
-        """Other numbers, quantised with the same scale and zero point."""
+        """Quantises other numbers with the same scale and zero point."""
         return QTensor.of(numbers, self.scale, self.zero_point, self.dtype)
 
     def with_integers(self, integers: torch.Tensor) -> QTensor:
-        """Other integers under the same scale and zero point."""
+        """A tensor of other integers with the same scale and zero point."""
         return QTensor(integers, self.scale, self.zero_point, self.dtype)
 
     @classmethod
@@ -116,7 +116,7 @@ class QTensor:
     def __getattr__(self, name: str) -> Any:
         if name in _OF_SHAPE:
             return getattr(self.integers, name)
-        attribute = getattr(torch.Tensor, name)  # AttributeError, as of a tensor
+        attribute = getattr(torch.Tensor, name)  # AttributeError, as a tensor raises it
 
         def method(*args: Any, **kwargs: Any) -> Any:
             return self.__torch_function__(attribute, (), (self, *args), kwargs)
@@ -134,14 +134,14 @@ class QTensor:
 
 
 def _with_numbers(packet: Any, scale: Any, zero_point: Any) -> tuple[Any, Any, Any]:
-    """The overload of an operator for a scale and a zero point that are numbers, or tensors of one number; and these."""
+    """The overload of an operator for a scale and zero point in numbers or in tensors, and the two as its arguments."""
     if isinstance(scale, torch.Tensor):
         return packet.tensor, scale, torch.as_tensor(zero_point)
     return packet.default, float(scale), int(zero_point)
 
 
 def _quantised_to_32_bits(numbers: torch.Tensor, scale: Any, zero_point: Any) -> torch.Tensor:
-    """As the kernel does it; ``quantized_decomposed`` clamps in float32, which can't represent the greatest int32."""
+    """Quantises to qint32 as the kernel; ``quantized_decomposed`` clamps in float32, which lacks the greatest int32."""
     _, low, high = INTEGERS[torch.qint32]
     inverse = scale.float().reciprocal() if isinstance(scale, torch.Tensor) else float(1 / np.float32(scale))
     scaled = numbers * inverse

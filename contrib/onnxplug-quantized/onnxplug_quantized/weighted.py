@@ -14,20 +14,20 @@ from onnxplug_quantized.tensor import QTensor
 from onnxplug_quantized.weights import Packed, Table
 
 Function = Callable[..., Any]
-#: By the number of dimensions.
+#: Number of dimensions to the function.
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:
-    """``x @ weight.T + bias``, of numbers."""
+    """``x @ weight.T + bias`` on numbers."""
     return F.linear(x, packed.numbers, packed.bias)
 
 
 def convolution(x: Tensor, packed: Packed) -> Tensor:
-    """A convolution or transposed one of 1, 2 or 3 dimensions, of numbers."""
+    """A convolution or transposed convolution of 1, 2 or 3 dimensions on numbers."""
     geometry, dims = dict(packed.geometry), x.dim() - 2
-    if dims < len(geometry["stride"]):  # packed as one of two dimensions, and not by a layer
+    if dims < len(geometry["stride"]):  # of one dimension, packed with two, and not by a layer
         return convolution(x.unsqueeze(2), packed).squeeze(2)
     if geometry.pop("transpose"):
         return _TRANSPOSED[dims](x, packed.numbers, packed.bias, **geometry)
@@ -76,13 +76,13 @@ def _embedding_bag(
     compressed_indices_mapping: Tensor | None = None,
     include_last_offset: bool = False,
 ) -> Tensor:
-    """The kernel computes sums, whatever ``mode`` says."""
+    """``embedding_bag``, whose kernel computes sums whatever ``mode`` is."""
     if compressed_indices_mapping is not None:
         raise CaptureError("a quantised embedding bag with pruned weights")
     if indices.dim() == 2 and offsets is not None:
         raise CaptureError("a quantised embedding bag with offsets beside indices of two dimensions")
     options: dict[str, Any] = {"mode": "sum", "per_sample_weights": per_sample_weights}
-    if indices.dim() == 2:  # the kernel takes the bags' own starts for offsets
+    if indices.dim() == 2:  # the kernel takes the rows' own starts for offsets
         bags = F.embedding_bag(indices, weight.rows(), **options)
         return bags[:-1] if include_last_offset else bags
     return F.embedding_bag(indices, weight.rows(), offsets, include_last_offset=include_last_offset, **options)

@@ -1,4 +1,4 @@
-"""Quantised weights of a model as modules of ordinary buffers, in their place while the model is captured."""
+"""Modules of ordinary buffers that replace a model's quantised weights while the model is captured."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _PREFIX = "__torch__.torch.classes."
 
 
 class _StandIn(nn.Module):
-    """What functions of torch take for a tensor, and hand over to the tables."""
+    """A module that functions of torch take for a tensor, and dispatch to the tables."""
 
     __torch_function__ = QTensor.__torch_function__
 
 
 class Weight(_StandIn):
-    """A quantised tensor, or one of half precision, that the model keeps or packs.
+    """A quantised tensor, or a tensor of half precision, that the model keeps or packs.
 
     Attributes:
         weight: The integers, or the halves.
-        scale, zero_point: A number each; tensors for scales along an axis, and ``None`` for zero points that are all 0.
+        scale, zero_point: Numbers, or tensors for scales along an axis, with ``None`` for zero points that are all 0.
     """
 
     weight: Tensor
@@ -98,8 +98,8 @@ class Packed(Weight):
     Attributes:
         bias: In float32, or ``None``.
         geometry: A convolution's ``stride``, ``padding``, ``output_padding``, ``dilation``, ``groups`` and ``transpose``.
-        heeds_range: Whether dynamic quantisation of the operand is to 7 bits where ``reduce_range`` is asked for. Engines that heed
-            it have kernels whose sums saturate beyond 7 bits on processors without VNNI, and are given such operands.
+        heeds_range: Whether dynamic quantisation of the operand is to 7 bits with ``reduce_range``. Engines that heed
+            it have kernels whose sums saturate beyond 7 bits on processors without VNNI, and get operands of 7 bits.
     """
 
     bias: Tensor | None
@@ -119,14 +119,14 @@ class Table(Weight):
     """Packed weights of an embedding, whose zero points are no integers.
 
     Attributes:
-        offset: What is added to ``weight * scale``, for each row.
+        offset: The summand of ``weight * scale``, for each row.
     """
 
     def rows(self, places: Tensor | slice = slice(None)) -> Tensor:
         """Rows of an embedding's table, in float32.
 
         Args:
-            places: Their indices, of any shape; all of them by default.
+            places: The rows' indices, of any shape; all rows by default.
         """
         integers, scale, offset = (t[places] for t in (self.weight, self.scale, self.offset))
         return integers.float() * scale.unsqueeze(-1) + offset.unsqueeze(-1)
@@ -136,7 +136,7 @@ class Cell(_StandIn):
     """Packed weights of one direction of one recurrent layer.
 
     Attributes:
-        ih, hh: :class:`Packed`, of the input and the state.
+        ih, hh: :class:`Packed` weights of the input and the state.
         reduce_range: Whether activations are quantised to 7 bits.
     """
 
@@ -149,10 +149,10 @@ _GEOMETRY = "stride padding output_padding dilation groups transpose".split()
 
 
 def _unpacked(packed: Any, owner: nn.Module) -> nn.Module:
-    """The module for an object of C++.
+    """The module for packed weights, an object of C++.
 
     Raises:
-        CaptureError: It is of an unknown class, or its weights can't be read.
+        CaptureError: The object is of an unknown class, or its weights can't be read.
     """
     kind = packed._type().qualified_name().removeprefix(_PREFIX)
     try:
@@ -166,7 +166,7 @@ def _unpacked(packed: Any, owner: nn.Module) -> nn.Module:
             (_, _, _, numbers, weights), _ = packed.__getstate__()
             ih, hh = map(_packed_linear, weights)
             return Cell(ih, hh, bool(numbers and numbers[0]))
-    except RuntimeError as error:  # QNNPACK can't for convolutions of volumes
+    except RuntimeError as error:  # QNNPACK can't unpack convolutions of volumes
         raise CaptureError(f"PyTorch can't read back the packed weights of {type(owner).__name__}: {error}") from error
     raise CaptureError(f"{type(owner).__name__} keeps an object of {kind}, which onnxplug does not know")
 
@@ -179,7 +179,7 @@ def _packed_linear(packed: Any) -> Packed:
 
 
 def _packed_convolution(packed: Any, one_dimension: bool) -> Packed:
-    """A convolution's weights; torch packs that of one dimension as one of two, whose first is 1."""
+    """A convolution's weights; torch packs a convolution of one dimension with two, the first of size 1."""
     weight, bias = packed.unpack()
     geometry = {name: getattr(packed, name)() for name in _GEOMETRY}
     transposed = bool(geometry["transpose"])
@@ -196,9 +196,10 @@ def _packed_convolution(packed: Any, one_dimension: bool) -> Packed:
 
 
 def _heeds_range(operator: Any, packed: Any, shape: tuple[int, ...]) -> bool:
-    """Whether the engine that packed weights heeds ``reduce_range``, which QNNPACK's kernels ignore: it is tried, on a copy.
+    """Whether the engine of packed weights heeds ``reduce_range``, which QNNPACK's kernels ignore.
 
-    oneDNN's packed weights keep the kernel of their first call, ReLU or not, for all calls of the same shape.
+    It is tried on a copy: oneDNN's packed weights keep the kernel of their first call, ReLU or not, for all calls of
+    its shape.
     """
     x = torch.linspace(-1, 1.3, math.prod(shape)).view(shape)
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
@@ -209,9 +210,10 @@ def _heeds_range(operator: Any, packed: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _copied(operator: Any, packed: Any, x: Tensor) -> Any:
-    """A copy of packed weights by the engine that packed them, which they don't tell.
+    """A copy of packed weights by the engine that packed them.
 
-    torch packs a copy by the engine that is set. Engines are told apart by how they refuse inputs.
+    torch packs a copy by the current engine, and packed weights don't name theirs: engines differ in the errors of
+    wrong inputs.
     """
     backend = torch.backends.quantized
     before, refused = backend.engine, _refusals(operator, packed, x)
@@ -227,7 +229,7 @@ def _copied(operator: Any, packed: Any, x: Tensor) -> Any:
 
 
 def _refusals(operator: Any, packed: Any, x: Tensor) -> list[str]:
-    """What an operator says of inputs of another dtype and without axes."""
+    """An operator's errors for inputs of another dtype and without axes."""
     reasons: list[str] = []
     for wrong in (x.double(), x.new_zeros(())):
         try:
@@ -239,7 +241,7 @@ def _refusals(operator: Any, packed: Any, x: Tensor) -> list[str]:
 
 @contextlib.contextmanager
 def weights_as_modules(module: nn.Module) -> Iterator[None]:
-    """While it holds, modules of ordinary buffers stand for a model's quantised weights."""
+    """A context in which modules of ordinary buffers replace a model's quantised weights."""
     made: dict[int, nn.Module] = {}
     with contextlib.ExitStack() as stack:
         for owner, name, value in list(stored(module)):
@@ -251,7 +253,7 @@ def weights_as_modules(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(owner: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Gives a module another attribute; it is where it was afterwards, in the order of its like too."""
+    """A context with another attribute of a module; afterwards the old one is back, at its old place in the order."""
     places = [vars(owner), owner._buffers, owner._parameters, owner._modules]
     before: list[dict[str, Any]] = [dict(place) for place in places]
     for place in places:
@@ -273,9 +275,9 @@ def _replaced(owner: nn.Module, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def numbers_as_constants(module: nn.Module) -> Iterator[None]:
-    """While it holds, the scales and zero points that modules of ``torch.ao.nn`` and FX graphs keep in buffers are numbers.
+    """A context in which scales and zero points in buffers of ``torch.ao.nn`` modules and FX graphs are numbers.
 
-    torch.export would take a buffer for something that may change, and Python can't compute with it.
+    torch.export takes a buffer for a variable, with which Python can't compute.
     """
     with contextlib.ExitStack() as stack:
         for owner in module.modules():
@@ -296,7 +298,7 @@ def _numbers_of(owner: nn.Module) -> Iterator[str]:
 
 
 def _quantises(node: torch.fx.Node) -> bool:
-    """Whether a call has a scale and a zero point among its arguments, which are no tensors."""
+    """Whether a call takes a scale and a zero point, which are no tensors."""
     if node.op != "call_function":
         return False
     return node.target is torch.quantize_per_tensor or str(getattr(node.target, "_qualified_op_name", "")).startswith(

@@ -1,4 +1,4 @@
-"""Dynamically quantised layers and quantised embeddings: ordinary tensors go in and out."""
+"""Dynamically quantised layers and quantised embeddings: operands and results are ordinary tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import onnxplug
 from onnxplug.errors import CaptureError
 from tests.support.quantised import IMAGE, ROWS, SEQUENCE, VOLUME, check_quantised, engine, weighted
 
-#: Of opposite signs, all positive, all zero, and so small that the scale has its least value.
+#: Inputs with both signs, all positive, all zero, and so small that the scale has its least value.
 SETS = [(torch.randn(7, 8) * 3,), (torch.rand(4, 8) + 1,), (torch.zeros(2, 8),), (torch.randn(3, 8) * 1e-3,)]
 
 
@@ -49,7 +49,7 @@ def test_an_export_leaves_the_kernels_as_they_were() -> None:
 @pytest.mark.parametrize("at_export", ["fbgemm", "qnnpack", "onednn", "x86"])
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_the_engine_that_packed_decides(kind: str, at_export: str, packer: str) -> None:
-    """QNNPACK quantises activations to 8 bits, the others to 7, whatever engine is set."""
+    """QNNPACK quantises activations to 8 bits, the other engines to 7, whatever engine is current at the export."""
     if at_export not in torch.backends.quantized.supported_engines:
         pytest.skip("torch has no such engine here")
     layer, x = (
@@ -127,7 +127,7 @@ def test_cell(name: str, packer: str) -> None:
 
 
 class Outputs(nn.Module):
-    """A recurrent layer whose results are in a row, with the first state given or not."""
+    """A recurrent layer with flat results, with or without an initial state."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_recurrent_with_a_state(kind: Any, dynamic: bool, packer: str) -> None:
 
 @pytest.mark.parametrize("lead", [(5,), (3, 5), (2, 3, 5)], ids=lambda lead: f"{len(lead) + 1}d")
 def test_linear_of_static_shape(lead: tuple[int, ...]) -> None:
-    """ONNX Runtime makes another kernel of it where it knows all sizes."""
+    """A linear layer with static sizes, for which ONNX Runtime takes another kernel."""
     model = tq.quantize_dynamic(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), {nn.Linear})
     sets = [(torch.randn(*lead, 8) * 3,) for _ in range(3)]
     check_quantised(model, sets[0], sets[1:], quantum=0.02, share=0.05, dynamic=False)

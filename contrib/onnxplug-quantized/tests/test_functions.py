@@ -26,7 +26,7 @@ def _setting(seeded: None) -> Iterator[None]:
         yield
 
 
-#: Results are the integers themselves: equal to the last one.
+#: Functions whose results must be exactly equal.
 EXACT: dict[str, Function] = {
     "relu": torch.relu,
     "F.relu": F.relu,
@@ -70,8 +70,8 @@ EXACT: dict[str, Function] = {
     "mul_scalar_relu": lambda q: torch.ops.quantized.mul_scalar_relu(q, -0.7),
     "add_scalar_relu": lambda q: torch.ops.quantized.add_scalar_relu(q, 0.5),
 }
-#: Results and the quantum that one of twenty may differ by, where numbers lie halfway: ``align_corners`` has weights of
-#: 1/60, so one result in 60 does.
+#: Functions, and the quantum by which one result in twenty may differ, halfway between two quanta: ``align_corners``
+#: has weights of 1/60, so one result in 60 is halfway.
 ROUNDED: dict[str, tuple[Function, float]] = {
     "sigmoid": (torch.sigmoid, 1 / 256),
     "tanh": (torch.tanh, 2 / 256),

@@ -26,7 +26,7 @@ def _setting(seeded: None) -> Iterator[None]:
 
 
 def with_numbers(layer: Any) -> Any:
-    """A layer with buffers and parameters, drawn anew."""
+    """A layer with random running statistics, and a scale and zero point."""
     for name, buffer in layer.named_buffers():
         if "running" in name:
             buffer.copy_(torch.rand(buffer.shape) + 0.3)
@@ -127,7 +127,7 @@ def test_fused_with_onednn() -> None:
 
 def test_weights_are_bytes_in_the_file() -> None:
     model = Quantised(nn.Sequential(weighted(nnq.Conv2d(4, 6, 3)), weighted(nnq.Conv2d(6, 5, 1), by_channel=False)))
-    model.highest = None  # which would be one more node
+    model.highest = None  # a clamp would be one more node
     program = check_quantised(model, (torch.randn(IMAGE),), [(-torch.randn(3, 4, 9, 8),)], quantum=SCALE, share=0.02)
     kinds = [node.op_type for node in program.model.graph]
     pair = ["QuantizeLinear", "DequantizeLinear"]
@@ -140,7 +140,7 @@ def test_weights_are_bytes_in_the_file() -> None:
 
 
 def _spoil(program: onnxplug.OnnxProgram, node: ir.Node, index: int, change: Callable[[Any], Any]) -> None:
-    """Gives one node another number, or a weight other numbers."""
+    """Replaces a constant input of a node by changed numbers."""
     value = node.inputs[index]
     assert value is not None
     assert value.const_value is not None
@@ -151,7 +151,7 @@ def _spoil(program: onnxplug.OnnxProgram, node: ir.Node, index: int, change: Cal
     node.replace_input_with(index, other)
 
 
-#: The kind of node, which of them, which input, and what is wrong with it.
+#: Fault to the operator, the number of its node, the input, and the change.
 FAULTS: dict[str, tuple[str, int, int, Callable[[Any], Any]]] = {
     "scale_of_input": ("QuantizeLinear", 0, 1, lambda x: x * 1.02),
     "zero_point_of_input": ("QuantizeLinear", 0, 2, lambda x: x + 1),
@@ -165,7 +165,7 @@ FAULTS: dict[str, tuple[str, int, int, Callable[[Any], Any]]] = {
 
 
 def convolutions() -> nn.Sequential:
-    """Two layers, of which the first gives the second bytes of 7 bits."""
+    """Two convolutions; the bytes between them stay within 7 bits."""
     first, second = weighted(nnq.Conv2d(4, 6, 3)), weighted(nniq.ConvReLU2d(6, 5, 3))
     first.scale = second.scale = 0.15
     first.zero_point = 60
@@ -173,7 +173,7 @@ def convolutions() -> nn.Sequential:
 
 
 class Integers(Quantised):
-    """The same; the result in integers."""
+    """:class:`Quantised` with its result in integers."""
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         (x,) = tensors if self.highest is None else (tensors[0].clamp(max=self.highest),)

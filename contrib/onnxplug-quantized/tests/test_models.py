@@ -1,4 +1,4 @@
-"""Whole models, as torch.ao.quantization converts them: eager mode, with training, and FX graph mode."""
+"""Whole models that torch.ao.quantization converts: eager mode, with training, and FX graph mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _setting(seeded: None) -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """Convolutions with batch norm, a branch that is added, one that is joined, pools, and a linear layer."""
+    """Convolutions with batch norm, an added branch, a joined branch, pools, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def trained() -> nn.Module:
 
 
 class Plain(nn.Module):
-    """For FX graph mode: no stubs, and functions with weights of their own."""
+    """A model for FX graph mode: without stubs, and with functions whose weights are parameters of the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,10 +112,10 @@ def test_exports_again_and_in_a_script() -> None:
 
 
 def drawn(name: str, side: int) -> nn.Module:
-    """One of torchvision's models with weights, biases and statistics of batch norms drawn at random, calibrated.
+    """A quantised model of torchvision, calibrated, with random weights, biases and statistics of batch norms.
 
-    Batch norms move most numbers above 0, where ReLU lets differences pass as they are: with kaiming's weights alone a network
-    this deep is chaotic, and one flipped quantum changes all results.
+    Batch norms move most numbers above 0, where ReLU passes differences unchanged: with kaiming's weights alone a
+    network of this depth is chaotic, and one flipped quantum changes all results.
     """
     models = importlib.import_module("torchvision.models.quantization")
     settings = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
@@ -149,7 +149,7 @@ LARGE = ["resnet18", "resnet50", "resnext101_32x8d", "googlenet", "inception_v3"
 @pytest.mark.usefixtures("vision")
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", *(pytest.param(n, marks=pytest.mark.long) for n in LARGE)])
 def test_torchvision(name: str) -> None:
-    """The export is no farther from PyTorch than PyTorch itself when one input in 500 is one quantum higher."""
+    """The export differs at most 1.5 times as much as PyTorch itself where one input in 500 is one quantum higher."""
     side = 96 if name == "inception_v3" else 64
     model = drawn(name, side)
     program = onnxplug.to_onnx(model, (torch.randn(2, 3, side, side),), dynamic_shapes=(ROWS,), verify=True)

@@ -1,4 +1,4 @@
-"""Functions that quantise numbers, in models without a quantised layer: what they give, and what is computed with it."""
+"""Functions that quantise numbers, and computations with their results, in models without a quantised layer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_function(name: str) -> None:
 
 
 class Layer(torch.nn.Module):
-    """A product with numbers rounded by channel, as a layer of one's own does it."""
+    """A user's own layer: a product with weights that are quantised by channel."""
 
     def __init__(self) -> None:
         super().__init__()

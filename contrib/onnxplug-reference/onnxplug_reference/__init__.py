@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What the plugin says about itself."""
+    """The plugin's description: the defaults."""
     return PluginInfo()
 
 

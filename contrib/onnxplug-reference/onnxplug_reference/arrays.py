@@ -1,4 +1,4 @@
-"""What control flow needs of a kind of tensor."""
+"""The operations of control flow on one class of tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 
 
 class Arrays:
-    """The few operations on tensors that the engine itself uses, for NumPy."""
+    """The operations on tensors that the engine itself uses, for NumPy."""
 
     def constant(self, tensor: onnx.TensorProto | onnx.SparseTensorProto) -> Any:
         """The tensor of an initializer."""
@@ -23,7 +23,7 @@ class Arrays:
         return np.array(value, dtype=bool if isinstance(value, bool) else np.int64)
 
     def stack(self, values: Sequence[Any], axis: int) -> Any:
-        """Tensors of one shape, one after the other along a new axis."""
+        """Tensors of one shape, stacked along a new axis."""
         return np.stack(values, axis)
 
     def at(self, value: Any, axis: int, index: int) -> Any:
@@ -36,7 +36,7 @@ class Arrays:
 
 
 def dense_array(sparse: onnx.SparseTensorProto) -> np.ndarray:
-    """A sparse tensor as a dense one. Its indices are [n], into the flattened tensor, or [n, rank]."""
+    """The dense form of a sparse tensor, whose indices are [n], into the flattened tensor, or [n, rank]."""
     values = onnx.numpy_helper.to_array(sparse.values)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     result = np.zeros(tuple(sparse.dims), values.dtype)

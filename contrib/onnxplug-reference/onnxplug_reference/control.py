@@ -47,7 +47,7 @@ def loop(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame) -
     limit = None if trips is None else int(trips.reshape(()))
     alive = True if going is None else _truth(going, "the condition")
     count = len(body.inputs) - 2
-    carried = [*carried, *([None] * count)][:count]  # absent ones at the end may be left out
+    carried = [*carried, *([None] * count)][:count]  # absent values at the end may be left out
     scanned: list[list[Any]] = [[] for _ in body.outputs[1 + count :]]
     iteration = 0
     while alive and (limit is None or iteration < limit):
@@ -64,7 +64,7 @@ def loop(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame) -
 
 
 def _stacked(engine: Engine, body: ReadyGraph, name: str, values: list[Any], axis: int) -> Any:
-    """What a scan output gathers over all iterations; of none it is empty, of the type that the body declares."""
+    """A scan output of all iterations; without iterations it is empty, of the type that the body declares."""
     if values:
         return engine.arrays.stack(values, axis)
     declared = body.types.get(name)
@@ -87,7 +87,7 @@ def scan(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame) -
 
 
 class _Axes:
-    """Axes and directions of what a Scan reads and writes."""
+    """The axes and directions of a Scan's scanned inputs and outputs."""
 
     def __init__(self, node: ReadyNode, states: int, count: int) -> None:
         body = node.graphs["body"]
@@ -147,13 +147,13 @@ def _scan_8(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame
 
 
 def _padded(engine: Engine, value: Any, length: int) -> Any:
-    """A tensor with zeros after its last row."""
+    """A tensor padded with zeros after its last row, to ``length`` rows."""
     rows = [engine.arrays.at(value, 0, i) for i in range(int(value.shape[0]))]
     return engine.arrays.stack(rows + [rows[0] * 0] * (length - len(rows)), 0)
 
 
 def sequence_map(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame) -> Steps:
-    """SequenceMap: a subgraph over the elements of sequences of one length; tensors are given to each call as they are."""
+    """SequenceMap: a subgraph over the elements of sequences of one length; each call takes tensors unchanged."""
     first = inputs[0]
     if any(isinstance(value, list) and len(value) != len(first) for value in inputs):
         raise EvaluationError(f"the sequences have {[len(v) for v in inputs if isinstance(v, list)]} elements")
@@ -166,7 +166,7 @@ def sequence_map(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: 
     return list(results)
 
 
-#: The operators of ai.onnx that run their subgraphs by the engine.
+#: The operators of ai.onnx whose subgraphs the engine runs.
 CONTROL: Mapping[str, Callable[[Engine, ReadyNode, Sequence[Any], Frame], Steps]] = {
     "If": if_,
     "Loop": loop,

@@ -1,6 +1,6 @@
 """Runs a graph node by node: hooks, steps, subgraphs and functions, and memory freed after the last use.
 
-The kind of tensor is not known here: NumPy's evaluator and PyTorch's share this engine.
+The engine doesn't know the class of tensors: NumPy's evaluator and PyTorch's share it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onnxplug_reference.trace import Trace, short
 
 @dataclass
 class Step:
-    """A node while it runs: what hooks get, and what a run in steps yields.
+    """A node while it runs: the argument of hooks, and the item of a run in steps.
 
     Attributes:
         node: The node.
         index: Its place among the nodes of its graph.
         path: The subgraphs and functions around it, outermost first: ``("Loop 'steps' body, iteration 2",)``.
-        inputs: Its inputs; ``None`` where one is absent. A hook before it may replace them.
+        inputs: Its inputs, ``None`` for an absent input. A hook before it may replace them.
         outputs: Its outputs, once it has run.
     """
 
@@ -43,15 +43,15 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The node's name, else that of its first output."""
+        """The node's name, or the name of its first output where it has none."""
         return self.node.name or next((name for name in self.node.output if name), "")
 
     def named_inputs(self) -> dict[str, Any]:
-        """The inputs that are there, by name."""
+        """The present inputs by name."""
         return {name: value for name, value in zip(self.node.input, self.inputs, strict=False) if name}
 
     def named_outputs(self) -> dict[str, Any]:
-        """The outputs by name; those that nothing may read are left out."""
+        """The outputs by name, without outputs that have no name."""
         return {name: value for name, value in zip(self.node.output, self.outputs, strict=False) if name}
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Step:
         return f"{inside}{self.node.op_type}({', '.join(self.node.input)}) -> {', '.join(self.node.output)}"
 
 
-#: Called before and after each node. A list that it returns replaces the inputs, or the outputs.
+#: A function that is called before or after each node. A returned list replaces the inputs, or the outputs.
 Hook = Callable[[Step], Sequence[Any] | None]
 Steps = Generator[Step, None, list[Any]]
 
@@ -68,9 +68,9 @@ class Frame:
     """The values of a graph while it runs, and the frame of the graph around it.
 
     Args:
-        values: What it starts with: inputs, by name.
-        parent: The frame that a subgraph reads captured values of.
-        keep: Names that are never freed; ``None`` keeps all.
+        values: The first values: inputs by name.
+        parent: The frame from which a subgraph reads captured values.
+        keep: Names whose values are never freed; ``None`` keeps all.
     """
 
     __slots__ = ("graph", "keep", "parent", "path", "values")
@@ -100,12 +100,12 @@ class Frame:
         raise KeyError(name)
 
     def visible(self) -> dict[str, Any]:
-        """Every value that a subgraph sees, by name."""
+        """Every value that a subgraph may read, by name."""
         outer = self.parent.visible() if self.parent is not None else {}
         return {**outer, **self.graph.initializers, **self.values}
 
 
-#: Runs a node with subgraphs: engine, node, inputs and the frame that it stands in.
+#: A function that runs a node with subgraphs, of the engine, the node, its inputs and its frame.
 Control = Callable[["Engine", ReadyNode, Sequence[Any], Frame], Steps]
 
 
@@ -113,7 +113,7 @@ class Engine:
     """Runs graphs.
 
     Args:
-        control: What runs the operators with subgraphs.
+        control: The functions that run the operators with subgraphs, by operator.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Engine:
         self.trace = trace if trace is not None else Trace(0)
 
     def run(self, frame: Frame) -> Steps:
-        """Runs the nodes of a frame's graph; yields each after it ran."""
+        """Runs the nodes of a frame's graph; yields each node after its run."""
         graph = frame.graph
         for index, node in enumerate(graph.nodes):
             step = Step(node.proto, index, frame.path, self._inputs(node, frame, index))
@@ -196,7 +196,7 @@ class Engine:
         yield step
 
     def _call(self, node: ReadyNode, inputs: Sequence[Any], frame: Frame) -> Steps:
-        """Runs the function that a node calls. Inputs that the node leaves out are absent."""
+        """Runs the function that a node calls. Inputs that the node omits are absent."""
         body = node.body
         assert body is not None
         if len(inputs) > len(body.inputs):
@@ -212,7 +212,7 @@ class Engine:
         """Runs a subgraph of a node.
 
         Args:
-            place: Which run of the subgraph this is, for messages.
+            place: The description of this run of the subgraph, for messages.
         """
         graph = node.graphs[attribute]
         path = (*frame.path, f"{node.text} {place if place is not None else attribute}")
@@ -227,7 +227,7 @@ def _inside(path: Sequence[str]) -> str:
 
 
 def _place(node: ReadyNode, step: Step) -> str:
-    """Where an error is: the node, its place, and what it got."""
+    """The place of an error, for messages: the node, its number, and its inputs."""
     got = ", ".join(f"{name}={short(value)}" for name, value in step.named_inputs().items())
     return f"the node {node.text} (number {step.index}{_inside(step.path)}) on {got or 'no inputs'}"
 

@@ -27,33 +27,33 @@ from onnxplug_reference.trace import Trace
 
 
 class ExtendedReferenceEvaluator(ReferenceEvaluator):
-    """Runs a model node by node in NumPy: slow, and as close to ONNX's specification as we know how.
+    """Runs a model node by node in NumPy: slow, and as close to ONNX's specification as we can make it.
 
-    It is an ``onnx.reference.ReferenceEvaluator`` and takes that one's kernels where it has none of its own. Beyond that: all
-    operators of ai.onnx, those of ``com.microsoft`` that rewrites emit, element types narrower than
-    float32 computed in float32 and rounded once, functions in any order, hooks, steps, and memory freed after the last use.
+    It is an ``onnx.reference.ReferenceEvaluator``, whose kernels it takes where it has none of its own. It adds all
+    operators of ai.onnx, operators of ``com.microsoft`` that rewrites emit, element types narrower than float32
+    computed in float32 and rounded once, functions in any order, hooks, steps, and memory freed after the last use.
 
     Args:
         proto: A path, the serialised model, a ``ModelProto``, ``GraphProto``, ``FunctionProto`` or ``NodeProto``, an
             ``onnx_ir.Model`` or an ``OnnxProgram``.
-        opsets: Versions of the domains, of a GraphProto alone.
-        functions: Functions beside those of the model, ``FunctionProto`` objects or evaluators of them.
+        opsets: Versions of the domains, which a GraphProto lacks.
+        functions: Functions in addition to the model's, ``FunctionProto`` objects or evaluators of them.
         verbose: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and results; 3 their first five
             elements; 10 all elements.
-        new_ops: ``OpRun`` classes; they go before everything else.
-        check_shape_annotations: Taken for :class:`ReferenceEvaluator`'s sake; it must be ``False``.
-        kernels: Further kernels, as functions; they go before ours.
-        plugins: Names of the plugins whose ``ReferenceOp`` kernels are used; ``None``: those that an ``OnnxProgram`` was
-            exported with, all that are installed for any other model.
-        before: Called with the :class:`~onnxplug_reference.engine.Step` before each node, those of subgraphs and functions
-            included. A list that it returns replaces the node's inputs.
-        after: Likewise after each node; a list replaces its outputs.
-        write: Takes each line that ``verbose`` asks for; the standard output when ``None``.
+        new_ops: ``OpRun`` classes, which precede all other kernels.
+        check_shape_annotations: A parameter of :class:`ReferenceEvaluator`; it must be ``False``.
+        kernels: Further kernels, as functions, which precede ours.
+        plugins: Names of the plugins whose ``ReferenceOp`` kernels are used. With ``None`` an ``OnnxProgram`` uses the
+            plugins of its export, any other model all installed plugins.
+        before: A function that is called with the :class:`~onnxplug_reference.engine.Step` before each node, nodes of
+            subgraphs and functions included. A returned list replaces the node's inputs.
+        after: A function that is called after each node; a returned list replaces the node's outputs.
+        write: A function that takes each line of ``verbose``; the standard output when ``None``.
 
     Raises:
         UsageError: ``proto`` is not a model, or can't be read.
-        EvaluationError: Nothing computes an operator.
-        PluginError: A plugin that is named is not installed, or its kernel is none.
+        EvaluationError: An operator has no kernel.
+        PluginError: A named plugin is not installed, or its kernel is invalid.
     """
 
     def __init__(
@@ -95,26 +95,26 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         self._describe()
 
     def _arrays(self) -> Arrays:
-        """Operations on the kind of tensor that values are."""
+        """The operations on the evaluator's class of tensors."""
         return Arrays()
 
     def _resolver(
         self, numpy: NumpyResolver, kernels: Sequence[Kernel], classes: Mapping[tuple[str, str], type[OpRun]]
     ) -> Resolver:
-        """What finds kernels; ``kernels`` are those of the call."""
+        """The resolver of kernels; ``kernels`` are the evaluator's further kernels."""
         numpy.give(kernels)
         return numpy
 
     def _taken(self, value: Any) -> Any:
-        """An input as the kind of tensor that values are."""
+        """An input as a tensor of the evaluator's class."""
         return from_torch(value)
 
     def _as_arrays(self, value: Any) -> Any:
-        """A value as ``OpRun`` classes take it."""
+        """A value in the form that ``OpRun`` classes take."""
         return value
 
     def _result_as_fed(self, feeds: Mapping[str, Any]) -> Callable[[Any], Any]:
-        """How results are returned for these inputs."""
+        """The function that converts results to the form of the inputs."""
         device = has_torch(feeds.values())
         return (lambda value: to_torch(value, device)) if device is not None else (lambda value: value)
 
@@ -128,7 +128,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         return self._preparer.node(proto, self.opsets_)
 
     def _describe(self) -> None:
-        """What :class:`ReferenceEvaluator` has as attributes."""
+        """Sets the attributes of :class:`ReferenceEvaluator`."""
         proto = self.proto_
         types = self._graph.types
         self.onnx_graph_: Any = _graph_of(proto)
@@ -139,7 +139,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         self.attributes_ = list(getattr(proto, "attribute", ())) if isinstance(proto, onnx.FunctionProto) else []
 
     def _nested(self) -> Callable[..., Any]:
-        """Makes the evaluators that an ``OpRun`` class asks for to run a subgraph by itself."""
+        """The function that makes evaluators of subgraphs for ``OpRun`` classes that run subgraphs themselves."""
 
         def make(proto: Any, opsets: Mapping[str, int] | None = None, **_: Any) -> _Subgraph:
             if isinstance(proto, onnx.FunctionProto):
@@ -152,7 +152,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
 
     @property
     def has_linked_attribute(self) -> bool:
-        """``False``: attributes of functions are filled in before anything runs."""
+        """``False``: attributes of functions are substituted before a run."""
         return False
 
     def run(  # type: ignore[override]
@@ -165,17 +165,18 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         """Runs the model.
 
         Args:
-            output_names: Names of the results to return, intermediate ones too; the graph's outputs when ``None``.
-            feed_inputs: Arrays or tensors by input name; lists of them for sequences, ``None`` for an optional that is empty.
-                Of torch tensors the results are torch tensors too, on the first one's device.
+            output_names: Names of the results to return, intermediate results included; the graph's outputs when
+                ``None``.
+            feed_inputs: Arrays or tensors by input name; lists of them for sequences, ``None`` for an empty optional.
+                With torch tensors the results are torch tensors too, on the first tensor's device.
             attributes: Values of a FunctionProto's attributes.
-            intermediate: Return every value of the graph by name. Nothing is freed then.
+            intermediate: Whether to return every value of the graph by name, of which none is freed.
 
         Returns:
             The results in order; by name when ``intermediate``.
 
         Raises:
-            UsageError: Inputs are missing, unknown or of another type than the graph declares, or there is no such result.
+            UsageError: Inputs are missing, unknown or of another type than the graph declares, or a result is unknown.
             EvaluationError: A node fails.
         """
         frame, convert = self._start(output_names, feed_inputs, attributes, intermediate)
@@ -187,7 +188,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         return [convert(value) for value in results]
 
     def steps(self, feed_inputs: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Run:
-        """Runs the model in steps: an iterator over the nodes, those of subgraphs and functions included, each after it ran.
+        """Runs the model in steps: an iterator over the nodes that have run, nodes of subgraphs and functions included.
 
         Args:
             feed_inputs: As :meth:`run` takes them.
@@ -225,15 +226,15 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
 
 
 def evaluator_of(source: str | bytes, kernels: Iterable[type[OpRun]]) -> ExtendedReferenceEvaluator:
-    """The evaluator of a model with plugins' kernels, as the hook ``onnxplug_evaluators`` has it."""
+    """The evaluator of a model with plugins' kernels, for the hook ``onnxplug_evaluators``."""
     return ExtendedReferenceEvaluator(source, new_ops=kernels, plugins=())
 
 
 class Run:
-    """A run in steps: iterate over it.
+    """A run in steps, an iterator.
 
     Attributes:
-        outputs: The model's outputs once the last node ran; ``None`` before.
+        outputs: The model's outputs after the last node's run; ``None`` before.
     """
 
     def __init__(self, steps: Steps, convert: Callable[[Any], Any]) -> None:
@@ -254,7 +255,7 @@ class Run:
 
 
 class _Subgraph(ReferenceEvaluator):
-    """A subgraph as ``OpRun`` classes know it: inputs and the values around it come in one dict."""
+    """The evaluator of a subgraph for ``OpRun`` classes, which give inputs and captured values in one dict."""
 
     def __init__(
         self,
@@ -291,13 +292,17 @@ class _Subgraph(ReferenceEvaluator):
 
 
 def _graph_of(proto: Any) -> onnx.GraphProto | None:
-    """The graph of a model, or a graph itself; ``None`` of a function or node."""
+    """The graph of a model, or a graph itself; ``None`` for a function or node."""
     graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
     return graph if isinstance(graph, onnx.GraphProto) else None
 
 
 def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
-    """``OpRun`` classes."""
+    """The classes of ``new_ops``.
+
+    Raises:
+        UsageError: An item is no ``OpRun`` class.
+    """
     classes_ = list(classes)
     for kernel in classes_:
         if not isinstance(kernel, type) or not issubclass(kernel, OpRun):
@@ -306,7 +311,7 @@ def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
 
 
 def _plugin_classes(model: Any, proto: Any, plugins: Sequence[str] | None) -> list[type[OpRun]]:
-    """The kernels that plugins bring for the operators of a model."""
+    """The kernels of plugins for a model's custom domains."""
     domains = _custom_domains(proto)
     if not domains:
         return []

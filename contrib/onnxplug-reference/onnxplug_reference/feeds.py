@@ -1,4 +1,4 @@
-"""The inputs of a run, held to what the graph declares."""
+"""The inputs of a run, checked against the graph's declarations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from onnxplug_reference.trace import short
 
 
 def checked_feeds(graph: ReadyGraph, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by input name; an initializer may be replaced too."""
+    """Values by input name; an initializer may be replaced too.
+
+    Raises:
+        UsageError: An input is unknown, missing or of another type.
+    """
     known = {*graph.inputs, *graph.initializers}
     unknown = [name for name in feeds if name not in known]
     if unknown:
@@ -35,12 +39,16 @@ def checked_feeds(graph: ReadyGraph, feeds: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _array(value: Any) -> Any:
-    """Numbers as arrays; arrays, sequences, maps and absent values as they are."""
+    """Numbers as arrays; arrays, sequences, maps and absent values unchanged."""
     return np.asarray(value) if isinstance(value, bool | int | float | np.generic) else value
 
 
 def _check_tensor(name: str, value: Any, declared: onnx.TypeProto.Tensor) -> None:
-    """Holds an array, or a tensor of PyTorch, to what is declared."""
+    """Checks an array, or a tensor of PyTorch, against its declaration.
+
+    Raises:
+        UsageError: The value is no tensor, or its type or shape differs.
+    """
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         raise UsageError(f"the input {name!r} is a tensor, got a {type(value).__name__}")
     wanted = ir.DataType(declared.elem_type)

@@ -1,4 +1,4 @@
-"""Graphs made ready to run: each node with its kernel, its subgraphs, and what is read for the last time there."""
+"""Graphs made ready to run: each node with its kernel, its subgraphs, and the values that it is the last to read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onnxplug.errors import EvaluationError
 from onnxplug_reference.arrays import Arrays
 
 FunctionKey = tuple[str, str, str]
-#: What computes a node: inputs (``None`` where one is absent) to outputs.
+#: A function that computes a node: inputs (``None`` for an absent input) to outputs.
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
 _GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
 
 
 class Resolver(Protocol):
-    """Finds the kernels of operators."""
+    """A finder of the kernels of operators."""
 
     def compute(self, node: onnx.NodeProto, opsets: Mapping[str, int], library: Library) -> Compute | None:
         """The kernel of a node; ``None`` if there is none.
@@ -28,7 +28,7 @@ class Resolver(Protocol):
         """
 
     def comes_first(self, domain: str, op_type: str) -> bool:
-        """Whether a kernel was given for an operator that replaces the model's own function."""
+        """Whether a kernel of the call or of a plugin replaces the model's own function of an operator."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ReadyNode:
 
     Attributes:
         compute: Its kernel; ``None`` for control flow and functions.
-        last_uses: Names of values that nothing after it reads.
+        last_uses: Names of values that no later node reads.
     """
 
     proto: onnx.NodeProto
@@ -60,7 +60,7 @@ class ReadyGraph:
     """A graph made ready.
 
     Attributes:
-        captured: Names that it reads of the graphs around it.
+        captured: Names that it reads from the graphs around it.
     """
 
     inputs: list[str]
@@ -72,7 +72,7 @@ class ReadyGraph:
 
 
 class Library:
-    """The functions of a model, each made ready once for every set of attributes that it is called with."""
+    """The functions of a model, each made ready once for every set of attributes of its calls."""
 
     def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
         self.functions: dict[FunctionKey, onnx.FunctionProto] = {}
@@ -83,7 +83,7 @@ class Library:
         self.open: list[FunctionKey] = []
 
     def find(self, node: onnx.NodeProto) -> onnx.FunctionProto | None:
-        """The function that a node calls."""
+        """The function that a node calls; ``None`` where it calls none."""
         return self.functions.get((_domain(node.domain), node.op_type, getattr(node, "overload", "")))
 
 
@@ -95,7 +95,7 @@ class Preparer:
     """Makes graphs ready.
 
     Args:
-        control: Operators of ai.onnx that run their subgraphs by the engine.
+        control: Operators of ai.onnx whose subgraphs the engine runs.
     """
 
     def __init__(self, resolver: Resolver, arrays: Arrays, library: Library, control: Iterable[str]) -> None:
@@ -161,7 +161,7 @@ class Preparer:
         captured |= {name for name in outputs if name not in made}
         seen = {*outputs, *captured, *initializers}
         for node in reversed(nodes):
-            # What is made and never read goes too: unused outputs of a node.
+            # Unread outputs of a node are freed, too.
             names = (_reads(node) | {n for n in node.proto.output if n}) - seen
             node.last_uses = tuple(sorted(names))
             seen |= names
@@ -195,19 +195,19 @@ class Preparer:
 
 
 def _reads(node: ReadyNode) -> set[str]:
-    """Names that a node reads, its subgraphs' captured ones included."""
+    """The names that a node reads, captured names of its subgraphs included."""
     names = {name for name in node.proto.input if name}
     for graph in node.graphs.values():
         names |= graph.captured
     if node.compute is not None:
-        for attribute in node.proto.attribute:  # of a plugin's operator: the engine does not run its subgraphs
+        for attribute in node.proto.attribute:  # subgraphs of a plugin's operator, which the engine does not run
             for graph in (attribute.g,) if attribute.type == _GRAPH else attribute.graphs:
                 names |= captured_names(graph)
     return names
 
 
 def captured_names(graph: onnx.GraphProto) -> set[str]:
-    """Names that a graph reads of those around it, those that its own subgraphs read included."""
+    """The names that a graph reads from the graphs around it, names that its own subgraphs read included."""
     made = {v.name for v in (*graph.input, *graph.initializer)} | {t.values.name for t in graph.sparse_initializer}
     captured: set[str] = set()
     for node in graph.node:
@@ -221,7 +221,7 @@ def captured_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def substituted(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """A node of a function's body with the attributes that it takes from the call; one that the call lacks is left out."""
+    """A node of a function's body with attributes from the call; attributes that the call lacks are left out."""
     if not any(a.ref_attr_name or a.type in (_GRAPH, _GRAPHS) for a in node.attribute):
         return node
     result = onnx.NodeProto()

@@ -1,8 +1,8 @@
 """Kernels: functions of arrays in tables, ``OpRun`` classes, and the choice among them.
 
-A kernel of ours is a plain function, named after its operator: inputs are its positional parameters (``None`` where one is
-absent), attributes its keyword parameters with ONNX's defaults, ``**others`` all other attributes of the operator's schema; it
-returns the outputs.
+A kernel of ours is a plain function, named after its operator: inputs are its positional parameters (``None`` for an
+absent input), attributes its keyword parameters with ONNX's defaults, ``**others`` all other attributes of the
+operator's schema; it returns the outputs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Kernel:
 
     Attributes:
         op: The operator.
-        function: The function: inputs by position, attributes by keyword. One with a parameter ``outputs`` is told how many
-            outputs the node has.
-        since: The first version of the domain that it is for; it holds until the next kernel's.
-        until: The last one; onnx's own kernel is for later ones. ``None``: there is no last one.
+        function: The function: inputs by position, attributes by keyword. A parameter ``outputs`` gets the number of
+            the node's outputs.
+        since: The first version of the domain that the kernel is for; it holds until the next kernel's.
+        until: The last version; onnx's own kernel is for later versions. ``None``: there is no last version.
         domain: The domain.
-        widen: Compute elements narrower than float32 (float16, bfloat16, 8-bit floats, 4-bit integers) in a wider type and
-            round the results once.
+        widen: Whether to compute elements narrower than float32 (float16, bfloat16, 8-bit floats, 4-bit integers) in a
+            wider type and round the results once.
     """
 
     op: str
@@ -91,10 +91,10 @@ def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
 
 @cache
 def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool, int | None]:
-    """Keyword parameters of a kernel, whether it takes all others, and how many inputs it takes at most."""
+    """Keyword parameters of a kernel, whether it takes all others, and the greatest number of its inputs."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a function in C, which says nothing of itself
+    except ValueError:  # a function in C, which has no signature
         return frozenset(), False, None
     keywords = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     inputs = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
@@ -105,7 +105,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool, int
 def bound(
     kernel: Kernel, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A kernel with a node's attributes, and those defaults of its schema that it knows.
+    """A kernel with a node's attributes, and with the defaults of its schema that the kernel knows.
 
     Args:
         schema: ONNX's schema of the operator, if it has one.
@@ -136,7 +136,7 @@ _ANOTHER = "Give a kernel of your own: new_ops=[…], or functions in kernels=[o
 
 # -- narrow element types ------------------------------------------------------------------------------------------------
 
-#: Element types that are computed in a wider one, by name: NumPy has no dtype for most of them.
+#: Element type, by name, to the wider type of its computation: NumPy has no dtype for most of them.
 _WIDER: Mapping[str, type] = {
     **dict.fromkeys(
         ("float16", "bfloat16", "float4_e2m1fn", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn"), np.float32
@@ -145,7 +145,7 @@ _WIDER: Mapping[str, type] = {
     **dict.fromkeys(("int4", "int2"), np.int8),
     **dict.fromkeys(("uint4", "uint2"), np.uint8),
 }
-#: Operators of ai.onnx whose result depends on the element type of an input itself, or that only move elements.
+#: Operators of ai.onnx whose result depends on the element type of an input, or that only move elements.
 EXACT_TYPES = frozenset(
     """BitCast Cast CastLike Concat ConcatFromSequence Constant ConstantOfShape DequantizeLinear DynamicQuantizeLinear EyeLike
     Expand Flatten Gather GatherElements GatherND Identity Optional OptionalGetElement OptionalHasElement QuantizeLinear
@@ -155,18 +155,18 @@ EXACT_TYPES = frozenset(
 
 
 def wider(array: Any) -> type | None:
-    """The type that an array is computed in, where it is narrow."""
+    """The type in which a narrow array is computed; ``None`` for other arrays."""
     return _WIDER.get(array.dtype.name) if isinstance(array, np.ndarray | np.generic) else None
 
 
 def widened(
     compute: Callable[[Sequence[Any]], Sequence[Any]], schema: onnx.defs.OpSchema | None
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A kernel that computes narrow inputs in a wider type, and rounds once the results that have a narrow input's type.
+    """A kernel that computes narrow inputs in a wider type, and rounds results of a narrow input's type once.
 
     Args:
-        schema: Says which outputs share the type of which inputs; without one every result of the wider type takes the
-            type of the first narrow input.
+        schema: The schema, by which outputs share the types of inputs; without a schema every result of the wider type
+            takes the type of the first narrow input.
     """
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
@@ -199,7 +199,7 @@ def _rounded(results: Sequence[Any], inputs: Sequence[Any], schema: onnx.defs.Op
 
 
 def _cast(value: Any, dtype: Any) -> Any:
-    """A result of the wider type in the narrow one."""
+    """A result of the wider type, cast to the narrow type."""
     if isinstance(value, list):
         return [_cast(v, dtype) for v in value]
     if dtype is None or value is None or np.asarray(value).dtype != _WIDER[dtype.name]:
@@ -209,7 +209,7 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 @cache
 def schema_of(op: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
-    """ONNX's schema of an operator at a version of its domain."""
+    """ONNX's schema of an operator at a version of its domain; ``None`` where ONNX has none."""
     try:
         return onnx.defs.get_schema(op, version, domain)
     except onnx.defs.SchemaError:
@@ -217,7 +217,7 @@ def schema_of(op: str, version: int, domain: str = "") -> onnx.defs.OpSchema | N
 
 
 def with_defaults(node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
-    """A node with the defaults of its schema as attributes."""
+    """A node with the missing attributes of its schema at their defaults."""
     missing = [
         attribute.default_value
         for name, attribute in (schema.attributes.items() if schema is not None else ())

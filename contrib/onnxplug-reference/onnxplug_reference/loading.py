@@ -1,4 +1,4 @@
-"""Reads a model, in any form that people have one, into a protocol buffer."""
+"""Reads a model, in any of its usual forms, into a protocol buffer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_proto(model: Any) -> Proto:
 
 
 def _with_tensors(container: Any, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A model whose large tensors are held beside it, as one."""
+    """A model with large tensors outside of its protocol buffer, as a single protocol buffer."""
     copied = onnx.ModelProto()
     copied.CopyFrom(proto)
     for tensor in copied.graph.initializer:
@@ -50,7 +50,11 @@ def _with_tensors(container: Any, proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def opset_versions(proto: Proto) -> dict[str, int]:
-    """The version of each domain that a protocol buffer imports; a node alone is of the newest."""
+    """The version of each domain that a protocol buffer imports; a single node has the newest version.
+
+    Raises:
+        UsageError: A GraphProto imports no versions.
+    """
     if isinstance(proto, onnx.ModelProto | onnx.FunctionProto):
         return {
             imported.domain if imported.domain != "ai.onnx" else "": imported.version for imported in proto.opset_import

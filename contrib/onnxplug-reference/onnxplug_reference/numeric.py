@@ -1,4 +1,4 @@
-"""Functions that several kernels need."""
+"""Functions that several kernels share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds NumPy kernels: those given, plugins', ours, onnx's, and last the body that ONNX's schema has."""
+"""Finds NumPy kernels: the call's, plugins', ours, onnx's, and last the function body of ONNX's schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug_reference.graphs import Compute, Library
 from onnxplug_reference.kernels import EXACT_TYPES, Kernel, KernelTable, bound, schema_of, widened, with_defaults
 from onnxplug_reference.trace import Trace
 
-#: Packages of onnx with kernels, by domain.
+#: Domain to onnx's package with its kernels.
 _ONNX_KERNELS = {
     "": "onnx.reference.ops",
     "ai.onnx.ml": "onnx.reference.ops.aionnxml",
@@ -37,7 +37,7 @@ def our_kernels() -> KernelTable:
 
 
 def has_kernel(domain: str, op: str) -> bool:
-    """Whether this package computes an operator of a domain that ONNX does not define."""
+    """Whether this package has a kernel for an operator of a domain that ONNX does not define."""
     return our_kernels().find(domain, op, 1) is not None
 
 
@@ -45,8 +45,8 @@ class NumpyResolver:
     """Finds the kernels of nodes.
 
     Args:
-        classes: ``OpRun`` classes by domain and operator; they go first.
-        nested: Makes the evaluators that an ``OpRun`` class with subgraphs asks for.
+        classes: ``OpRun`` classes by domain and operator, which come first.
+        nested: The function that makes evaluators of subgraphs for ``OpRun`` classes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class NumpyResolver:
         self._trace = trace
 
     def give(self, kernels: Iterable[Kernel]) -> None:
-        """Functions that go before ours."""
+        """Adds kernels that precede ours."""
         self._user_kernels = KernelTable(kernels)
 
     def comes_first(self, domain: str, op_type: str) -> bool:
@@ -75,7 +75,7 @@ class NumpyResolver:
             return None
 
         def quiet(inputs: Sequence[Any]) -> Sequence[Any]:
-            with np.errstate(all="ignore"):  # infinities and NaN are values like others
+            with np.errstate(all="ignore"):  # infinities and NaN are no errors
                 return kernel(inputs)
 
         return quiet
@@ -102,7 +102,7 @@ class NumpyResolver:
         return self._of_schema(node, schema, version)
 
     def _of_class(self, kernel: type[OpRun], node: onnx.NodeProto, opsets: Mapping[str, int]) -> Compute:
-        """An ``OpRun`` class with the attributes of a node."""
+        """The kernel of an ``OpRun`` class with the attributes of a node."""
         parameters = {
             "log": lambda pattern, *args: None,
             "opsets": dict(opsets),
@@ -130,7 +130,7 @@ class NumpyResolver:
         return run
 
     def _of_schema(self, node: onnx.NodeProto, schema: Any, version: int) -> Compute | None:
-        """The body that ONNX gives an operator, where it does."""
+        """The kernel by the function body of an operator's schema; ``None`` without a body."""
         if schema is None or not (schema.has_function or schema.has_context_dependent_function):
             return None
 
@@ -147,7 +147,7 @@ class NumpyResolver:
 
 @cache
 def _onnx_class(domain: str, op: str, version: int) -> type[OpRun] | None:
-    """onnx's kernel of an operator; ``None`` if it has none of its own."""
+    """onnx's kernel of an operator; ``None`` if onnx has none."""
     module = importlib.import_module(f"{_ONNX_KERNELS[domain]}._op_list")
     registered = module._build_registered_operators()
     versions = registered.get(op)
@@ -160,7 +160,7 @@ def _onnx_class(domain: str, op: str, version: int) -> type[OpRun] | None:
 def _with_known_defaults(
     node: onnx.NodeProto, schema: onnx.defs.OpSchema | None, kernel: type[OpRun]
 ) -> onnx.NodeProto:
-    """A node with those defaults of its schema that onnx's kernel takes: it may be of another version."""
+    """A node with the defaults of its schema that onnx's kernel takes, which may be of another version."""
     taken = inspect.signature(kernel._run).parameters
     known = {a.name for a in node.attribute} | set(taken)
     result = onnx.NodeProto()
@@ -172,7 +172,7 @@ def _with_known_defaults(
 
 
 def _body(node: onnx.NodeProto, schema: Any, version: int, inputs: Sequence[Any]) -> onnx.FunctionProto:
-    """ONNX's function of an operator at a version, for inputs of these types."""
+    """ONNX's function body of an operator at a version, for inputs of these types."""
     body = onnx.FunctionProto()
     if schema.has_function:
         body.CopyFrom(schema.function_body)

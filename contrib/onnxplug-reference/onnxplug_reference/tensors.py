@@ -1,4 +1,4 @@
-"""Torch tensors in, torch tensors out."""
+"""Conversion of torch tensors in inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def has_torch(values: Iterable[Any]) -> Any:
-    """The device of the first torch tensor among values, lists of them included; ``None`` if there is none."""
+    """The device of the first torch tensor among values, tensors in lists included; ``None`` if there is none."""
     for value in values:
         if isinstance(value, list | tuple):
             device = has_torch(value)
@@ -21,7 +21,7 @@ def has_torch(values: Iterable[Any]) -> Any:
 
 
 def from_torch(value: Any) -> Any:
-    """Torch tensors as arrays (ml_dtypes for bfloat16 and float8); everything else as it is."""
+    """Torch tensors as arrays (ml_dtypes for bfloat16 and float8); other values unchanged."""
     if isinstance(value, list | tuple):
         return [from_torch(v) for v in value]
     if hasattr(value, "detach"):

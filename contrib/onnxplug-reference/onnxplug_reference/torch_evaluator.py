@@ -26,21 +26,21 @@ def torch_kernels() -> KernelTable:
     return KernelTable(KERNELS)
 
 
-#: What torch says where an operator has no kernel for a dtype.
+#: Parts of torch's errors for an operator without a kernel for a dtype.
 _LACKS = ("not implemented for", "not supported", "unsupported", "does not support", "Promotion for")
 
 
 class TorchReferenceEvaluator(ExtendedReferenceEvaluator):
     """Runs a model by PyTorch's operators, on any device: a third opinion beside ONNX Runtime and NumPy, and a fast one.
 
-    What has no kernel of PyTorch's (:attr:`in_numpy`) is computed as :class:`ExtendedReferenceEvaluator` does. Results are
-    tensors on the device; text, and elements that torch has no dtype for, stay NumPy's arrays.
+    Operators without a kernel of PyTorch (:attr:`in_numpy`) are computed as by :class:`ExtendedReferenceEvaluator`.
+    Results are tensors on the device; text, and elements that torch has no dtype for, stay NumPy's arrays.
 
     Args:
         proto: As :class:`ExtendedReferenceEvaluator` takes it.
-        device: Where the model runs.
-        options: As :class:`ExtendedReferenceEvaluator` takes them; ``kernels`` are functions of tensors here, ``new_ops``
-            ``OpRun`` classes of arrays.
+        device: The device that the model runs on.
+        options: As :class:`ExtendedReferenceEvaluator` takes them; ``kernels`` are functions of tensors, ``new_ops``
+            are ``OpRun`` classes of arrays.
 
     Attributes:
         in_numpy: Domain and name of the operators that were computed in NumPy so far.
@@ -77,7 +77,7 @@ class TorchReferenceEvaluator(ExtendedReferenceEvaluator):
 
 
 class _TorchResolver:
-    """Kernels of PyTorch's first, NumPy's for what they do not take."""
+    """A resolver with PyTorch's kernels, and NumPy's for the inputs that these do not take."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class _TorchResolver:
         return (domain, op_type) in self._classes or (domain, op_type) in self._user_kernels.operators()
 
     def _bound(self, node: onnx.NodeProto, domain: str, version: int) -> Compute | None:
-        """A kernel of PyTorch's with the node's attributes; ``None`` if there is none that knows them all."""
+        """A kernel of PyTorch with the node's attributes; ``None`` if no kernel knows them all."""
         schema = schema_of(node.op_type, version, domain)
         user_kernel = self._user_kernels.find(domain, node.op_type, version)
         if user_kernel is not None:
@@ -116,7 +116,7 @@ class _TorchResolver:
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = opsets.get(domain, 1)
         compute = self._bound(node, domain, version)
-        spare: list[Compute | None] = []  # NumPy's kernel, made when it is needed
+        spare: list[Compute | None] = []  # NumPy's kernel, made at first use
 
         def slow(inputs: Sequence[Any]) -> Sequence[Any]:
             if not spare:

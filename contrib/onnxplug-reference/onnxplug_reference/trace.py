@@ -1,4 +1,4 @@
-"""The text of a run: nodes, and what they get and give."""
+"""The text of a run: nodes, their inputs and their outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from onnxplug_reference.engine import Step
 
-#: Levels of ``verbose``; each writes what those below it write.
+#: Levels of ``verbose``; each writes the text of the lower levels, too.
 NODES, RANGES, FIRST, ALL = 1, 2, 3, 10
 _SHOWN = 5
 
@@ -27,18 +27,18 @@ class Trace:
     Args:
         verbose: 0 nothing; 1 each node; 2 also dtype, shape and range of inputs, constants and results; 3 their first five
             elements; 10 all elements.
-        write: Takes each line; the standard output when ``None``.
+        write: A function that takes each line; the standard output when ``None``.
     """
 
     def __init__(self, verbose: int, write: Callable[[str], None] | None = None) -> None:
         self.verbose = verbose
         self._write = write if write is not None else _line
-        #: What a kernel that runs subgraphs by itself may read of the graphs around it.
+        #: The frame whose values a kernel that runs subgraphs itself may read.
         self.frame: Any = None
 
     @contextlib.contextmanager
     def captured(self, frame: Any) -> Iterator[None]:
-        """Lets kernels that run subgraphs by themselves see a frame."""
+        """A context in which kernels that run subgraphs themselves see a frame."""
         before, self.frame = self.frame, frame
         try:
             yield
@@ -46,26 +46,26 @@ class Trace:
             self.frame = before
 
     def start(self, constants: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Constants and inputs of a graph."""
+        """Writes the constants and inputs of a graph."""
         if self.verbose >= RANGES:
             for sign, values in (("C", constants), ("I", inputs)):
                 for name, value in values.items():
                     self._write(f" +{sign} {name}: {describe(value, self.verbose)}")
 
     def node(self, step: Step) -> None:
-        """A node that is about to run."""
+        """Writes a node before its run."""
         if self.verbose >= NODES:
             node = step.node
             self._write(f"{'  ' * len(step.path)}{node.op_type}({', '.join(node.input)}) -> {', '.join(node.output)}")
 
     def result(self, step: Step, name: str, value: Any) -> None:
-        """A value that a node made."""
+        """Writes an output of a node."""
         if self.verbose >= RANGES:
             self._write(f"{'  ' * len(step.path)} + {name}: {describe(value, self.verbose)}")
 
 
 def describe(value: Any, verbose: int = RANGES) -> str:
-    """A value as text, in as much detail as a level of ``verbose`` asks for."""
+    """A value as text, in the detail of a level of ``verbose``."""
     if value is None:
         return "none"
     if isinstance(value, list | tuple):
@@ -85,7 +85,7 @@ def describe(value: Any, verbose: int = RANGES) -> str:
 
 
 def _readable(value: Any) -> np.ndarray:
-    """An array of a dtype that NumPy itself knows."""
+    """A value as an array of a dtype that NumPy itself knows."""
     if hasattr(value, "detach"):
         from onnxplug.build.dtypes import as_array
 
@@ -99,7 +99,7 @@ def _readable(value: Any) -> np.ndarray:
 
 
 def _range(array: np.ndarray) -> str:
-    """The smallest and largest element, and how many are NaN."""
+    """The smallest and largest element, and the number of NaN, as text."""
     if array.dtype.kind != "f":
         return f"[{array.min()}, {array.max()}]"
     bad = np.isnan(array)

@@ -24,7 +24,7 @@ X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 
 
 def parsed(text: str, version: int = 21) -> onnx.ModelProto:
-    """A model of onnx's own text form."""
+    """A model from onnx's own text form."""
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {version}, "local": 1]> {text}')
 
 
@@ -294,7 +294,7 @@ def test_kernels_of_the_call() -> None:
 
 
 def test_kernels_of_the_plugins_of_an_export() -> None:
-    """What ``runtime=`` gave the export serves its evaluator too."""
+    """The evaluator uses the kernels of an export's ``runtime=``."""
     with torch.library._scoped_library("reference_test", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 5, "CompositeExplicitAutograd")
@@ -320,7 +320,7 @@ def test_a_kernel_replaces_a_function_of_the_model() -> None:
 
 
 class Applied(OpRun):
-    """A custom operator that runs a subgraph by itself, which reads a value around it."""
+    """A custom operator that runs a subgraph itself, which captures a value."""
 
     op_domain = "local"
 

@@ -16,7 +16,7 @@ from tests.support.tolerances import looser
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> Any:
-    """Random numbers of a shape, others for each test."""
+    """A function that draws random numbers of a shape, different for each test."""
     numbers = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
     def run(*shape: int, scale: float = 1.0) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_matmul_nbits(bits: int, zeros: str, k: int, block: int, draw: Any) -> N
     elif zeros == "float":
         zero = numbers.integers(0, 2**bits, (n, blocks)).astype(np.float32)
     options = {"K": k, "N": n, "block_size": block, "bits": bits}
-    if zeros == "float" and bits == 8:  # ONNX Runtime takes bytes alone: the same numbers as bytes
+    if zeros == "float" and bits == 8:  # ONNX Runtime takes only bytes: the same numbers as bytes
         x = draw(3, k)
         (model, feeds), (other, bytes_) = (
             node_model("MatMulNBits", [x, weight, scales, z], ["float32"], **options)
@@ -127,7 +127,7 @@ def test_matmul_nbits(bits: int, zeros: str, k: int, block: int, draw: Any) -> N
         )
         np.testing.assert_array_equal(got[0], expected[0])
         return
-    # ONNX Runtime itself quantises A to bytes for some of its kernels unless it is told not to.
+    # ONNX Runtime quantises A to bytes in some kernels unless accuracy_level is 1.
     agree("MatMulNBits", [draw(3, k), weight, scales, zero], accuracy_level=1, **looser("four-bit products"), **options)
     agree(
         "MatMulNBits",
@@ -299,7 +299,7 @@ def grouped(
     rotary: dict[str, Any],
     **more: Any,
 ) -> None:
-    """GroupQueryAttention with 4 heads of size 16 in 2 groups. ``lengths``: keys of each row of the batch in all."""
+    """GroupQueryAttention with 4 heads of size 16 in 2 groups. ``lengths``: the number of keys of each batch row."""
     batch = len(lengths)
     q, k, v = draw(batch, rows, 64), draw(batch, rows, 32), draw(batch, rows, 32)
     inputs = [np.concatenate([q, k, v], -1), None, None] if packed else [q, k, v]
@@ -318,7 +318,7 @@ def test_group_query_attention(rotary: dict[str, Any], options: str, packed: boo
     chosen = GROUPED[options]
     grouped(draw, 5, 0, [5, 5], packed, chosen, rotary)
     grouped(draw, 1, 6, [7, 7], packed, chosen, rotary)
-    grouped(draw, 1, 6, [7, 4], packed, chosen, rotary)  # rows of the batch with pasts of their own
+    grouped(draw, 1, 6, [7, 4], packed, chosen, rotary)  # rows of the batch with different pasts
     grouped(draw, 1, 12, [8, 3], packed, chosen, rotary)  # a cache with room
     grouped(draw, 3, 4, [7], packed, chosen, rotary)  # several new tokens after a past
 
@@ -346,7 +346,7 @@ def test_moe_with_swiglu(k: int, normalise: int, draw: Any) -> None:
 
 
 def test_the_other_forms_of_swiglu(draw: Any) -> None:
-    """ONNX Runtime's CPU kernel has the interleaved form alone: the others are the same numbers in another order."""
+    """ONNX Runtime's CPU kernel has only the interleaved form: other forms have the same numbers in another order."""
     x, router, both, bias, second = draw(6, 8), draw(6, 4), draw(4, 20, 8), draw(4, 20), draw(4, 8, 10)
     options: dict[str, Any] = {"activation_type": "swiglu", "k": 2, "activation_alpha": 1.5, "swiglu_limit": 0.9}
 
@@ -381,7 +381,7 @@ def test_operators_of_onnxruntime_alone(draw: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_computed_in_float(dtype: str, draw: Any) -> None:
-    """ONNX Runtime has float kernels alone on the CPU: its results of the same numbers, rounded once."""
+    """ONNX Runtime has only float kernels on the CPU: its results for the same numbers are rounded once."""
     import ml_dtypes  # noqa: F401
 
     from tests.support.onnxruntime_judge import by_onnxruntime

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx that are ours, and earlier versions of others, against ONNX Runtime's kernels, in both evaluators."""
+"""Our kernels of ai.onnx, and earlier versions of other operators, against ONNX Runtime's, in both evaluators."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_recurrent_options() -> None:
 
 @pytest.mark.parametrize("op", _GATES)
 def test_the_batch_first(op: str) -> None:
-    """ONNX Runtime has ``layout=0`` alone: the same numbers with the first two axes swapped."""
+    """``layout=1``, against ONNX Runtime's ``layout=0`` with the first two axes swapped."""
     inputs = _recurrent(op, 1, lengths=True, states=True, bias=True, peepholes=False)
     model, feeds = node_model(op, inputs, ["float32", "float32"], domain="", hidden_size=6)
     swapped = [v.swapaxes(0, 1) if i in (0, 5, 6) and v is not None else v for i, v in enumerate(inputs)]
@@ -445,7 +445,7 @@ _NARROW: list[tuple[str, list[Any], dict[str, Any], Callable[..., torch.Tensor]]
 def test_halves_against_torch(
     op: str, inputs: list[Any], attributes: dict[str, Any], function: Any, dtype: torch.dtype
 ) -> None:
-    """torch in float32 on the rounded inputs, rounded once: at most one step away, and of the same dtype."""
+    """Results are at most a step from torch's in float32 on the rounded inputs, rounded once, and of the same dtype."""
     kind = np.float16 if dtype == torch.float16 else ml_dtypes.bfloat16
     narrow = [x.astype(kind) if x.dtype == np.float32 else x for x in inputs]
     outputs = ["float16" if dtype == torch.float16 else "bfloat16", *(["int64"] if op == "TopK" else [])]
@@ -511,7 +511,7 @@ def test_four_bit_weights(kind: Any) -> None:
 
 
 def test_random_numbers() -> None:
-    """Distributions, element types, and the same numbers of the same seed."""
+    """Distributions, element types, and equal numbers for equal seeds."""
     for op, attributes, mean, deviation in (
         ("RandomNormal", {"mean": 2.0, "scale": 3.0}, 2.0, 3.0),
         ("RandomUniform", {"low": -1.0, "high": 3.0}, 1.0, 4 / 12**0.5),

@@ -1,4 +1,4 @@
-"""Both evaluators against onnx's own backend test suite. What one does not pass stands here, and nothing else."""
+"""Both evaluators against onnx's own backend test suite. The tables list exactly the tests that they don't pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.onnx_suite import model_cases, node_cases, passes
 
 _RANDOM = "the numbers are random, and the test has those of one run of onnx's own generator"
 _GRADIENT = "ai.onnx.preview.training: an operator that differentiates the graph around it"
-#: Tests that the evaluator in NumPy does not pass.
+#: Tests that the evaluator in NumPy does not pass, with the reason.
 NUMPY = {
     "test_bernoulli": _RANDOM,
     "test_bernoulli_double": _RANDOM,
@@ -35,7 +35,7 @@ PARTS = pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.
 
 
 class TorchEvaluator(TorchReferenceEvaluator):
-    """With arrays as results, which the comparison takes; keeps what was computed in NumPy."""
+    """The evaluator with arrays as results, which the comparison takes; it records the operators computed in NumPy."""
 
     elsewhere: ClassVar[set[str]] = set()
 
@@ -46,10 +46,10 @@ class TorchEvaluator(TorchReferenceEvaluator):
 
 
 def check(evaluator: type, cases: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """All tests pass but the known ones, and none of those does."""
+    """All tests pass except the known tests, all of which fail."""
     failing = {name: why for name, case in cases.items() if (why := passes(evaluator, case)) is not None}
     assert {name: why for name, why in failing.items() if name not in known} == {}
-    # A random one may pass by chance, once in a thousand runs.
+    # A random test may pass by chance, once in a thousand runs.
     fixed = [name for name, why in known.items() if name in cases and name not in failing and why != _RANDOM]
     assert fixed == [], "these pass; their rows can go"
 
@@ -82,6 +82,6 @@ def test_models_in_torch() -> None:
 
 @pytest.mark.parametrize("cases", [node_cases, model_cases])
 def test_no_fewer_than_onnx(cases: Any) -> None:
-    """Of what we do not pass onnx's own evaluator passes nothing."""
+    """onnx's own evaluator passes none of the tests that ours doesn't pass."""
     fixed = {name: case for name, case in cases().items() if NUMPY.get(name, _RANDOM) != _RANDOM}
     assert [name for name, case in fixed.items() if passes(ReferenceEvaluator, case) is None] == []

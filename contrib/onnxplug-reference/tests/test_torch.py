@@ -1,4 +1,4 @@
-"""The evaluator by PyTorch's operators: exported models against eager PyTorch, devices, and what NumPy computes."""
+"""The evaluator by PyTorch's operators: exported models against eager PyTorch, devices, and operators in NumPy."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_exported_models(name: str, opset: int, evaluator: Any) -> None:
 
 
 class Fusible(nn.Module):
-    """What ONNX Runtime fuses into operators of com.microsoft."""
+    """A model that ONNX Runtime fuses into operators of com.microsoft."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Fusible(nn.Module):
 
 @pytest.mark.usefixtures("seeded")
 def test_a_model_optimised_by_onnxruntime(tmp_path: Path) -> None:
-    """The model that ONNX Runtime's own optimiser writes, with its fused operators."""
+    """The model from ONNX Runtime's own optimiser, with its fused operators."""
     model = Fusible().eval()
     x = torch.randn(2, 5, 16)
     program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: "batch"},), plugins=[])

@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What the plugin says about itself."""
+    """The plugin's description: the defaults."""
     return PluginInfo()
 
 

@@ -32,10 +32,10 @@ def shard(
     name: str = "tensor_parallel",
     stages: Mapping[str, int] | None = None,
 ) -> Shardings:
-    """Writes into a program how its parameters lie on several devices, as ONNX's device configuration and sharding specifications.
+    """Writes the placements of a program's parameters into it: ONNX's device configuration and sharding specifications.
 
-    The program computes what it did; its IR version becomes 11 where it was lower. Shard it last: what changes the graph later may
-    drop what is written.
+    The program computes the same results; its IR version becomes 11 where it was lower. Shard it last: later changes of
+    the graph may drop the specifications.
 
     Args:
         program: An exported program.
@@ -43,8 +43,9 @@ def shard(
             modules and parameters, in which ``*`` stands for a word, to styles (``"colwise"``, ``ColwiseParallel()``) or, for
             parameters, lists of placements.
         mesh: A ``DeviceMesh``, its sizes, or a number of devices. Styles divide along its dimension ``"tp"``, else along the last.
-        name: The name of the configuration; one of this name is replaced.
-        stages: Names of modules to their stages of a pipeline; any other node is in the latest stage of what it reads.
+        name: The name of the configuration; an existing configuration of this name is replaced.
+        stages: Names of modules to their stages of a pipeline; any other node is in the latest stage of its inputs'
+            producers.
 
     Returns:
         The placements, as :func:`read_shardings` reads them.
@@ -92,7 +93,7 @@ def shard(
 
 @contextmanager
 def _all_or_nothing(model: ir.Model) -> Iterator[None]:
-    """Leaves the model as it was when there is an error."""
+    """A context that restores the model after an error."""
     version, configurations, noted = model.ir_version, model.device_configurations, dict(model.metadata_props)
     of_nodes = [(node, node.device_configurations) for node in model.graph.all_nodes()]
     of_weights = [(value, dict(value.metadata_props)) for value in model.graph.initializers.values()]
@@ -133,7 +134,7 @@ def _checked(value: ir.Value, name: Any, layout: Layout, mesh: Mesh) -> None:
 
 
 def _embeddings(program: OnnxProgram, known: Mapping[ir.Value, Any]) -> dict[str, bool]:
-    """Which weights are looked up: a tied weight by the nodes of the module under whose name it is asked for."""
+    """By parameter name, whether a weight is looked up; for a name of a tied weight the nodes of its module decide."""
     found = {}
     for value, origin in known.items():
         for target in origin.targets:
@@ -142,7 +143,7 @@ def _embeddings(program: OnnxProgram, known: Mapping[ir.Value, Any]) -> dict[str
 
 
 def _readers(value: ir.Value, module: str) -> list[ir.Node]:
-    """The nodes that compute with a weight, those of the module alone where there are some."""
+    """The nodes that compute with a weight; only nodes of the module where it has any."""
     readers: list[ir.Node] = []
     for node in value.consumers():
         readers += _readers(node.outputs[0], "") if node.op_type in _WEIGHT and node.outputs else [node]
@@ -151,7 +152,7 @@ def _readers(value: ir.Value, module: str) -> list[ir.Node]:
 
 
 class _Writer:
-    """Writes the specifications of one configuration: from the first node to the last, each by the splits of what it reads."""
+    """Writes the specifications of one configuration, from first node to last, each by the splits of its inputs."""
 
     def __init__(
         self,
@@ -166,13 +167,13 @@ class _Writer:
         self._configuration = configuration
         self._whole: Layout = (None,) * len(plan.mesh.shape)
         self._known = known
-        #: The layouts of all values that are not whole, and the weights, which lie as the plan says: whole where it says nothing.
+        #: The layouts of all split values; weights have the plan's layouts, and are whole by default.
         self._layouts = dict(layouts)
         self._fixed = set(known)
         self._moved = self._results()
 
     def write(self) -> None:
-        """Writes them."""
+        """Writes the specifications of all nodes."""
         for node in self._model.graph:
             self._node(node)
         main = set(self._model.graph)
@@ -190,7 +191,7 @@ class _Writer:
             steps = [step(node, [layout[d] for layout in lying], fixed) for d in range(len(self._whole))]
             specs = self._specs(node, steps) if any(map(any, lying)) else {}
         except Undefined:
-            # Its form is left to the runtime: the plan's placements alone are written.
+            # The node's parallel form is left to the runtime: only the plan's placements are written.
             specs = self._placed(node)
             if node not in self._moved:
                 return self._annotate(node, specs)
@@ -208,18 +209,22 @@ class _Writer:
         self._annotate(node, specs)
 
     def _specs(self, node: ir.Node, steps: Sequence[Step]) -> dict[ir.Value, Layout]:
-        """The layouts of all inputs and outputs of a node."""
+        """The layouts of all inputs and outputs of a node.
+
+        Raises:
+            Undefined: The node takes a value in two layouts.
+        """
         specs: dict[ir.Value, Layout] = {}
         for index, value in enumerate(node.inputs):
             if value is None:
                 continue
             layout = tuple(each.inputs[index] for each in steps)
             if specs.setdefault(value, layout) != layout:
-                raise Undefined  # one value twice, taken in two ways
+                raise Undefined  # one value in two layouts
         return {**specs, **{value: tuple(each.output for each in steps) for value in node.outputs}}
 
     def _placed(self, node: ir.Node) -> dict[ir.Value, Layout]:
-        """The layouts of the weights that a node reads, as far as they are split."""
+        """The layouts of the split weights that a node reads."""
         return {value: self._of(value) for value in node.inputs if value in self._fixed and any(self._of(value))}
 
     def _annotate(self, node: ir.Node, specs: Mapping[ir.Value, Layout]) -> None:
@@ -233,7 +238,7 @@ class _Writer:
         node.device_configurations = (*node.device_configurations, entry)
 
     def _results(self) -> dict[ir.Node, Split | None]:
-        """The nodes whose results the plan lays out anew."""
+        """The nodes whose results the plan gives another layout, with their splits."""
         moved: dict[ir.Node, Split | None] = {}
         for value, names in self._named().items():
             for module in names:
@@ -245,7 +250,7 @@ class _Writer:
         return moved
 
     def _named(self) -> dict[ir.Value, list[str]]:
-        """The initializers that are weights, and no biases, with the modules that have them."""
+        """The initializers of parameters other than biases, with the names of their modules."""
         found: dict[ir.Value, list[str]] = {}
         for value in self._model.graph.initializers.values():
             origin = self._known.get(value)
@@ -256,7 +261,7 @@ class _Writer:
         return found
 
     def _end(self, node: ir.Node, module: str) -> ir.Node:
-        """The node of a linear layer's result: the one that adds the bias."""
+        """The node of a linear layer's result: the node that adds the bias, where there is one."""
         consumers = node.outputs[0].consumers() if node.outputs else ()
         if len(consumers) == 1 and consumers[0].op_type == "Add":
             read = [self._known[value] for value in consumers[0].inputs if value is not None and value in self._known]

@@ -1,9 +1,9 @@
 """Meshes of devices, placements on them, and ONNX's sharding specification of a placed tensor.
 
-A *layout* has an entry for each dimension of the mesh, as DTensor's placements do: a :class:`Split` of an axis of the tensor, or
-``None`` for a replica. ONNX has an entry for each axis of the tensor instead, and lists devices by shards. An example, axis 0 of
-12 rows on the mesh ``[[0, 1], [2, 3]]``: ``(Split(0), None)`` is ``num_shards=2`` with the groups of devices ``[0, 1]`` and
-``[2, 3]``; ``(Split(0), Split(0))`` is ``num_shards=4`` with the devices 0, 1, 2, 3.
+A *layout* has an entry for each dimension of the mesh, as DTensor's placements do: a :class:`Split` of an axis of the
+tensor, or ``None`` for a replica. ONNX has an entry for each axis of the tensor instead, and lists devices by shards.
+For example, axis 0 of 12 rows on the mesh ``[[0, 1], [2, 3]]``: ``(Split(0), None)`` is ``num_shards=2`` with the
+groups of devices ``[0, 1]`` and ``[2, 3]``; ``(Split(0), Split(0))`` is ``num_shards=4`` with the devices 0, 1, 2, 3.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Split:
 
     Attributes:
         axis: The axis.
-        blocks: The number of equal blocks in a row along the axis, each of which is divided by itself: 2 for a weight that packs a
-            gate and a projection.
+        blocks: The number of equal blocks along the axis, each of which is divided separately: 2 for a weight that
+            packs a gate and a projection.
     """
 
     axis: int
     blocks: int = 1
 
 
-#: For each dimension of the mesh, the axis that is divided along it; ``None``: replicated.
+#: For each dimension of the mesh, the axis that is divided along it; ``None`` for a replica.
 Layout = tuple[Split | None, ...]
 
 
@@ -73,10 +73,10 @@ class Mesh:
 
     @classmethod
     def of(cls, mesh: Any) -> Mesh:
-        """A mesh as people give it: a number of devices, sizes, or a ``DeviceMesh``.
+        """The mesh of an argument: a number of devices, sizes, or a ``DeviceMesh``.
 
         Raises:
-            UsageError: It is none of these.
+            UsageError: The argument is of another kind.
         """
         if isinstance(mesh, Mesh):
             return mesh
@@ -91,11 +91,11 @@ class Mesh:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names of the devices, in the order of their numbers in the file."""
+        """The names of the devices, in the order of their numbers in a file."""
         return tuple(f"{self.kind}:{rank}" for rank in sorted(self.ranks))
 
     def group(self, fixed: dict[int, int]) -> tuple[int, ...]:
-        """The devices at the given coordinates, by their numbers in the file."""
+        """The devices at the given coordinates, by their numbers in a file."""
         number = {rank: index for index, rank in enumerate(sorted(self.ranks))}
         coordinates = itertools.product(*map(range, self.shape))
         return tuple(
@@ -106,7 +106,7 @@ class Mesh:
 
 
 def shape_of(value: ir.Value) -> ir.Shape | None:
-    """The shape of a value: that of its content, where a file says no other."""
+    """The shape of a value, or of its constant where a file states no shape."""
     if value.shape is None and value.const_value is not None:
         return ir.Shape(value.const_value.shape.numpy())
     return value.shape
@@ -119,7 +119,7 @@ def divided(size: int | None, axis: int, layout: Layout, mesh: Mesh) -> list[tup
         size: The size of the axis; ``None`` where it is known at run time only.
 
     Raises:
-        Indivisible: A shard would be larger than another.
+        Indivisible: The shards would have different sizes.
     """
     factors: list[tuple[int | None, int | None]] = [(size, None)]
     for dimension, split in enumerate(layout):
@@ -151,10 +151,10 @@ def divided(size: int | None, axis: int, layout: Layout, mesh: Mesh) -> list[tup
 
 
 def specification(value: ir.Value, layout: Layout, mesh: Mesh) -> ir.ShardingSpec:
-    """The sharding specification of a value, of which the shape is known.
+    """The sharding specification of a value with a known shape.
 
     Raises:
-        Indivisible: A shard would be larger than another.
+        Indivisible: The shards would have different sizes.
     """
     dims: list[ir.ShardedDim] = []
     shape = shape_of(value) or ()
@@ -186,12 +186,13 @@ def specification(value: ir.Value, layout: Layout, mesh: Mesh) -> ir.ShardingSpe
     return ir.ShardingSpec(value, tuple(devices), tuple(groups), tuple(dims))
 
 
-#: The devices that hold each shard, by the places of the shard: for each axis and each of its divisions, which one.
+#: The devices that hold each shard, by the places of the shard: triples of an axis, one of its divisions, and the index
+#: in it.
 Assignment = dict[frozenset[tuple[int, int, int]], frozenset[int]]
 
 
 def assignment(spec: ir.ShardingSpec, rank: int) -> Assignment:
-    """Which devices hold each shard; the same for any two specifications that mean the same."""
+    """The devices that hold each shard, equal for any two equivalent specifications."""
     divisions = [
         (dim.axis % rank, number, simple.num_shards)
         for dim in spec.sharded_dims
@@ -209,7 +210,7 @@ def assignment(spec: ir.ShardingSpec, rank: int) -> Assignment:
 
 
 def layout_of(spec: ir.ShardingSpec, mesh: Mesh) -> Layout | None:
-    """The layout of which a specification is; ``None`` where it is that of no placements on this mesh."""
+    """The layout of a specification; ``None`` where no layout on this mesh gives it."""
     assert spec.value is not None
     rank = len(shape_of(spec.value) or ())
     wanted = assignment(spec, max(rank, 1)), _sizes(spec, rank)
@@ -224,7 +225,7 @@ def layout_of(spec: ir.ShardingSpec, mesh: Mesh) -> Layout | None:
 
 
 def _sizes(spec: ir.ShardingSpec, rank: int) -> set[tuple[int, tuple[Any, ...]]]:
-    """The blocks and shards of each divided axis. A single division needs no size: it is that of the axis."""
+    """The blocks and shards of each divided axis. A single division needs no size, which is the axis's."""
     return {
         (
             dim.axis % rank,

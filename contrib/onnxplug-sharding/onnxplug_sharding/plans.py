@@ -16,14 +16,14 @@ from onnxplug_sharding.layout import Layout, Mesh, Split
 
 @dataclass(frozen=True)
 class Style:
-    """How a module is divided along one dimension of the mesh.
+    """The division of a module along one dimension of the mesh.
 
     Attributes:
-        by: ``"columns"`` (of a linear layer: its outputs), ``"rows"`` (its inputs), or ``""``: its parameters are replicated.
+        by: ``"columns"`` (a linear layer's outputs), ``"rows"`` (its inputs), or ``""`` for replicated parameters.
         blocks: As :attr:`Split.blocks`.
-        moved: Whether the module's result is laid out anew, as ``output`` says.
+        moved: Whether the module's result gets the layout of ``output``.
         output: The result's split.
-        embedding: Whether it is a style of embeddings, by rows of the table; ``None``: of whatever module it meets.
+        embedding: Whether the style is for embeddings, by rows or columns of the table; ``None`` for any module.
     """
 
     by: str = ""
@@ -33,7 +33,8 @@ class Style:
     embedding: bool | None = None
 
 
-#: The names of transformers. ``all_reduce`` and the like only say what a process does with its part of a result.
+#: transformers' names of styles. ``all_reduce`` and the like only describe what a process does with its part of a
+#: result.
 STYLES = {
     "colwise": Style("columns", embedding=False),
     "colwise_rep": Style("columns", moved=True, embedding=False),
@@ -55,14 +56,14 @@ STYLES = {
 
 @dataclass
 class Plan:
-    """A plan, with its patterns resolved.
+    """A plan with resolved patterns.
 
     Attributes:
         mesh: The devices.
         along: The dimension of the mesh that styles divide along.
         layouts: The layouts of parameters by name, in their own dimensions.
-        results: Module to its style, where its result is laid out anew.
-        unused: The patterns of the model's own plan that match nothing.
+        results: Module to its style, where its result gets another layout.
+        unused: The patterns of the model's own plan without a match.
     """
 
     mesh: Mesh
@@ -77,9 +78,9 @@ def resolve(plan: Any, mesh: Any, parameters: Mapping[str, int], embeddings: Map
 
     Args:
         plan: A mapping of patterns to styles or placements, or a module.
-        mesh: The mesh; ``None`` for that of DTensors.
+        mesh: The mesh; ``None`` for the DTensors' mesh.
         parameters: The parameters of the program, with their numbers of dimensions.
-        embeddings: The weights that are looked up, and not multiplied with.
+        embeddings: By parameter name, whether a weight is looked up, and no factor of a product.
 
     Raises:
         UsageError: The plan doesn't fit.
@@ -152,12 +153,12 @@ def _of_patterns(
                     plan.results[name.rpartition(".")[0]] = style
             if placed.setdefault(name, layout) != layout:
                 raise UsageError(f"two entries of the plan place {name!r} differently")
-    plan.layouts = {**of_modules, **plan.layouts}  # what names a parameter goes before what names its module
+    plan.layouts = {**of_modules, **plan.layouts}  # entries of a parameter precede entries of its module
     return plan
 
 
 def _matches(name: str, pattern: Any, *, within: bool = False) -> bool:
-    """Whether a name fits a pattern, in which ``*`` stands for (a part of) one of its words; or begins with such a name."""
+    """Whether a name, or with ``within`` its beginning, matches a pattern; ``*`` stands for a word or a part of it."""
     if not isinstance(pattern, str):
         raise UsageError(f"a plan's patterns are names of modules and parameters, got {pattern!r}")
     words, wanted = name.split("."), pattern.split(".")
@@ -199,7 +200,7 @@ def _style(pattern: str, entry: Any) -> Style:
 
 
 def _split(style: Style, rank: int, is_embedding: bool) -> Split | None:
-    """The split of a parameter of a module."""
+    """The split of a module's parameter by a style."""
     if not style.by or rank == 0:
         return None
     if style.embedding if style.embedding is not None else is_embedding:
@@ -210,7 +211,7 @@ def _split(style: Style, rank: int, is_embedding: bool) -> Split | None:
 
 
 def _layout(name: str, placements: Sequence[Any], rank: int | None, mesh: Mesh | None) -> Layout:
-    """DTensor's placements as a layout; dimensions stay as they are where the rank isn't known."""
+    """DTensor's placements as a layout; negative dimensions stay negative where the rank isn't known."""
     if mesh is not None and len(placements) != len(mesh.shape):
         raise UsageError(f"{name!r} has {len(placements)} placements on a mesh of {len(mesh.shape)} dimensions")
     layout: list[Split | None] = []
@@ -225,7 +226,7 @@ def _layout(name: str, placements: Sequence[Any], rank: int | None, mesh: Mesh |
                 hint="Redistribute it first.",
             )
         else:
-            # A strided shard, of which FSDP over tensor parallelism and packed weights consist, is none to ``is_shard``.
+            # ``is_shard`` is false for the strided shards of FSDP over tensor parallelism and of packed weights.
             split = None if placement.is_replicate() else Split(placement.dim, getattr(placement, "split_factor", 1))
         if split is not None and rank is not None:
             if not -rank <= split.axis < rank:

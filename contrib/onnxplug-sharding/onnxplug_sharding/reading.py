@@ -17,7 +17,7 @@ from onnxplug_sharding.layout import Layout, Mesh, Split, layout_of, shape_of
 from onnxplug_sharding.rules import Undefined, step
 from onnxplug_sharding.weights import PARAMETERS
 
-#: Metadata of a model: the mesh of a configuration, of which ONNX has the number of devices alone.
+#: Metadata of a model: the mesh of a configuration, for which ONNX has only the number of devices.
 MESH = "pkg.onnxplug.sharding.mesh."
 #: ``Shard(dim)`` and ``Replicate()`` of ``torch.distributed.tensor``; a :class:`Split` where an axis is divided block by block.
 Placements = tuple[Any, ...]
@@ -25,7 +25,7 @@ Placements = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Shardings:
-    """The placements that a file states, for one configuration of devices. A placement for each dimension of the mesh.
+    """The placements in a file for one configuration of devices, each with an entry for every dimension of the mesh.
 
     Attributes:
         name: The name of the configuration.
@@ -35,7 +35,7 @@ class Shardings:
         parameters: The placements of parameters by their names in PyTorch, in their own dimensions.
         initializers: The placements of weights by their names in the file, in the file's axes.
         nodes: Node to the placements of its inputs and outputs.
-        undefined: The nodes of which the specification does not say how they compute with such inputs.
+        undefined: The nodes whose parallel form the specification leaves open for these inputs.
         stages: Node to its stage of a pipeline.
     """
 
@@ -57,17 +57,17 @@ class Shardings:
 
 
 def read_shardings(model: Any, name: str | None = None, *, mesh: Any = None) -> Shardings:
-    """The placements that a file states.
+    """The placements in a file.
 
     Args:
         model: The path of a file, an ``onnx_ir.Model`` or an ``OnnxProgram``.
-        name: The configuration; it may be left out where there is one.
-        mesh: Another mesh than the file says, which only files of :func:`shard` do; the placements of parameters are left out then.
-            A single dimension, when neither says it.
+        name: The configuration; it may be left out where the file has a single configuration.
+        mesh: A mesh in place of the file's; the placements of parameters are left out then. By default the mesh is the
+            file's, which only files of :func:`shard` state, or has a single dimension.
 
     Raises:
-        UsageError: The file can't be read, there is no such configuration, or a specification contradicts the standard, its node or
-            the mesh.
+        UsageError: The file can't be read, the configuration is unknown, or a specification contradicts the standard,
+            its node or the mesh.
     """
     model = _model(model)
     configuration = _configuration(model, name)
@@ -119,7 +119,7 @@ def _model(model: Any) -> ir.Model:
         raise UsageError(f"there is no file {model}")
     try:
         return ir.load(model)
-    except Exception as error:  # protobuf's, or of onnx_ir's serialisation
+    except Exception as error:  # an error of protobuf, or of onnx_ir's serialisation
         raise UsageError(f"{model} is no ONNX file that can be read: {error}") from error
 
 
@@ -137,7 +137,7 @@ def _configuration(model: ir.Model, name: str | None) -> ir.ModelConfiguration:
 
 
 def _parameters(value: ir.Value, layout: Layout, name: str, mesh: Mesh) -> dict[str, Placements]:
-    """The placements of the parameters that an initializer is made of, as :func:`shard` noted them."""
+    """The placements of an initializer's parameters, which :func:`shard` wrote into its metadata."""
     noted = json.loads(value.metadata_props.get(PARAMETERS + name, "{}"))
     for split, size, *of in zip(layout, mesh.shape, *noted.values(), strict=True) if noted else ():
         if size > 1 and (split is None) == any(each is not None for each in of):
@@ -194,7 +194,7 @@ def _layouts(
 
 
 def _problem(node: ir.Node, spec: ir.ShardingSpec, devices: int) -> str | None:
-    """What is wrong with a specification by itself."""
+    """The fault of a specification by itself, in words; ``None`` without a fault."""
     value = spec.value
     if value is None or value not in {*node.inputs, *node.outputs}:
         return "names no input or output of the node"
@@ -229,7 +229,7 @@ def _problem(node: ir.Node, spec: ir.ShardingSpec, devices: int) -> str | None:
 
 
 def _is_defined(node: ir.Node, layouts: Mapping[ir.Value, Layout], mesh: Mesh) -> bool:
-    """Whether the specification says how a node computes from its inputs as they lie."""
+    """Whether a node has a parallel form for its inputs in their layouts."""
     given = [layouts.get(value) if value is not None else () for value in node.inputs]
     if any(layout is None for layout in given):
         return False

@@ -1,8 +1,9 @@
-"""How a split of one input divides the computation of a node, operator by operator, along one dimension of the mesh.
+"""The division of a node's computation by a split of one input, operator by operator, along one dimension of the mesh.
 
-The rules are those of ONNX's *Sharding Formalism* for elementwise operators, reductions and products, and two for operators that it
-doesn't have: ``Transpose``, and ``Gather``, where a shard of the table answers for its rows and the answers are added up. There is
-no rule for convolutions, normalisations, recurrent layers and control flow, which the formalism leaves undefined.
+The rules follow ONNX's *Sharding Formalism* for elementwise operators, reductions and products. Two more are for
+operators that it lacks: ``Transpose``, and ``Gather``, where each shard of the table gives its own rows and the results
+are summed. There is no rule for convolutions, normalisations, recurrent layers and control flow, which the formalism
+leaves undefined.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _REDUCTIONS = (
 
 
 class Undefined(Exception):
-    """The node has no parallel form that is known."""
+    """A node has no known parallel form."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Step:
     """A node's parallel form, along one dimension of the mesh.
 
     Attributes:
-        inputs: How the node takes each input.
-        output: How its result lies there.
+        inputs: The split in which the node takes each input.
+        output: The split of its result.
     """
 
     inputs: tuple[Split | None, ...]
@@ -52,11 +53,11 @@ def step(node: ir.Node, splits: Splits, fixed: Sequence[bool]) -> Step:
 
     Args:
         node: The node, whose values have shapes.
-        splits: How its inputs lie.
-        fixed: Which of them are weights, which lie as they are; the others may be laid out anew.
+        splits: The splits of its inputs.
+        fixed: Whether each input is a weight, whose layout is fixed; other inputs may get another layout.
 
     Raises:
-        Undefined: There is none that is known.
+        Undefined: No parallel form is known.
     """
     if not any(splits):
         return Step((None,) * len(splits), None)
@@ -72,7 +73,7 @@ def step(node: ir.Node, splits: Splits, fixed: Sequence[bool]) -> Step:
             return result
         if fixed[leader]:
             raise Undefined
-    return Step((None,) * len(splits), None)  # what is whole stays whole, and the others are put together
+    return Step((None,) * len(splits), None)  # the node takes all inputs whole
 
 
 def _rank(value: ir.Value | None) -> int:
@@ -91,7 +92,7 @@ def _is_same(one: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
 
 
 def _carried(split: Split, source: ir.Value | None, target: ir.Value | None) -> Split | None:
-    """The split of another operand of a broadcast, or of its result: of the same axis from the right."""
+    """The split of another operand of a broadcast, or of its result, on the same axis from the right."""
     if target is None:
         return None
     from_right = split.axis - _rank(source)
@@ -116,7 +117,7 @@ def _reduction(node: ir.Node, leader: int, split: Split) -> Step:
     rest = (None,) * (len(node.inputs) - 1)
     if leader != 0 or axes is None:
         raise Undefined
-    if split.axis in axes:  # each shard by itself, and then between them
+    if split.axis in axes:  # a reduction within each shard, then between shards
         return Step((split, *rest), None)
     assert x is not None
     keeps = bool(_attribute(node, "keepdims", 1))
@@ -163,7 +164,7 @@ def _matmul(node: ir.Node, leader: int, split: Split) -> Step:
     if min(rank_a, rank_b) < 2:
         raise Undefined
     from_right = split.axis - (rank_a, rank_b)[leader]
-    if from_right == (-1, -2)[leader]:  # the axis that is summed over
+    if from_right == (-1, -2)[leader]:  # the contracted axis
         return Step((Split(rank_a - 1, split.blocks), Split(rank_b - 2, split.blocks)), None)
     if from_right == (-2, -1)[leader]:
         mine: list[Split | None] = [None, None]
@@ -175,7 +176,7 @@ def _matmul(node: ir.Node, leader: int, split: Split) -> Step:
 
 
 def _gemm(node: ir.Node, leader: int, split: Split) -> Step:
-    """As for ``MatMul``; the bias is added once, after a sum over shards."""
+    """The form of Gemm, as for ``MatMul``; the bias is added once, after a sum over shards."""
     flipped = [bool(_attribute(node, "transA", 0)), bool(_attribute(node, "transB", 0))]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     axis = split.axis ^ flipped[leader] if leader < 2 else -1

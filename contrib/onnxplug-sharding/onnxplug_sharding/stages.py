@@ -1,4 +1,4 @@
-"""Stages of a pipeline: for each node that of its module, else the latest of what it reads."""
+"""Stages of a pipeline: each node has the stage of its module, or the latest stage of its inputs' producers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def assign_stages(model: ir.Model, configuration: ir.ModelConfiguration, stages:
 
     Args:
         model: The model; it is changed.
-        configuration: The configuration whose stages they are.
-        stages: Names of modules to their stages; the longest name that a node's module begins with counts.
+        configuration: The configuration of the stages.
+        stages: Names of modules to their stages; the longest name with which a node's module begins counts.
 
     Raises:
-        UsageError: A name is that of no module, or a node reads the result of a later stage.
+        UsageError: A stage is no number from 0 on, a name is no module's, or a node reads the result of a later stage.
     """
     for name, stage in stages.items():
         if not isinstance(stage, int) or isinstance(stage, bool) or stage < 0:
@@ -47,6 +47,6 @@ def assign_stages(model: ir.Model, configuration: ir.ModelConfiguration, stages:
 
 
 def _module(node: ir.Node) -> str:
-    """The name of the innermost module that a node belongs to."""
+    """The name of the innermost module that a node belongs to; empty where it is unknown."""
     parts = node.metadata_props.get(NAMESPACE, "").split("/")[:-1]
     return parts[-1].partition(": ")[0] if parts else ""

@@ -1,4 +1,4 @@
-"""From the parameters of the PyTorch model to the initializers that hold them: which axis of the file a dimension has become."""
+"""From the PyTorch model's parameters to the initializers that store them: the axis in the file of each dimension."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from onnxplug import OnnxProgram, UsageError
 from onnxplug.build.stored import META, Origin
 from onnxplug_sharding.layout import Layout, Mesh, Split
 
-#: Metadata of a placed initializer, with the name of the configuration at its end: the layouts of its parameters in their own
-#: dimensions, an axis and a number of blocks for each dimension of the mesh.
+#: Key of a placed initializer's metadata, which the name of the configuration follows: the layouts of its parameters in
+#: their own dimensions, an axis and a number of blocks for each dimension of the mesh.
 PARAMETERS = "pkg.onnxplug.sharding.parameters."
 
 
 def origins(program: OnnxProgram) -> dict[ir.Value, Origin]:
-    """The initializers that hold tensors of the PyTorch model, or are made of them."""
+    """The initializers that store tensors of the PyTorch model, or are computed from them."""
     values = program.model.graph.initializers.values()
     return {value: origin for value in values if (origin := value.meta.get(META)) is not None}
 
 
 def parts_of(origin: Origin) -> tuple[Origin, ...]:
-    """The tensors that an initializer is made of."""
+    """The tensors from which an initializer is made."""
     return origin.parts or (origin,)
 
 
 def _order(origin: Origin) -> tuple[int, ...] | None:
-    """For each axis of an initializer the dimension of its parameter; ``None`` where it is more than the parameter turned."""
+    """For each axis of an initializer its parameter's dimension; ``None`` where it is more than a permutation of it."""
     order = tuple(range(len(origin.shape)))
     for key in origin.keys:
         kind, *rest = key if isinstance(key, tuple) else (key,)
         if kind == "permuted":
             order = tuple(order[axis] for axis in rest[0])
-        elif kind != "half":  # of dtype="float16", element by element
+        elif kind != "half":  # the cast of dtype="float16"
             return None
     return order if not origin.parts else None
 
 
 def stored_layout(value: ir.Value, origin: Origin, layouts: Mapping[str, Layout], mesh: Mesh) -> Layout | None:
-    """The layout of an initializer, from those of its parameters; ``None`` where none of them is placed.
+    """The layout of an initializer, from its parameters' layouts; ``None`` where no parameter is placed.
 
     Raises:
-        UsageError: A shard of a parameter is no shard of the initializer, or two of its parameters are placed differently.
+        UsageError: A shard of a parameter is no shard of the initializer, or two parameters are placed differently.
     """
     result: list[Split | None] = [None] * len(mesh.shape)
     placed = False
@@ -78,7 +78,11 @@ def _names(origin: Origin) -> list[str]:
 
 
 def agreed(part: Origin, layouts: Mapping[str, Layout]) -> Layout | None:
-    """The layout of a parameter, which may have several names."""
+    """The layout of a parameter, which may have several names; ``None`` where it is not placed.
+
+    Raises:
+        UsageError: Two names have different layouts.
+    """
     found = {name: layouts[name] for name in part.targets if name in layouts}
     if len(set(found.values())) > 1:
         raise UsageError(f"{', '.join(map(repr, found))} are one tied parameter, which has two placements")
@@ -86,10 +90,10 @@ def agreed(part: Origin, layouts: Mapping[str, Layout]) -> Layout | None:
 
 
 def _probed(value: ir.Value, origin: Origin, number: int, split: Split, shards: int) -> Split:
-    """The split of an initializer that is computed of parameters, found by marking each shard of one of them with NaN.
+    """The split of an initializer that is computed from parameters, by marking each shard of a parameter with NaN.
 
     Raises:
-        UsageError: It is no split.
+        UsageError: The shards of the parameter are no shards of the initializer.
     """
     parts = parts_of(origin)
     if parts[number].dtype.is_floating_point:
@@ -117,7 +121,7 @@ def _shard_mask(shape: Any, split: Split, shards: int, index: int) -> torch.Tens
 
 
 def _computed(origin: Origin, number: int, mask: torch.Tensor) -> torch.Tensor:
-    """Where the initializer depends on the marked elements of a part."""
+    """The mask of an initializer's elements that depend on the marked elements of a part."""
     tensors = [torch.ones(part.shape, dtype=part.dtype) for part in parts_of(origin)]
     tensors[number] = tensors[number].masked_fill(mask, float("nan"))
     made = origin.make(*[p.make(t) for p, t in zip(origin.parts, tensors, strict=True)] if origin.parts else tensors)

@@ -1,4 +1,4 @@
-"""What does not fit is one clear error: plans, programs, and files that others wrote."""
+"""Plans, programs, and files of other writers that don't fit give one clear error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.sharding import prove
 
 
 class Two(nn.Module):
-    """Two linear layers of one kind, and one that is tied to the second."""
+    """Two linear layers of one kind, and a third that is tied to the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def test_quantised_programs() -> None:
 
 
 class Fused(nn.Module):
-    """A product whose result is taken apart, which ONNX Runtime computes faster as three."""
+    """A product whose result is split, which ONNX Runtime computes faster as three products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Fused(nn.Module):
 
 
 def test_weights_in_parts(tmp_path: Path) -> None:
-    """Half of the whole weight is no half of its first third; the half of each third is."""
+    """Half of the whole weight isn't half of its first third; half of each third is."""
     x = torch.randn(2, 3, 64)
     program = onnxplug.to_onnx(Fused().eval(), (x,), target="onnxruntime:cpu")
     with pytest.raises(onnxplug.UsageError, match="in a form in which its shards are no slices"):
@@ -189,7 +189,7 @@ def _simple(model: onnx.ModelProto) -> Any:
 
 
 def _spread(model: onnx.ModelProto) -> None:
-    """Every specification becomes that of a replica."""
+    """Replaces every specification by a replica's."""
     for node in model.graph.node:
         for entry in node.device_configurations:
             for spec in entry.sharding_spec:
@@ -227,7 +227,7 @@ def test_files(path: Path, change: Callable[[onnx.ModelProto], Any], message: st
 
 
 def test_a_file_without_the_mesh(path: Path) -> None:
-    """A file of another writer: one dimension, or what is given."""
+    """A file of another writer has a mesh of one dimension, or the given mesh."""
     model = onnx.load(path)
     del model.metadata_props[:]
     onnx.save(model, path)

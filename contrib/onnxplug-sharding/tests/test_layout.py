@@ -1,4 +1,4 @@
-"""Layouts as sharding specifications and back, against the shards that DTensor itself makes."""
+"""Layouts as sharding specifications and back, against DTensor's own shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.sharding import held
 
 @contextmanager
 def process(rank: int, size: int) -> Iterator[None]:
-    """As if this were one of several processes."""
+    """A context that stands for one of several processes."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield
@@ -74,7 +74,7 @@ def test_a_layout_comes_back_from_the_file(case: tuple[tuple[int, ...], Mesh, La
         spec = specification(value, layout, mesh)
     except Indivisible:
         assert sum(split is not None for split in layout) == 2
-        assert any(split and split.blocks > 1 for split in layout)  # all else fits, as it was drawn
+        assert any(split and split.blocks > 1 for split in layout)  # other layouts fit by construction
         return
     found = layout_of(spec, mesh)
     assert found is not None
@@ -82,7 +82,7 @@ def test_a_layout_comes_back_from_the_file(case: tuple[tuple[int, ...], Mesh, La
     assert _proto(again) == _proto(spec)
     if all(split is None or split.blocks == 1 for split in layout):
         assert found == layout
-    # each element is held somewhere, and each device has as much as the other
+    # a device holds each element, and all devices hold equally many
     whole = torch.arange(math.prod(shape)).reshape(shape).numpy()
     parts = [held(whole, _proto(spec), device) for device in range(math.prod(mesh.shape))]
     assert {part.size for part in parts} == {parts[0].size}
@@ -110,7 +110,7 @@ PLACEMENTS = [
 @pytest.mark.parametrize(("sizes", "wanted"), PLACEMENTS, ids=str)
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_shards_are_dtensors(sizes: tuple[int, ...], wanted: list[Any], turned: bool) -> None:
-    """The part that a file gives a device is the part that DTensor gives its rank."""
+    """The part of a device in a file is DTensor's part of its rank."""
     count = math.prod(sizes)
     ranks = torch.arange(count).reshape(sizes)
     ranks = ranks.flip(0) if turned else ranks
@@ -147,7 +147,7 @@ def test_a_specification_is_written_as_the_proposal_has_it() -> None:
 
 
 def test_other_writers_forms_are_read() -> None:
-    """Axes from the back, sizes left out, axes in another order, replicas without a group."""
+    """Axes counted from the end, sizes left out, axes in another order, replicas without a group."""
     value, mesh = _value((4, 6)), Mesh((2, 2))
     bare = ir.ShardedDim(-1, (ir.SimpleShardedDim(num_shards=2),))
     rows = ir.ShardedDim(0, (ir.SimpleShardedDim(num_shards=2),))

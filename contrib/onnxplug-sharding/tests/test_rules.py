@@ -1,4 +1,4 @@
-"""Each rule on paper: every operator, with each of its operands split along each axis, as a weight and as a result before it."""
+"""Each rule by computation: every operator with each operand split along each axis, as a weight and as a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import onnxplug
 from onnxplug.build.stored import META, Origin
 from tests.support.sharding import prove
 
-#: Operator, attributes, shapes of operands; integers and truth values where the operator takes such.
+#: Operator, attributes, shapes of operands.
 CASES: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
     ("Sigmoid", {}, [(4, 6)]),
     ("Add", {}, [(2, 4, 6), (2, 4, 6)]),
@@ -65,7 +65,7 @@ def _cases() -> Iterator[Any]:
 def _program(
     op: str, attributes: Any, values: list[np.ndarray], constants: list[np.ndarray], weights: set[int]
 ) -> onnxplug.OnnxProgram:
-    """A node, which reads weights (``w0``) as they are or after an operator, so that they may lie anew."""
+    """A node that reads weights (``w0``) directly, or after an operator, so that its inputs may get another layout."""
     nodes, operands, initializers = [], [], []
     for index, array in enumerate(values):
         weight = ir.Value(name=f"w{index}", const_value=ir.tensor(array, name=f"w{index}"))
@@ -135,7 +135,7 @@ def test_lookups(axis: int, split: int, tmp_path: Path) -> None:
 
 
 def test_two_operands_split_differently(tmp_path: Path) -> None:
-    """The first one stays, the other one is laid out anew; of two weights none is, and the node is left to the runtime."""
+    """The second operand takes the first's layout, or a weight's; with two weights the node is left to the runtime."""
     values = [np.ones((4, 6), dtype=np.float32), np.ones((4, 6), dtype=np.float32)]
     shardings = _proved(_program("Add", {}, values, [], set()), {"w0": [Split(0)], "w1": [Split(1)]}, (2,), tmp_path)
     assert shardings.nodes["node"]["a1"] == shardings.nodes["node"]["a0"]
@@ -147,6 +147,6 @@ def test_two_operands_split_differently(tmp_path: Path) -> None:
 
 
 def test_every_operator_has_a_case() -> None:
-    """Elementwise operators share one rule, and so do reductions."""
+    """Every rule has a case: elementwise operators share a rule, and so do reductions."""
     tested = {RULES[op] for op, *_ in CASES} | {RULES["Gather"]}
     assert set(RULES.values()) == tested

@@ -1,4 +1,4 @@
-"""Plans in files: what each node is given, computed on paper from its shards and compared with the whole."""
+"""Plans in files: the results of each node, computed from its shards and compared with the whole."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def export(model: nn.Module, *args: Any, dynamic: Any = DYNAMIC, **options: Any)
 
 
 def saved(program: onnxplug.OnnxProgram, shardings: Shardings, folder: Path) -> Path:
-    """A file of a sharded program: valid, read back as it was written, and with the results that it had."""
+    """The file of a sharded program, checked: it is valid, reads back equal, and has the same results."""
     path = folder / "model.onnx"
     program.save(path)
     onnx.checker.check_model(path, full_check=True)
@@ -110,7 +110,7 @@ def test_a_plan(plan: Any, tied: bool, mesh: Any, tmp_path: Path) -> None:
     for ids in (IDS, torch.tensor([[3, 23, 0]])):
         torch.testing.assert_close(run(path, ids), model(ids))
         counts = prove(path, {"ids": ids.numpy()}, (mesh,) if isinstance(mesh, int) else mesh)
-        # The lookup and the second layer are summed, the head's columns are put together; between them nothing is sent.
+        # The lookup and the second layer are summed, the head's columns are joined; no other node needs a message.
         assert counts == Counter({"sum": 2, "concat": 1, "direct": 5 if tied else 4})
 
 
@@ -126,7 +126,7 @@ def test_elementwise_nodes_keep_the_split(tmp_path: Path) -> None:
 
 
 def test_sequence_parallel(tmp_path: Path) -> None:
-    """Between the products, the sequence is split: the second product's sum is scattered, the norm computes its rows."""
+    """Between the products the sequence is split: the second product's sum is scattered, the norm has its own rows."""
     model = Block(tied=False)
     program = export(model)
     plan = {
@@ -150,7 +150,7 @@ def test_sequence_parallel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)])
 def test_a_module_with_dtensors(sizes: tuple[int, ...], tmp_path: Path) -> None:
-    """``parallelize_module`` in a single process of a group that isn't there."""
+    """``parallelize_module`` in a single process of a fake group."""
     model = Block(tied=False)
     program = export(model)
     count = 2 ** len(sizes)
@@ -181,7 +181,7 @@ def test_a_module_with_dtensors(sizes: tuple[int, ...], tmp_path: Path) -> None:
 
 
 class Products(nn.Module):
-    """Weights that the exporter turns, shares and folds."""
+    """Weights that the exporter transposes, shares and folds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ X = torch.randn(2, 4, 8)
     ids=str,
 )
 def test_placements_of_parameters(plan: dict[str, Any], tmp_path: Path) -> None:
-    """Every placement is proved on paper, and comes back as it was given."""
+    """Every placement is proved by computation, and reads back equal."""
     model = Products()
     program = export(model, X, dynamic=({0: "batch", 1: "length"},))
     sizes = (2,) * len(next(iter(plan.values())))
@@ -235,7 +235,7 @@ def test_placements_of_parameters(plan: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_what_has_no_parallel_form_is_left_to_the_runtime(tmp_path: Path) -> None:
-    """A split bias of a product whose weight is whole: its place is written, and no form of the product."""
+    """A split bias of a product with a whole weight: its placement is written, and no parallel form of the product."""
     program = export(Products(), X, dynamic=({0: "batch", 1: "length"},))
     shardings = shard(program, {"bias": [Shard(0)]}, mesh=2)
     assert len(shardings.undefined) == 1
@@ -292,7 +292,7 @@ def test_weights_are_replaced_after_sharding(tmp_path: Path) -> None:
 
 
 def test_optimised_programs() -> None:
-    """``optimize()`` turns the tied weight, and no longer says what it has turned."""
+    """``optimize()`` transposes the tied weight, and doesn't record it."""
     program = export(Block())
     program.optimize()
     assert program.folded == {"emb.weight", "head.weight"}
@@ -307,10 +307,10 @@ def test_the_proof_finds_a_wrong_axis(tmp_path: Path) -> None:
     proto = onnx.load(path)
     node = next(node for node in proto.graph.node if node.name == "up/Add")
     spec = next(s for s in node.device_configurations[0].sharding_spec if s.tensor_name in node.output)
-    spec.sharded_dim[0].axis = 1  # the result lies by columns, and not by words
+    spec.sharded_dim[0].axis = 1  # the result is split by columns, not by words
     spec.sharded_dim[0].simple_sharding[0].ClearField("dim")
     onnx.save(proto, path)
-    assert prove(path, {"ids": IDS.numpy()})["concat"] == 2  # it takes a message that the right one does not
+    assert prove(path, {"ids": IDS.numpy()})["concat"] == 2  # a message that the right specification doesn't need
     spec = next(s for s in node.device_configurations[0].sharding_spec if s.tensor_name == "up.bias")
     spec.device[:] = [1, 0]
     onnx.save(proto, path)
@@ -319,7 +319,7 @@ def test_the_proof_finds_a_wrong_axis(tmp_path: Path) -> None:
 
 
 class Branches(nn.Module):
-    """A weight that a branch reads, and a layer that is a function of the file."""
+    """A weight that a branch reads, and a layer that is a function in the file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ def test_configurations_stand_side_by_side(tmp_path: Path) -> None:
     program = export(Block())
     shard(program, TP, mesh=2, name="two")
     shard(program, TP, mesh=4, name="four")
-    shard(program, {"up": "colwise"}, mesh=3, name="four")  # in place of the one before
+    shard(program, {"up": "colwise"}, mesh=3, name="four")  # replaces the former configuration
     program.save(tmp_path / "model.onnx")
     two, four = (read_shardings(tmp_path / "model.onnx", name) for name in ("two", "four"))
     assert (len(two.devices), len(four.devices)) == (2, 3)
@@ -378,7 +378,7 @@ def test_stages_of_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_onnxruntime_ignores_them(tmp_path: Path) -> None:
-    """What the documentation says of ONNX Runtime: it loads, runs and even keeps them, and computes on one device."""
+    """ONNX Runtime, as documented, loads and even keeps specifications, and computes on one device."""
     model = Block()
     program = export(model)
     shardings = shard(program, TP, mesh=8)
@@ -407,7 +407,7 @@ SMALL = {
 @pytest.mark.parametrize(
     ("name", "extra", "counts"),
     [
-        # The lookup and two products in each layer are summed, the head's columns put together.
+        # The lookup and two products in each layer are summed, the head's columns are joined.
         ("Llama", {}, {"sum": 5, "concat": 1}),
         ("Llama", {"tie_word_embeddings": True}, {"sum": 5, "concat": 1}),
         ("Qwen2", {}, {"sum": 5, "concat": 1}),  # with biases
@@ -420,7 +420,7 @@ SMALL = {
 def test_models_of_transformers(
     name: str, extra: dict[str, Any], counts: dict[str, int], vision: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Their own plans."""
+    """Models of transformers with their own plans."""
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{name}Config")(**SMALL, **extra)
     torch.manual_seed(0)

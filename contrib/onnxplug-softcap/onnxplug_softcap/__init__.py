@@ -9,7 +9,7 @@ __all__ = ["softcap"]
 
 @torch.library.custom_op("softcap::softcap", mutates_args=())
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """``cap * tanh(x / cap)``: x held softly within ±cap."""
+    """``cap * tanh(x / cap)``: x limited smoothly to ±cap."""
     return cap * torch.tanh(x / cap)
 
 

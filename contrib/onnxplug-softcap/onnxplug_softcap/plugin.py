@@ -33,7 +33,7 @@ def onnxplug_domains() -> list[Domain]:
 
 @hookimpl
 def onnxplug_samples() -> list[OpSample]:
-    """Inputs to test it with."""
+    """Inputs to test the operator with."""
 
     def inputs() -> tuple[Any, float]:
         import torch
@@ -45,5 +45,5 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operator's namespace."""
     return PluginInfo(api=1, namespaces=("softcap",))

@@ -1,4 +1,4 @@
-"""The operator, its translation, and what the plugin promises of it."""
+"""The operator, its translation, and its sample."""
 
 from __future__ import annotations
 

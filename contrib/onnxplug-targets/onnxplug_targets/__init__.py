@@ -1,4 +1,4 @@
-"""An onnxplug plugin: runtimes to export for, and which nodes of a model each of them would not compute."""
+"""An onnxplug plugin: runtimes to export for, and the nodes of a model that a runtime would not compute."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def fallbacks(model: Any, target: str) -> list[Any]:
 
     Args:
         model: An ``OnnxProgram``, an ``onnx_ir.Model`` or the path of a file.
-        target: One of :data:`TARGETS`, or ``"onnxruntime:"`` and one.
+        target: A name of :data:`TARGETS`, alone or after ``"onnxruntime:"``.
 
     Raises:
-        UsageError: The target is none of these, or the file can't be read.
+        UsageError: The target is unknown, or the file can't be read.
     """
     from onnxplug_targets.prediction import fallbacks_of
 
@@ -43,13 +43,13 @@ def _observer(options: Any) -> Any:
 
 @hookimpl
 def onnxplug_observers() -> list[Callable[[Any], Any]]:
-    """Says after an export which nodes its target would not compute."""
+    """The observers that report the nodes that an export's target would not compute."""
     return [_observer]
 
 
 @hookimpl
 def onnxplug_rewrites() -> list[Rewrite]:
-    """Forms that a target computes, in place of those that it does not."""
+    """The rewrites of nodes that a target does not compute into forms that it computes."""
     from onnxplug_targets import rewrites
 
     rows = [

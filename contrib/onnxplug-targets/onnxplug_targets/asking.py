@@ -17,9 +17,9 @@ from onnxplug_targets.providers import PROVIDERS, Provider
 
 
 def outcome_of(provider: Provider, path: str) -> dict[str, Any]:
-    """Which nodes of a file a provider leaves to others, and whether the file loads and computes what the CPU computes.
+    """The nodes of a file that a provider leaves to others, its errors, and its results' difference from the CPU's.
 
-    Beside the file is ``FILE.npz`` with values of its inputs.
+    ``FILE.npz`` beside the file has values of its inputs.
     """
     outcome: dict[str, Any] = {
         "file": os.path.basename(path),
@@ -44,7 +44,7 @@ def outcome_of(provider: Provider, path: str) -> dict[str, Any]:
 
 
 def _difference(one: Any, other: Any) -> float:
-    """The largest difference of two results, as a part of the largest element."""
+    """The largest difference of two results, relative to the largest element; without floats the share that differs."""
     one, other = np.asarray(one), np.asarray(other)
     if one.shape != other.shape:
         return float("inf")

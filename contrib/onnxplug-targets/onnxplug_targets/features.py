@@ -1,4 +1,4 @@
-"""What of a node decides whether a provider takes it: element types, ranks, constants, and how it is written."""
+"""Features of a node by which a provider takes it or not: types, ranks, constants, attributes, inputs, results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-#: What says where, how many, which seed or which axes, not how.
+#: Attributes that give places, numbers, seeds or axes, not modes.
 _NO_MODES = {
     "axis",
     "end",
@@ -26,7 +26,7 @@ _NO_MODES = {
 }
 
 
-#: What a provider may not take where it was not asked, beside types and attributes.
+#: Features beside types and attributes that count as refused where the provider was not asked.
 STRICT = frozenset({"dynamic", "outer values", "unknown rank"})
 
 
@@ -42,7 +42,7 @@ def since_of(node: ir.Node, opset: int) -> int | None:
 
 
 def features(node: ir.Node, opset: int) -> frozenset[str]:
-    """What is asked of a provider: ``"T=float"``, ``"input 1 computed"``, ``"rank 0"``, ``"dynamic"``, ``"mode=linear"`` …
+    """The features of a node: ``"T=float"``, ``"input 1 computed"``, ``"rank 0"``, ``"dynamic"``, ``"mode=linear"`` …
 
     Args:
         node: A node of ai.onnx.

@@ -1,4 +1,4 @@
-"""Nodes to ask a provider about: for each operator of ai.onnx, how it is commonly written."""
+"""Nodes to ask a provider about: the common forms of each operator of ai.onnx."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-#: Operators, operands, attributes and versions, divided by bars. ``2x3`` is an operand of that shape that the model computes, ``-``
-#: one of rank 0, ``~[..]`` one with these values; ``=[..]`` is a constant; ``_`` is absent. ``ranks`` asks for ranks 0 to 7 too.
+#: Operators, operands, attributes and versions, divided by bars. ``2x3`` is an operand of this shape that the model
+#: computes, ``-`` an operand of rank 0, ``~[..]`` an operand with these values; ``=[..]`` is a constant; ``_`` is
+#: absent. ``ranks`` asks for ranks 0 to 7 too.
 _TABLE = """
 Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Cos Cosh Elu Erf Exp Floor HardSigmoid HardSwish | 2x3 | | ranks
 Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh | 2x3 | | ranks
@@ -312,7 +313,7 @@ class Operand:
     """An operand of a node.
 
     Attributes:
-        values: What it holds; an array of float64, or of bools.
+        values: Its values, an array of float64, int64 or bools.
         constant: Whether it is an initializer.
         dynamic: Whether its sizes are unknown to the model.
     """
@@ -329,9 +330,9 @@ class Form:
     Attributes:
         op: The operator.
         operands: Its operands; ``None`` for an absent one.
-        attributes: Its attributes; ``"@T2"`` is the type of a type variable, ``"@@T2"`` a one of that type.
+        attributes: Its attributes; ``"@T2"`` is the type of a type variable, ``"@@T2"`` a 1 of that type.
         outputs: The number of its results.
-        versions: The operator's versions for which it holds.
+        versions: The first and the last version of the operator that have the form.
         ranks: Whether it may have any rank.
     """
 
@@ -344,7 +345,7 @@ class Form:
 
 
 def variants(form: Form) -> Iterator[Form]:
-    """The form itself; with unknown sizes, of all operands or the first; operands constant or computed instead; other ranks."""
+    """The form itself; with unknown sizes of all operands or the first; constant and computed swapped; other ranks."""
     yield form
     if any(operand is not None and not operand.constant and operand.values.ndim for operand in form.operands):
         yield replace(form, operands=tuple(o and replace(o, dynamic=not o.constant) for o in form.operands))
@@ -419,7 +420,7 @@ def versions_of(op: str, first: int, until: int) -> list[int]:
 
 
 def types_of(form: Form, since: int) -> list[dict[str, str]]:
-    """Letters of the type variables of a form: the usual ones first, then all combinations, or, of many, each variable alone."""
+    """Letters of a form's type variables: the usual types first, then all combinations, or each variable alone."""
     import onnx
 
     schema = onnx.defs.get_schema(form.op, since)
@@ -446,7 +447,7 @@ def _formal(formals: Any, index: int) -> Any:
 
 
 def model_of(form: Form, since: int, types: Mapping[str, str], opset: int) -> tuple[Any, dict[str, np.ndarray]]:
-    """A model of the node, called ``asked``, and of some others that every provider has; and values of its inputs."""
+    """A model of the node, called ``asked``, and of Relus, which every provider has; and values of its inputs."""
     import onnx
     from onnx import helper, numpy_helper
 

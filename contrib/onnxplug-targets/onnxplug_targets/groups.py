@@ -1,7 +1,7 @@
 """Groups of nodes that a provider computes at once.
 
-QNN's are made as if a loop did not wait for what its body reads. OpenVINO's are connected nodes between those that it leaves, in
-ONNX Runtime's order; it leaves some of the groups too.
+QNN's groups are made as if a loop did not wait for the values that its body reads. OpenVINO's groups are connected
+nodes between the nodes that it leaves, in ONNX Runtime's order; it leaves some of the groups too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnxplug_targets.features import graphs_of
 
 
 def is_circular(graph: ir.Graph, left: Collection[ir.Node]) -> bool:
-    """Whether a group would be computed both before and after a node outside of it; ONNX Runtime then takes none of them.
+    """Whether a group would be computed both before and after a node outside of it; ONNX Runtime then takes no group.
 
     Args:
         graph: The graph.
@@ -36,10 +36,10 @@ def is_circular(graph: ir.Graph, left: Collection[ir.Node]) -> bool:
 
 
 def _groups(nodes: Mapping[ir.Node, set[ir.Node]], left: Collection[ir.Node]) -> Iterator[set[ir.Node]]:
-    """Nodes whose inputs are there, until none is left but those that wait for the group to be computed.
+    """The groups: each takes the nodes whose inputs are computed, until all other nodes wait for the group.
 
     Args:
-        nodes: The nodes, with those whose values each and its subgraphs read.
+        nodes: Each node, with the producers of the values that it and its subgraphs read.
     """
     waiting = Counter({node: sum(1 for _ in _producers(node)) for node in nodes})
     ready = deque(node for node in nodes if not waiting[node])
@@ -66,7 +66,10 @@ def _groups(nodes: Mapping[ir.Node, set[ir.Node]], left: Collection[ir.Node]) ->
 
 
 def groups_left(graph: ir.Graph, left: Collection[ir.Node]) -> set[ir.Node]:
-    """The nodes of groups that OpenVINO leaves: of one node (but the last); with a Conv or an Identity that a node outside reads.
+    """The nodes of the groups that OpenVINO leaves.
+
+    These are groups of one node, except the last group and a node that reads weights alone, and groups with a Conv or
+    an Identity that a node outside reads.
 
     Args:
         graph: The graph.
@@ -83,7 +86,7 @@ def groups_left(graph: ir.Graph, left: Collection[ir.Node]) -> set[ir.Node]:
 
 
 def is_together(graph: ir.Graph, left: Collection[ir.Node], *members: ir.Node) -> bool:
-    """Whether nodes are of one of OpenVINO's groups.
+    """Whether nodes are in the same group of OpenVINO.
 
     Args:
         graph: The graph.
@@ -94,7 +97,7 @@ def is_together(graph: ir.Graph, left: Collection[ir.Node], *members: ir.Node) -
 
 
 def _reads(graph: ir.Graph) -> tuple[dict[ir.Node, set[ir.Node]], dict[ir.Node, set[ir.Node]]]:
-    """The nodes, with those whose values each and its subgraphs read, and with those that read its own."""
+    """For each node, the producers of the values that it and its subgraphs read, and the readers of its own values."""
     nodes = {
         node: {*_producers(node), *_producers_of_subgraphs(node, graph)} for node in graph if node.op_type != "Constant"
     }
@@ -134,7 +137,7 @@ def _runs(
 
 
 def _in_order(nodes: Mapping[ir.Node, set[ir.Node]], readers: Mapping[ir.Node, set[ir.Node]]) -> Iterator[ir.Node]:
-    """ONNX Runtime's order: depth first from the last node that nothing reads, and from the last of the nodes that each reads."""
+    """ONNX Runtime's order: depth first, from the last node that nothing reads, and from a node's last producer."""
     numbers = {node: number for number, node in enumerate(nodes)}
     pending = [(node, False) for node in nodes if not readers[node]]
     seen: set[ir.Node] = set()
@@ -151,7 +154,7 @@ def _in_order(nodes: Mapping[ir.Node, set[ir.Node]], readers: Mapping[ir.Node, s
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes that give its inputs, one for each."""
+    """The producers of a node's inputs, one for each input; constants are left out."""
     for value in node.inputs:
         producer = value.producer() if value is not None else None
         if producer is not None and producer.op_type != "Constant":
@@ -159,7 +162,7 @@ def _producers(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _producers_of_subgraphs(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes around it whose values its subgraphs read."""
+    """The nodes of ``graph`` whose values the subgraphs of a node read."""
     for inner in graphs_of(node):
         for value in (*inner.outputs, *(value for part in inner.all_nodes() for value in part.inputs)):
             producer = value.producer() if value is not None else None

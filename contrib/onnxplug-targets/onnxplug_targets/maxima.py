@@ -1,8 +1,9 @@
-"""The largest or smallest element of two tensors put together, which OpenVINO 2025.4 takes for the larger elements of both.
+"""The largest or smallest element of a Concat of two tensors, which OpenVINO 2025.4 takes for their larger elements.
 
-It computes ``ReduceMax(Concat(a, b))`` along the axis of the Concat as ``Squeeze(Max(a, b))``, of whatever sizes: right where both
-have one element along it, and memory that nobody wrote elsewhere (``ConcatReduceFusion``; openvinotoolkit/openvino#33384 mends it).
-It takes neither a Concat of three parts nor one whose axis is counted from the end.
+It computes ``ReduceMax(Concat(a, b))`` along the axis of the Concat as ``Squeeze(Max(a, b))`` for all sizes: right
+where both have one element along the axis, and unwritten memory elsewhere (``ConcatReduceFusion``;
+openvinotoolkit/openvino#33384 mends it). It fuses neither a Concat of three parts nor a Concat whose axis is counted
+from the end.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-#: What OpenVINO computes by its ReduceMax or ReduceMin.
+#: Operators that OpenVINO computes by its ReduceMax or ReduceMin.
 _REDUCTIONS = frozenset({"ReduceMax", "ReduceMin", "GlobalMaxPool", "DynamicQuantizeLinear"})
-#: What OpenVINO removes where it changes neither type nor shape.
+#: Operators that OpenVINO removes where they change neither type nor shape.
 _COPIES = frozenset({"Identity", "Dropout", "Cast", "Reshape", "Expand", "Slice", "Squeeze"})
-#: Of these, those that keep the number of elements.
+#: The removed operators that keep the number of elements.
 _SAME_COUNT = _COPIES - {"Expand", "Slice"}
 _SIGNALS = 3  # axes of a batch of signals
 _ENDLESS = 2**31 - 1  # an end beyond every size
 
 
 def mistaken(node: ir.Node) -> ir.Node | None:
-    """The Concat whose largest or smallest elements a node computes, where OpenVINO takes it for Max or Min of its two parts.
+    """The Concat whose largest or smallest elements a node computes, where OpenVINO computes Max or Min of its parts.
 
     Args:
         node: A node of ai.onnx.
@@ -44,7 +45,7 @@ def mistaken(node: ir.Node) -> ir.Node | None:
 
 
 def _reduced_axis(node: ir.Node) -> int | None:
-    """The only axis along which a node reduces; ``None`` where it is not known, or there are several."""
+    """The only axis along which a node reduces; ``None`` where it is unknown, or there are several."""
     x = node.inputs[0]
     if x is None or x.shape is None or x.dtype in (None, ir.DataType.BOOL):
         return None
@@ -56,7 +57,7 @@ def _reduced_axis(node: ir.Node) -> int | None:
 
 
 def _axes(node: ir.Node, rank: int) -> Sequence[int] | None:
-    """The axes along which a node reduces, as it says them."""
+    """The axes along which a node reduces; ``None`` where they are not constant, or where the node does not reduce."""
     axes: Sequence[int] | None = ()
     if "axes" in node.attributes:
         axes = node.attributes["axes"].value
@@ -69,7 +70,7 @@ def _axes(node: ir.Node, rank: int) -> Sequence[int] | None:
 
 
 def _is_of_two_parts(concat: ir.Node, axis: int) -> bool:
-    """Whether a Concat says that it is along an axis, and has two tensors of which one may have more than one element there."""
+    """Whether a Concat is along ``axis``, counted from the start, of two parts, not both known to have one element."""
     sizes = [size for size in (_size(value, axis) for value in concat.inputs) if size != 0]
     return concat.attributes["axis"].value == axis and len(sizes) == 2 and sizes != [1, 1]
 
@@ -80,7 +81,7 @@ def _size(value: ir.Value | None, axis: int) -> int | None:
 
 
 def _permutation(transpose: ir.Node, axis: int) -> int | None:
-    """Which axis of its operand an axis of its result is."""
+    """The axis of a Transpose's operand that is an axis of its result."""
     if "perm" in transpose.attributes:
         return transpose.attributes["perm"].value[axis]
     shape = transpose.outputs[0].shape
@@ -88,7 +89,7 @@ def _permutation(transpose: ir.Node, axis: int) -> int | None:
 
 
 def _copied(node: ir.Node) -> ir.Value | None:
-    """The value that a node gives as it is; ``None`` where it changes it, or may do so."""
+    """The operand that a node returns unchanged; ``None`` where the node may change it."""
     x = node.inputs[0] if node.op_type in _COPIES else None
     before = x.producer() if x is not None else None
     if node.op_type == "Slice" and _is_whole(node):
@@ -99,7 +100,7 @@ def _copied(node: ir.Node) -> ir.Value | None:
 
 
 def _is_whole(slicing: ir.Node) -> bool:
-    """Whether a Slice says that it takes all elements."""
+    """Whether a Slice takes all elements by its constants."""
     starts, ends, _, steps = [*map(_numbers, slicing.inputs[1:]), *[[]] * 4][:4]
     if starts is None or not ends or steps is None:
         return False
@@ -113,7 +114,7 @@ def _numbers(value: ir.Value | None) -> list[int] | None:
 
 
 def _is_same(one: ir.Value, other: ir.Value, has_same_count: bool) -> bool:
-    """Whether two values are of one type and shape; of one number of elements, one of their sizes may be unknown."""
+    """Whether two values have the same type and shape; a size may be unknown if the number of elements is the same."""
     if one.dtype != other.dtype or one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         return False
     unequal = [a for a, b in zip(one.shape, other.shape, strict=True) if a != b or not (isinstance(a, int) or a.value)]

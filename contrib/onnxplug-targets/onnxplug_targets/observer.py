@@ -1,4 +1,4 @@
-"""Says after an export which nodes its target would not compute."""
+"""A warning after an export of the nodes that its target would not compute, and a table of them in the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TargetWarning(UserWarning):
 
 
 class TargetObserver(Observer):
-    """Judges each program that is made, warns of what it finds, and adds it to the report.
+    """Judges each program, warns of the nodes that the target would not compute, and adds them to the report.
 
     Args:
         target: The target.

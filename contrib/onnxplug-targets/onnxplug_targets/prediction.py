@@ -1,4 +1,4 @@
-"""Which nodes of a model a target would leave to ONNX Runtime's CPU, and which keep it from loading, by the table of the target."""
+"""The nodes of a model that a target would leave to ONNX Runtime's CPU or fail on, by the table of the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxplug_targets.maxima import mistaken
 from onnxplug_targets.table import WRONG, load
 
 _ONNX = ("", "ai.onnx")
-#: Why a node is not computed, and what breaks.
+#: The reason that a node is not computed, and the failure; ``None`` for a node that is computed.
 _Judgement: TypeAlias = tuple[str, str] | None
 _MISTAKEN = ("it reads a Concat of two parts, which are compared element by element instead", WRONG)
 
@@ -32,9 +32,9 @@ class Fallback:
     Attributes:
         node: Its name.
         operator: Its operator.
-        reason: What of it is refused.
-        breaks: What happens where the target takes the node and fails of it; empty where the node is left to the CPU.
-        place: The user's ``file:line``, as far as the model says it.
+        reason: The reason, such as the features that are refused.
+        breaks: The failure where the target takes the node and fails on it; empty where the node is left to the CPU.
+        place: The user's ``file:line``; empty if the model does not have it.
     """
 
     node: str
@@ -45,12 +45,12 @@ class Fallback:
 
     @property
     def consequence(self) -> str:
-        """What happens, in words."""
+        """The consequence, in words."""
         return consequence(self.breaks)
 
 
 def consequence(breaks: str) -> str:
-    """What happens to a node, in words."""
+    """The consequence for a node, in words."""
     if not breaks or breaks == WRONG:
         return breaks or "left to the CPU"
     return f"the model does not run: {breaks}"
@@ -92,7 +92,7 @@ class Judge:
         self._entries: dict[tuple[str, str], _Entry] = {}
 
     def fallbacks(self, model: ir.Model) -> Iterator[Fallback]:
-        """The nodes of a model and of its functions that are not computed; a loop is one of them if one of its nodes is."""
+        """The nodes of a model and its functions that are not computed; a node of a subgraph counts for its owner."""
         opset = next((model.opset_imports[name] for name in _ONNX if name in model.opset_imports), 1)
         known = {function.identifier()[:2] for function in model.functions.values()}
         judged = {
@@ -114,8 +114,8 @@ class Judge:
                 yield Fallback(node.name or "", operator, *judgement, node.metadata_props.get(SOURCE, ""))
 
     def _of_groups(self, graph: ir.Graph, judged: Mapping[ir.Node, _Judgement]) -> dict[ir.Node, _Judgement]:
-        """What a provider does otherwise with nodes that it takes because of the nodes around them."""
-        # Where a node breaks, it is taken.
+        """The judgements of nodes that are left or computed otherwise only because of the nodes around them."""
+        # A node that breaks is taken.
         left = {node for node, judgement in judged.items() if judgement is not None and not judgement[1]}
         reason = "its group is this node alone, or has a Conv or an Identity that a node outside reads"
         found: dict[ir.Node, _Judgement] = {
@@ -130,7 +130,7 @@ class Judge:
         return found
 
     def judge(self, node: ir.Node, opset: int) -> _Judgement:
-        """Why a node is not computed, and what breaks; ``None`` for one that is."""
+        """The reason that a node is not computed, and the failure; ``None`` for a node that is computed."""
         since = since_of(node, opset) if node.domain in _ONNX else None
         if since is None:
             return f"the domain {node.domain} is not in the table", ""
@@ -160,7 +160,7 @@ class Judge:
         return None
 
     def _mistaken(self, node: ir.Node) -> ir.Node | None:
-        """The Concat of which a node's provider takes the largest elements for those of its parts."""
+        """The Concat of a reduction that the provider mistakes, see :func:`onnxplug_targets.maxima.mistaken`."""
         return mistaken(node) if self.table.get("mistakes_maxima") and node.domain in _ONNX else None
 
     def _entry(self, op: str, since: str) -> _Entry:
@@ -194,14 +194,14 @@ class Judge:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the table says of a version of an operator.
+    """The table's entry for a version of an operator.
 
     Attributes:
-        known: Types and attributes that were taken; ``None`` where no node was.
-        refused: Sets of features that were not.
-        breaks: Sets of features that break, with what happens.
-        reason: Why no node is taken.
-        documented: Whether it is of a documentation: ``known`` are then the types of the first operand.
+        known: Types and attributes of nodes that were taken; ``None`` where no node was taken.
+        refused: Sets of features that were refused.
+        breaks: Sets of features that break, each with the failure.
+        reason: The reason that no node is taken.
+        documented: Whether the entry comes from documentation: ``known`` are then the types of the first operand.
     """
 
     known: frozenset[str] | None
@@ -212,7 +212,7 @@ class _Entry:
 
 
 def documented_types(text: str) -> dict[str, str]:
-    """The letters of the types that each version of an operator takes (``"13,14=fh; 15=f"``); of every one under ``""``."""
+    """The letters of the types that each version of an operator takes (``"13,14=fh; 15=f"``); ``""``: all versions."""
     types: dict[str, str] = {}
     for part in text.split("; "):
         versions, _, letters = part.rpartition("=")
@@ -233,7 +233,7 @@ def _words(features: frozenset[str] | set[str]) -> str:
 
 
 def summary(fallbacks: list[Fallback]) -> list[tuple[str, str, str, int, list[str]]]:
-    """Fallbacks of one kind together: the operator, the reason, what breaks, how many and the user's lines, the most first."""
+    """Fallbacks by kind, failures first: the operator, the reason, the failure, the number and the user's lines."""
     groups: dict[tuple[str, str, str], list[Fallback]] = defaultdict(list)
     for item in fallbacks:
         groups[item.operator, item.reason, item.breaks].append(item)

@@ -31,7 +31,7 @@ _RANDOM = {
     "RandomUniform",
     "RandomUniformLike",
 }
-#: What ONNX Runtime says where neither the provider nor its CPU has a kernel.
+#: ONNX Runtime's messages where neither the provider nor its CPU has a kernel.
 _ABSENT = ("NOT_IMPLEMENTED", "Could not find an implementation", "Provider type for ")
 _NO_HALF = "requires f16 but the device does not support it"
 _MALFORMED = (
@@ -47,9 +47,9 @@ Job = tuple[Form, int, dict[str, str]]
 
 
 def jobs(provider: Provider, only: frozenset[str] = frozenset()) -> Iterator[Job]:
-    """All nodes that are asked about: each form at each version of its operator, with the usual types in all variants, then others.
+    """The nodes to ask about: each form at each version of its operator, all variants of usual types, then other types.
 
-    Of the forms of an operator the first has all types, the others those that models mostly have.
+    The first form of an operator has all types, the other forms the types that models mostly have.
     """
     seen: set[tuple[str, int]] = set()
     for form in forms():
@@ -67,7 +67,7 @@ def jobs(provider: Provider, only: frozenset[str] = frozenset()) -> Iterator[Job
 
 
 def _question(job: Job) -> tuple[dict[str, Any], bytes, Mapping[str, Any]] | None:
-    """What is asked about, the model and values of its inputs; ``None`` for a malformed node."""
+    """The operator and features of a node, its model and values of the inputs; ``None`` for a malformed node."""
     import onnx
     import onnx_ir as ir
 
@@ -84,7 +84,7 @@ def _question(job: Job) -> tuple[dict[str, Any], bytes, Mapping[str, Any]] | Non
 
 
 def _outcome(provider: Provider, model: bytes, feed: Mapping[str, Any], *, compare: bool) -> tuple[str, str]:
-    """What a provider does with the node ``asked``: it ``takes`` it, ``leaves`` it to others, or ``breaks``, and why."""
+    """The outcome of the node ``asked``: a provider ``takes`` it, ``leaves`` it, or ``breaks``; and the failure."""
     try:
         session = provider.session(model)
     except Exception as error:
@@ -139,7 +139,7 @@ def _is_close(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
 
 
 def _reason(text: str) -> str:
-    """The end of a message, in which such errors say what they are about."""
+    """The last line of a provider's message, which states the error."""
     if _NO_HALF in text:
         return "it needs shader-f16, which the adapter that was asked lacks"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -147,7 +147,7 @@ def _reason(text: str) -> str:
 
 
 def probe(provider: Provider, only: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-    """The answers for all nodes; each is asked in a process that goes on with the next where one ends it."""
+    """The answers for all nodes, from another process; where a node ends it, a new one goes on with the next node."""
     count = sum(1 for _ in jobs(provider, only))
     answers: list[dict[str, Any]] = []
     begin = 0
@@ -159,7 +159,7 @@ def probe(provider: Provider, only: frozenset[str] = frozenset()) -> list[dict[s
             rows = [json.loads(line) for line in out.read_text().splitlines()]
             answers += [row["answer"] for row in rows if row.get("answer")]
             begin = rows[-1]["job"] + 1 if rows else begin
-            if rows and "answer" not in rows[-1]:  # it had begun this one
+            if rows and "answer" not in rows[-1]:  # the node that ended the process
                 answers.append(
                     {**rows[-1]["asked"], "outcome": "breaks", "why": f"the process ends ({done.returncode})"}
                 )

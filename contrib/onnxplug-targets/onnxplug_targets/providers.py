@@ -14,16 +14,17 @@ class Provider:
 
     Attributes:
         target: The name for ``to_onnx(target=...)``.
-        title: What people call it.
-        name: What ONNX Runtime calls it.
-        distribution: What installs it.
+        title: Its name in messages.
+        name: Its name in ONNX Runtime.
+        distribution: The distribution that installs it.
         options: Its options; ``{library}`` stands for the folder of its library.
         since, until: The versions of ai.onnx that it is asked about.
-        library: The module of a provider that is a library of its own, which says where that is.
-        tolerance: How far its float32 may be from the CPU's, as a part.
-        overlooks_subgraphs: Whether its groups of nodes are made without what subgraphs read (:mod:`onnxplug_targets.groups`).
+        library: The module with the path of the provider's library; empty where the provider is in ``onnxruntime``.
+        tolerance: The relative and absolute tolerance of its float32 results against the CPU's.
+        overlooks_subgraphs: Whether its groups of nodes ignore the values that subgraphs read
+            (:mod:`onnxplug_targets.groups`).
         leaves_groups: Whether it leaves some groups of the nodes that it takes (ditto).
-        mistakes_maxima: Whether it computes the largest element of two tensors otherwise (:mod:`onnxplug_targets.maxima`).
+        mistakes_maxima: Whether it computes the largest element of a Concat otherwise (:mod:`onnxplug_targets.maxima`).
     """
 
     target: str
@@ -40,7 +41,7 @@ class Provider:
     mistakes_maxima: bool = False
 
     def facts(self) -> dict[str, Any]:
-        """What its table says of it."""
+        """The entries of its table about the provider itself."""
         return {
             "target": self.target,
             "title": self.title,
@@ -59,7 +60,7 @@ class Provider:
 
         Args:
             model: The model, or a file's path.
-            plain: The graph is left as it is.
+            plain: Whether ONNX Runtime leaves the graph as it is.
         """
         import onnxruntime
 
@@ -85,7 +86,7 @@ class Provider:
         return onnxruntime.InferenceSession(model, self._settings(True), providers=["CPUExecutionProvider"])
 
     def left(self, session: Any) -> set[str]:
-        """Names of the nodes that the provider leaves to others: ONNX Runtime lists those of every provider that has any."""
+        """Names of the nodes that the provider leaves to others, by ONNX Runtime's lists of each provider's nodes."""
         return {
             node.name
             for graph in session.get_provider_graph_assignment_info()
@@ -126,7 +127,7 @@ PROVIDERS = {
             "QNNExecutionProvider",
             "onnxruntime-qnn",
             _QNN,
-            since=21,  # a node takes it half a second
+            since=21,  # it takes half a second per node
             until=21,
             library="onnxruntime_qnn",
             tolerance=2e-2,

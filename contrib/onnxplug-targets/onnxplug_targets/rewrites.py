@@ -1,4 +1,4 @@
-"""Forms that a target computes, in place of those that it fails of or computes otherwise. Each was measured there."""
+"""Forms that a target computes, in place of nodes that it fails on or computes otherwise. Each was measured there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scatter_rows(g: Any, node: Any) -> Any:
 
 
 def clipped_below(g: Any, node: Any) -> Any:
-    """Clip of int64 without an upper bound, which OpenVINO takes for one in int32, as Max."""
+    """Clip of int64 without an upper bound, which OpenVINO takes for a Clip in int32, as Max."""
     x, least, *most = node.inputs
     if x is None or x.dtype is None or int(x.dtype) != _INT64 or least is None or (most and most[0] is not None):
         return None
@@ -42,7 +42,7 @@ def clipped_below(g: Any, node: Any) -> Any:
 def counted_from_the_end(g: Any, node: Any) -> Any:
     """The Concat of two parts whose largest or smallest elements a node computes, with its axis counted from the end.
 
-    OpenVINO takes it for Max or Min of the two with any other axis.
+    With an axis counted from the start, OpenVINO computes Max or Min of the two parts.
     """
     from onnxplug_targets.maxima import mistaken
 
@@ -54,9 +54,9 @@ def counted_from_the_end(g: Any, node: Any) -> Any:
 
 
 def grid_sample(g: Any, node: Any) -> Any:
-    """GridSample of images with mode linear, whose name since opset 20 OpenVINO does not know, as four gathers.
+    """GridSample of images with mode linear, the name since opset 20, which OpenVINO does not know, as four gathers.
 
-    A place between four pixels is their mean by distance; the formulas are those of ``torch.nn.functional.grid_sample``.
+    A point between four pixels is their mean by distance, by the formulas of ``torch.nn.functional.grid_sample``.
     """
     x, grid = node.inputs
     if _attribute(node, "mode", "linear") != "linear" or x.shape is None or len(x.shape) != 4:
@@ -90,7 +90,7 @@ def grid_sample(g: Any, node: Any) -> Any:
 
 
 def moved_in_fewer_axes(g: Any, node: Any) -> Any:
-    """Reshape, Transpose and Reshape of more than five axes, as of windows: axes that stay beside each other are one."""
+    """Reshape, Transpose and Reshape of more than five axes, as of windows: axes that stay adjacent are merged."""
     transpose = node.inputs[0].producer()
     if transpose is None or transpose.op_type != "Transpose":
         return None
@@ -122,7 +122,7 @@ def _like(g: Any, x: Any, number: float) -> Any:
 
 
 def _unnormalized(g: Any, place: Any, length: Any, padding: str, corners: bool) -> Any:
-    """Places from -1 to 1 as places of pixels, and those outside as ``padding_mode`` says."""
+    """Coordinates from -1 to 1 as coordinates in pixels; coordinates outside are moved by ``padding_mode``."""
     one, half = _like(g, place, 1.0), _like(g, place, 0.5)
     if corners:
         place = g.op.Mul(g.op.Mul(g.op.Add(place, one), half), g.op.Sub(length, one))
@@ -138,7 +138,7 @@ def _unnormalized(g: Any, place: Any, length: Any, padding: str, corners: bool) 
 
 
 def _reflected(g: Any, place: Any, length: Any, corners: bool) -> Any:
-    """Places mirrored at the centres of the outer pixels, or at their outer edges."""
+    """Coordinates mirrored at the centres of the outer pixels, or at their outer edges."""
     zero, one, two = (_like(g, place, number) for number in (0.0, 1.0, 2.0))
     low = zero if corners else _like(g, place, -0.5)
     span = g.op.Sub(length, one) if corners else length
@@ -151,14 +151,14 @@ def _reflected(g: Any, place: Any, length: Any, corners: bool) -> Any:
 
 
 def _within(g: Any, place: Any, length: Any, weight: Any, x: Any) -> Any:
-    """A pixel's weight, 0 where there is no such pixel; NaN for a place that is not finite, as in PyTorch."""
+    """A pixel's weight, 0 outside the image; NaN for a coordinate that is not finite, as in PyTorch."""
     zero = _like(g, x, 0.0)
     inside = g.op.And(g.op.GreaterOrEqual(place, zero), g.op.Less(place, length))
     return g.op.Mul(weight, g.op.Cast(inside, to=_FLOAT))
 
 
 def _index(g: Any, place: Any, length: Any, x: Any) -> Any:
-    """A pixel's index, one that is there; 0 for NaN."""
+    """A pixel's index, limited to the image; 0 for NaN."""
     zero = _like(g, x, 0.0)
     last = g.op.Sub(length, _like(g, x, 1.0))
     return g.op.Cast(g.op.Min(g.op.Where(g.op.Greater(place, zero), place, zero), last), to=_INT64)

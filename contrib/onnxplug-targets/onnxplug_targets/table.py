@@ -1,4 +1,4 @@
-"""A provider's answers as a table: what of a node it refuses, for each version of each operator."""
+"""A provider's answers as a table: the features of nodes that it refuses, for each version of each operator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import onnx_ir as ir
 from onnxplug_targets.features import must_be_known
 
 DATA = Path(__file__).parent / "data"
-#: What becomes of a node that is taken and computed otherwise.
+#: The failure of a node that is taken and computed otherwise.
 WRONG = "its result differs from the CPU's"
-#: What becomes of a node of which ONNX Runtime's CPU has no kernel either.
+#: The failure of a node for which ONNX Runtime's CPU has no kernel either.
 NOWHERE = "ONNX Runtime's CPU has no kernel either"
 _MOST = 3
 _DEEPEST = 3
@@ -24,12 +24,12 @@ _TYPES = frozenset(dtype.name.lower() for dtype in ir.DataType)
 
 
 def condensed(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What answers come to.
+    """The operators of a table, from a provider's answers.
 
-    For each version of an operator of which some node was taken, ``known`` are all types, attributes and the like that a taken
-    node had, ``refused`` the least sets of features that none had, and ``breaks`` those that only nodes had which break, with
-    what happens.
-    Operators of which no node was taken stand under ``absent``, with what breaks.
+    For each version of an operator of which a node was taken, ``known`` are all types and attributes, and features of
+    :data:`~onnxplug_targets.features.STRICT`, of taken nodes, ``refused`` the smallest sets of features that no taken
+    node had, and ``breaks`` the sets of features that only breaking nodes had, each with the failure. Versions of which
+    no node was taken are under ``absent``, with their ``breaks``.
     """
     by_operator: dict[tuple[str, int], dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:
@@ -58,7 +58,7 @@ def _sets(rows: Iterable[Mapping[str, Any]]) -> list[frozenset[str]]:
 
 
 def _reasons(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -> list[frozenset[str]]:
-    """Few small sets of features of which some nodes have one at least, and others none."""
+    """Few small sets of features: nodes of ``some`` have all features of a set, nodes of ``others`` do not."""
     smallest: list[frozenset[str]] = []
     open_rows = list(dict.fromkeys(some))
     for size in range(1 if others else 0, _MOST + 1):
@@ -78,12 +78,12 @@ def _reasons(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -
 
 
 def _both(some: Iterable[frozenset[str]], others: Sequence[frozenset[str]]) -> list[frozenset[str]]:
-    """Nodes whose features say too little: some were taken, and some were not."""
+    """Features that do not decide: nodes with the same features are in ``some`` and in ``others``."""
     return [row for row in dict.fromkeys(some) if row in others]
 
 
 def _plainness(reason: Iterable[str]) -> int:
-    """Of two explanations the one about attributes is the best, and the one about an element type the last."""
+    """The rank of an explanation: 2 by attributes alone, 1 without types and attributes, 0 with an element type."""
     kinds = {feature.partition("=")[2] in _TYPES for feature in reason if "=" in feature}
     return 0 if True in kinds else 2 if kinds else 1
 

@@ -1,4 +1,4 @@
-"""What onnxruntime-openvino 1.24.1 did with the largest element of two tensors put together: each of these models was run there."""
+"""The largest element of a Concat of two tensors in onnxruntime-openvino 1.24.1: each of the models was run there."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_in_a_branch() -> None:
 
 @pytest.mark.parametrize("is_before", [True, False])
 def test_in_another_group(is_before: bool) -> None:
-    """A node that is left, between the Concat and what reads it in ONNX Runtime's order, parts the two."""
+    """A node that is left, between the Concat and its reader in ONNX Runtime's order, puts them in different groups."""
     largest, left = "y = ReduceMax <keepdims = 0> (a, p) w = Tanh (y)", "z = IsNaN (a)"
     body = " ".join(["r = Relu (x) a = Concat <axis = 0> (r, c)", *((largest, left) if is_before else (left, largest))])
     expected = [("IsNaN", False)] if is_before else [("IsNaN", False), ("ReduceMax", True)]

@@ -1,4 +1,4 @@
-"""Tables made of answers: they say of every node that was asked about what the provider did with it."""
+"""Tables made of answers: they give the provider's outcome for every node that was asked about."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxplug_targets.forms import forms, model_of, types_of, variants, versions
 from onnxplug_targets.prediction import Judge
 from onnxplug_targets.table import condensed
 
-#: How a made-up provider decides, of the features of a node.
+#: Made-up providers: the outcome of a node by its features.
 PROVIDER: dict[str, Callable[[frozenset[str]], str]] = {
     "one type": lambda found: "takes" if "T=float" in found else "leaves",
     "a type of one mode": lambda found: "breaks" if {"mode=reflect", "T=int32"} <= found else "takes",

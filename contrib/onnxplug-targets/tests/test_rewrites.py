@@ -1,4 +1,4 @@
-"""What stands in an export for OpenVINO in place of nodes that it fails of, compared with eager PyTorch."""
+"""Exports for targets, with forms in place of nodes that a target fails on, compared with eager PyTorch."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def test_integers_with_a_lower_bound() -> None:
 
 
 class Windows(nn.Module):
-    """An image's windows, as Swin has them, and the image of them."""
+    """An image's windows, as in Swin, and an image made from them."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[batch * 6, 16, 3] of [batch, 8, 12, 3], and what comes of shuffled axes."""
+        """Windows [batch * 6, 16, 3] of [batch, 8, 12, 3], and their image plus the image with shuffled axes."""
         windows = x.view(-1, 2, 4, 3, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 3).sin()
         back = windows.view(-1, 2, 3, 4, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(-1, 8, 12, 3)
         return windows, back + x.view(-1, 2, 2, 2, 6, 6).permute(5, 4, 3, 2, 1, 0).reshape(-1, 8, 12, 3)
@@ -119,13 +119,13 @@ def test_windows_in_five_axes(target: str, shapes: Any) -> None:
         for result, expected in zip(program(*args), Windows()(*args), strict=True):
             torch.testing.assert_close(result, expected)
     axes = [len(value.shape) for node in program.model.graph for value in node.outputs]
-    assert axes.count(6) == 2  # of axes that do not stay beside each other
+    assert axes.count(6) == 2  # only of axes that do not stay adjacent
     plain = onnxplug.to_onnx(Windows(), calls[0], dynamic_shapes=shapes)
     assert [len(value.shape) for node in plain.model.graph for value in node.outputs].count(6) == 6
 
 
 class Largest(nn.Module):
-    """Largest and smallest elements of tensors put together."""
+    """Largest and smallest elements of concatenated tensors."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of [N, 3] and [M, 3]: over the rows, over the columns, in a branch; the tensors together and their sum."""

@@ -1,4 +1,4 @@
-"""What exports for targets say: which nodes would not be computed, where, and what happens to them."""
+"""Exports for targets: the nodes that would not be computed, their places, and the consequences."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_types_after_a_conversion_of_precision() -> None:
 
 
 def test_models_that_break_a_session() -> None:
-    """OpenVINO's provider takes every Loop and then fails of its own."""
+    """OpenVINO's provider takes every Loop and then fails on it."""
     body = "g (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Add(s, s) }"
     graph = onnx.parser.parse_graph("g (int64 n, bool c, float[2] x) => (float[2] y) { a = Relu(x) y = Loop(n, c, a) }")
     attribute = onnx.helper.make_attribute("body", onnx.parser.parse_graph(body))
@@ -122,7 +122,7 @@ def test_nodes_of_a_subgraph_count_for_its_owner() -> None:
 
 @pytest.mark.parametrize(("read", "is_whole"), [("x", True), ("a", True), ("b", False), ("y", False)])
 def test_groups_around_a_loop(read: str, is_whole: bool) -> None:
-    """What onnxruntime-qnn 2.7.0 did with each: a loop waits for the group whose first nodes it reads, and not for later ones."""
+    """As onnxruntime-qnn 2.7.0 did: a loop waits for the group whose first nodes it reads, and not for later nodes."""
     text = "g (float[2,3] x, int64 n, bool c) => (float[2,3] y, float[3] z) { a = Relu(x) b = Mul(a, a) y = Tanh(b) "
     graph = onnx.parser.parse_graph(text + "o = Loop(n, c) s = Shape(o) f = Cast <to = 1> (s) z = Mul(f, f) }")
     text = f"b (int64 i, bool e) => (bool d, float[2,3] p) {{ d = Identity(e) p = Add({read}, {read}) }}"
@@ -142,7 +142,7 @@ def test_groups_around_a_loop(read: str, is_whole: bool) -> None:
 @pytest.mark.parametrize("read", ["c", "r", "t"])
 @pytest.mark.parametrize("operator", ["Conv(x, w)", "Identity(x)", "Tanh(x)"])
 def test_groups_with_a_convolution(operator: str, read: str) -> None:
-    """What onnxruntime-openvino 1.24.1 did with each: a group is left if a node that is left reads a Conv or an Identity of it."""
+    """As onnxruntime-openvino 1.24.1 did: a group is left if a node that is left reads a Conv or an Identity of it."""
     text = "g (float[1,1,3,3] x, float[1,1,1,1] w) => (float[1,1,3,3] y, bool[1,1,3,3] n) { "
     text += f"c = {operator} r = Relu(c) t = Tanh(r) n = IsNaN({read}) y = Mul(t, t) }}"
     model = onnx.helper.make_model(onnx.parser.parse_graph(text), opset_imports=[onnx.helper.make_opsetid("", 21)])
@@ -156,7 +156,7 @@ def test_groups_with_a_convolution(operator: str, read: str) -> None:
 @pytest.mark.parametrize("last", ["y = Hardmax(b)", "h = Hardmax(b) y = Tanh(h)"])
 @pytest.mark.parametrize("group", [["Sub"], ["Sub", "Relu"]])
 def test_groups_of_one_node(group: list[str], last: str) -> None:
-    """What onnxruntime-openvino 1.24.1 did with each: a group of one node is left, if it isn't the last."""
+    """As onnxruntime-openvino 1.24.1 did: a group of one node is left, if it isn't the last."""
     text = "g (float[3,3] x) => (float[3,3] y) { r = Relu(x) q = Tanh(r) a = Hardmax(q) "
     text += "b = Sub(a, a) " if len(group) == 1 else "s = Sub(a, a) b = Relu(s) "
     graph = onnx.parser.parse_graph(f"{text}{last} }}")
@@ -225,7 +225,7 @@ def test_tables_are_whole(target: str) -> None:
     assert table["title"]
     assert table["asked"]
     names = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
-    if "types" in table:  # of a documentation
+    if "types" in table:  # a table from documentation
         assert table["reference"].startswith("https://")
         assert "no provider was asked" in table["asked"]
         assert {*table["refused"]} <= {*table["types"]} <= names

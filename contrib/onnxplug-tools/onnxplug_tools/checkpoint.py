@@ -1,4 +1,4 @@
-"""Weights in files: safetensors, what ``torch.save`` wrote, and the indices of those that are in several files."""
+"""Weights in files: safetensors, files of ``torch.save``, and the indices of weights in several files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-#: What a folder of a checkpoint has, the first that is there.
+#: The files to look for in a checkpoint's folder; the first that is there is read.
 _IN_FOLDER = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -52,13 +52,13 @@ _IN_FOLDER = (
     "pytorch_model.bin",
 )
 _INDEX, _SAFETENSORS, _PICKLED = ".index.json", ".safetensors", (".bin", ".pt", ".pth")
-#: Bytes of an index: those of the largest checkpoints have a few million.
+#: The most bytes of an index; the indices of the largest checkpoints have a few million.
 _LARGEST_INDEX = 1 << 28
 _KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index.json, or a folder with one of them"
 
 
 class FileVersion(NamedTuple):
-    """The version of a file, which tells it from another file at its path."""
+    """The version of a file, which distinguishes it from another file at the same path."""
 
     device: int
     inode: int
@@ -114,7 +114,8 @@ def open_checkpoint(files: Any) -> dict[str, Stored]:
     """The tensors in files, by name; none is read yet.
 
     Args:
-        files: A path or several: of safetensors, of what ``torch.save`` wrote, of an ``.index.json``, or of a folder that has one.
+        files: A path or several: a file of safetensors or of ``torch.save``, an ``.index.json``, or a folder that has
+            one of them.
     """
     if isinstance(files, str | os.PathLike):
         return _opened(_path(files))
@@ -141,7 +142,7 @@ def _path(file: str | os.PathLike[str]) -> Path:
         if within is None:
             raise WeightsError(f"the folder {path} has no weights: none of {', '.join(_IN_FOLDER)}")
         return within
-    if not os.path.isfile(path):  # which is False of names that the system refuses
+    if not os.path.isfile(path):  # False too for a name that the system refuses
         there = os.path.exists(path)
         raise WeightsError(
             f"{path} is not a regular file" if there else f"there is no file {shortened(str(path), 300)}",
@@ -224,7 +225,7 @@ def _from_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def _bits(dtype_name: str) -> int:
-    """The bits of an element, which the name of a dtype of safetensors has: ``BF16``, ``F8_E4M3``, ``BOOL``."""
+    """The bits of an element, from the name of a dtype of safetensors: ``BF16``, ``F8_E4M3``, ``BOOL``."""
     return 8 if dtype_name == "BOOL" else int(re.search(r"\d+", dtype_name)[0])  # type: ignore[index]
 
 
@@ -267,7 +268,7 @@ def _from_torch(path: Path) -> dict[str, Stored]:
 
 
 def _torch_load(path: Path) -> Any:
-    """What a file of torch.save holds, its tensors mapped to memory where the file is of the newer kind."""
+    """The content of a file of torch.save, its tensors mapped to memory where the file is of the newer format."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:

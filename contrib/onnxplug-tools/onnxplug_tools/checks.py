@@ -1,7 +1,7 @@
 """``checks=True``: ranges of sizes, relations between them, and assertions on data as nodes that fail when the model runs.
 
-ONNX has no operator that asserts. A Reshape of an input to the shape that it must have does the same: it costs nothing, and a
-runtime that can't do it says so with the node's name, which states what was asked.
+ONNX has no operator that asserts. A Reshape of an input to the shape that it must have does the same: it costs nothing,
+and the error of a runtime that can't do it has the node's name, which states the condition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxplug.capture.signature import Captured, InputKind, InputSlot
 from onnxplug.errors import Unsupported, UsageError
 from onnxplug.interpret.ranges import is_at_least_two, ranges
 
-#: A size that no input has. A negative one would do for ONNX Runtime, but NumPy takes it for one to infer.
+#: A size that no input has. A negative size would do for ONNX Runtime, but NumPy takes it for a size to infer.
 _IMPOSSIBLE = 2**40
 
 
@@ -42,7 +42,7 @@ def insert(
 
 
 def insert_checks(graph: ir.Graph, builder: GraphBuilder, captured: Captured, slots: Sequence[InputSlot]) -> None:
-    """Puts the checks between the inputs of a finished graph and what reads them.
+    """Puts the checks between the inputs of a finished graph and the nodes that read them.
 
     Args:
         graph: The graph; it is changed. It comes here after the rewrites, which would remove a Reshape that changes nothing.
@@ -61,7 +61,7 @@ def insert_assertions(graph: ir.Graph, builder: GraphBuilder, messages: Sequence
     """Makes the last outputs of a finished graph, conditions on data, checks of its first output.
 
     Args:
-        messages: What is said of each condition that does not hold.
+        messages: For each condition, the message for where it does not hold.
     """
     if not messages:
         return
@@ -77,12 +77,12 @@ def insert_assertions(graph: ir.Graph, builder: GraphBuilder, messages: Sequence
     for condition, message in zip(conditions, messages, strict=True):
         holds = g.op.Reshape(condition, g.const(np.ones(1, np.int64)))
         if shape is not None and not len(shape):
-            # Of a scalar ONNX Runtime removes a Reshape at opset 13: here an index is out of range.
+            # At opset 13, ONNX Runtime removes the Reshape of a scalar: here an index out of range is the check.
             missing = g.op.Cast(g.op.Not(g.op.Squeeze(holds, [0])), to=ir.DataType.INT64)
             value = g.op.Gather(g.op.Unsqueeze(value, [0]), missing)
         else:
             impossible = g.const([_IMPOSSIBLE, *[1] * (len(shape) - 1 if shape is not None else 0)])
-            # Abs as for the sizes: ONNX Runtime must not see where the shape comes from.
+            # Abs as for the sizes: ONNX Runtime must not see how the shape is computed.
             expected = g.op.Abs(g.op.Where(holds, g.op.Shape(value), impossible))
             value = g.op.Reshape(value, expected, allowzero=_allowzero(g))
         named[id(value)] = f"check: {message}"
@@ -98,7 +98,7 @@ def _allowzero(g: GraphBuilder) -> int | None:
 
 
 def _name(nodes: Sequence[ir.Node], builder: GraphBuilder, words: Mapping[int, str]) -> None:
-    """Names the nodes of checks, by the words for those that fail."""
+    """Names the nodes of checks; ``words`` has the names of the nodes that fail."""
     for node in nodes:
         for value in node.outputs:
             value.name = builder.names.unique(f"check_{node.op_type.lower()}")
@@ -122,7 +122,7 @@ class _Checks:
             expressions=builder.sizes.expressions,
             operators=builder.operators,
         )
-        #: Where each size is read that has a name: it is what others are held against.
+        #: The input and the axis from which each named size is read; other axes of that name are compared with it.
         self._first: dict[str, tuple[ir.Value, int]] = {}
         self._made: list[tuple[ir.Value, str]] = []
         for value, slot in self._inputs:
@@ -135,7 +135,7 @@ class _Checks:
                     self._first.setdefault(dim.value, (value, axis))
 
     def tensors(self) -> Iterator[tuple[ir.Value, InputSlot]]:
-        """The tensors among the inputs, with what they stand for."""
+        """The tensors among the inputs, each with its slot."""
         yield from ((value, slot) for value, slot in self._inputs if isinstance(slot.node.meta["val"], torch.Tensor))
 
     def check(self, value: ir.Value, slot: InputSlot) -> ir.Value:
@@ -161,7 +161,7 @@ class _Checks:
         return value
 
     def _size(self, value: ir.Value, axis: int, size: Any) -> tuple[Any, str]:
-        """What a size must be, and that in words; no words where it may be anything."""
+        """The size that an axis must have, and its description; the description is empty where nothing is checked."""
         if isinstance(size, int):
             return size, ""
         expr = self._expr(size)
@@ -192,7 +192,7 @@ class _Checks:
         return value
 
     def _reshaped(self, value: ir.Value, sizes: Sequence[Any], name: str) -> ir.Value:
-        # ONNX Runtime takes a size in a Concat that it can't tell for one to infer, and the check with it, if it sees the Concat.
+        # Abs hides the Concat: ONNX Runtime would infer the sizes in it that it does not know, and drop the check.
         shape = self._g.op.Abs(self._g.vector(sizes))
         result: ir.Value = self._g.op.Reshape(value, shape, allowzero=_allowzero(self._g))
         result.shape, result.type = value.shape.copy() if value.shape is not None else None, value.type

@@ -20,7 +20,7 @@ Call = tuple[Any, dict[str, Any] | None]
 def with_examples(
     model: Any, args: Any, kwargs: Mapping[str, Any] | None, examples: Any
 ) -> tuple[Any, dict[str, Any] | None, list[Example]]:
-    """The inputs that the model is captured with, and those of the further calls of ``examples=``.
+    """The inputs that the model is captured with, and the inputs of the further calls in ``examples=``.
 
     Args:
         args, kwargs: The inputs that were given beside the examples; without any, the first example takes their place.
@@ -68,10 +68,10 @@ def _call_text(call: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
 
 
 def shapes_of(module: torch.nn.Module, examples: Sequence[Example]) -> dict[str, Any]:
-    """``dynamic_shapes`` with a name for each size, and each int, that differs among calls; what is the same in all is static.
+    """``dynamic_shapes`` with a name for each size and each int that differs among calls; all other sizes are static.
 
-    Each has a name of its own (``x_dim_0``). Two become one dimension only where torch.export finds that they must be
-    equal; it then has the first one's name.
+    Each dimension has a name of its own (``x_dim_0``). Two become one dimension only where torch.export finds that they
+    must be equal; the dimension then has the name of the first.
 
     Args:
         examples: The inputs of two calls or more, with the same number of positional inputs and the same keywords.
@@ -82,7 +82,7 @@ def shapes_of(module: torch.nn.Module, examples: Sequence[Example]) -> dict[str,
 
 
 def check_covered(shapes: DynamicShapes, inferred: DynamicShapes) -> None:
-    """Holds the user's own dynamic shapes against what differs among the examples."""
+    """Checks that the user's own dynamic shapes cover the sizes and ints that differ among the examples."""
     for leaf, axis, _ in inferred.requested_axes():
         if isinstance(shapes.leaves[leaf], DimHint):
             continue
@@ -119,7 +119,7 @@ def _shapes(values: Sequence[Any], path: str, taken: set[str]) -> Any:
 
 
 def _children(value: Any, kind: Any) -> tuple[dict[Any, Any], Any] | None:
-    """What a container holds, by key or position, and what else it is; ``None`` where it is of another kind."""
+    """A container's items by key or position, and its keys or its length and context; ``None`` for another kind."""
     if pytree._get_node_type(value) is not kind:
         return None
     children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)

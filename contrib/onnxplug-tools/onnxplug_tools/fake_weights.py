@@ -15,11 +15,11 @@ from onnxplug.fake import is_fake
 
 @contextlib.contextmanager
 def fake_weights() -> Iterator[None]:
-    """While it holds, new modules get parameters on the device ``meta``, and real buffers.
+    """While the context lasts, new modules get parameters on the device ``meta``, and real buffers.
 
-    A parameter is moved as soon as a module has it, so that at most one is in memory, and initialising it costs nothing. Buffers
-    that a module computes have their numbers, unlike under ``torch.device("meta")``: no checkpoint has those of buffers that are
-    not persistent. Modules of other threads are left alone.
+    A parameter is moved as soon as a module has it, so that at most one is in memory, and initialising it costs
+    nothing. Buffers that a module computes have their numbers, unlike under ``torch.device("meta")``: no checkpoint
+    has the numbers of buffers that are not persistent. Modules of other threads are left alone.
 
         with onnxplug.fake_weights():
             model = Model(config)
@@ -34,7 +34,7 @@ def fake_weights() -> Iterator[None]:
         if is_fake(param) or torch.nn.parameter.is_lazy(param):
             return
         known = moved.get(id(param))
-        if known is None or known[0]() is not param:  # a parameter of two modules stays one
+        if known is None or known[0]() is not param:  # a parameter of two modules stays one parameter
             on_meta = torch.nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
             vars(on_meta).update(vars(param))
             known = moved[id(param)] = (weakref.ref(param), on_meta)

@@ -1,4 +1,4 @@
-"""``ONNXPLUG_LOG``: what is shown of the loggers below ``onnxplug``."""
+"""``ONNXPLUG_LOG``: the levels at which the loggers below ``onnxplug`` write to standard error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %
 
 
 def show(text: str) -> None:
-    """Does what a value of ``ONNXPLUG_LOG`` says. One that can't be read is warned of."""
+    """Applies a value of ``ONNXPLUG_LOG``; a value that can't be read gives a warning and no levels."""
     try:
         levels = parse(text)
     except ValueError as error:

@@ -362,7 +362,7 @@ def _check_name(name: str | bytes) -> None:
 
 
 def _check_calls(calls: Mapping[_Key, Counter[_Key]], of_graph: Counter[_Key]) -> None:
-    """Checks that no function calls itself, and that the calls don't multiply beyond what can be run."""
+    """Checks that no function calls itself, and that the inlined calls don't exceed the largest number of nodes."""
     callees = {key: called.keys() & calls.keys() for key, called in calls.items()}
     try:
         order = list(graphlib.TopologicalSorter(callees).static_order())

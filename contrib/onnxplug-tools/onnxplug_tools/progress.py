@@ -1,4 +1,4 @@
-"""What is at work, on a terminal: the stage, how far it is, and the seconds that it has taken.
+"""The running stage on a terminal: its name, its progress, and the seconds that it has taken.
 
 Nothing is shown where standard error is no terminal.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Stages that took longer, in seconds, stay on the screen with their time.
 WORTH_A_LINE = 1.0
 
-#: Bytes to write from which on a bar is shown without being asked for.
+#: Bytes to write from which on a bar is shown by default.
 _WORTH_A_BAR = 1_000_000_000
 
 
@@ -43,7 +43,7 @@ class Display(progress.Display):
         """Shows the present step of the stage.
 
         Args:
-            done, total: How far the stage is, where that is known.
+            done, total: The progress of the stage, where it is known.
         """
         self._update(text, done, total, refresh=True)
 
@@ -112,11 +112,11 @@ def _on_one_stream(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting(wanted: bool | None) -> Iterator[Callable[[int, int], Any] | None]:
-    """The function that is called with the written bytes and the bytes of the whole.
+    """The function that is called with the written bytes and the bytes of the whole; ``None`` for ``wanted=False``.
 
     Args:
-        asked: Whether there is a bar; ``None`` for a bar where there is much to write. A display of the stage shows the progress
-            itself.
+        wanted: Whether there is a bar; ``None`` for a bar where there is much to write. A display of the stage shows
+            the progress itself.
     """
     display = progress.shown()
     with contextlib.ExitStack() as stack:

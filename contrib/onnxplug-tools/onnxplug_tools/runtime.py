@@ -33,11 +33,11 @@ def inference_session(
 
     Args:
         model: A file's path, the serialised model, an ``onnx.ModelProto``, an ``onnx_ir.Model`` or an ``OnnxProgram``.
-        plugins: Names of the plugins whose libraries to load. ``None``: those that an ``OnnxProgram`` was exported with,
-            all that are installed for any other model.
+        plugins: Names of the plugins whose libraries to load. ``None``: the plugins with which an ``OnnxProgram`` was
+            exported, all installed plugins for any other model.
         runtime: ``OrtLibrary`` objects of this call; they go before the plugins'.
-        providers: Execution providers as ``InferenceSession`` takes them. ``None``: the CPU's, and those that a library
-            can't do without.
+        providers: Execution providers as ``InferenceSession`` takes them. ``None``: the CPU's, and the providers that
+            a library needs.
         session_options: ``onnxruntime.SessionOptions``; the libraries are registered in them.
         settings: Further arguments of ``InferenceSession``.
 
@@ -47,7 +47,7 @@ def inference_session(
     Raises:
         PluginError: A library is missing, does not load, needs another provider, or there are two for one domain; or no
             plugin has an operator's kernel.
-        UsageError: ``model`` is no model, there is no such file, or ``runtime`` holds something else.
+        UsageError: ``model`` is no model, there is no such file, or ``runtime`` holds another object.
         OnnxplugError: ONNX Runtime is not installed, or can't load the model.
     """
     from onnxplug.run.session import make_session
@@ -76,7 +76,7 @@ def inference_session(
 def no_library_error(
     error: Exception, custom: CustomOperators, kernels: Kernels, host: RuntimeHost | None
 ) -> PluginError | None:
-    """The error for a session that lacks custom operators' libraries; ``None`` where ``error`` is about something else.
+    """The error for a session that lacks custom operators' libraries; ``None`` where ``error`` has another cause.
 
     Args:
         host: The plugins that could supply libraries; ``None`` where they are not known.
@@ -128,7 +128,7 @@ def _kernels(
 
 
 def _structure(model: Any) -> Any:
-    """The source that operators are read from: an ``onnx_ir.Model``, or the path or bytes of one."""
+    """The source that operators are read from: an ``onnx_ir.Model``, or the path or bytes of a model."""
     import onnx
     import onnx_ir as ir
 
@@ -154,7 +154,7 @@ def _structure(model: Any) -> Any:
 
 
 def _source(model: Any) -> tuple[str | bytes, Any, Any]:
-    """What the session is made of, the folder that it lies in if it is temporary, and what its operators are read from."""
+    """The source of the session, its folder if that is temporary, and the source from which operators are read."""
     import onnx_ir as ir
 
     from onnxplug.run.session import model_source

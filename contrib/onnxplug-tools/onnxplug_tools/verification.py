@@ -1,4 +1,4 @@
-"""ONNX files compared with PyTorch models, of which no captured graph is at hand."""
+"""ONNX files compared with PyTorch models, without a captured graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def verify_file(
     Args:
         args, kwargs: Example inputs; an ExportedProgram's own when there are none.
         dynamic: Input name to axis to the name of its dimension, or to an expression of other names
-            (``"past + sequence"``); other sizes are tried along these.
+            (``"past + sequence"``); other sizes are tried along these axes.
         seeds: A set of generated inputs for each seed.
         host: The plugins whose libraries and kernels run custom operators; all installed plugins when ``None``.
         replay: Gives PyTorch's results for the file's choices among equal elements (:func:`choices_of_file`), where results
@@ -165,7 +165,7 @@ def choices_of_file(
     dynamic_shapes: Any = None,
     host: RuntimeHost | None = None,
 ) -> Replay:
-    """PyTorch's results with a file's choices among equal elements; the model is captured at the first call.
+    """A function of PyTorch's results with a file's choices among equal elements; its first call captures the model.
 
     The file's values are found by the names that an export of the model gives them with the file's opset, target and names of
     inputs and outputs. If the file was made otherwise, no value is found, and nothing is known of its choices.

@@ -1,4 +1,4 @@
-"""``checks=True``: what is known of the sizes fails when the model runs, by a message that says what it is."""
+"""``checks=True``: conditions on sizes fail when the model runs, with a message that states the condition."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_opset(opset: int) -> None:
 
 
 def test_a_branch_on_sizes() -> None:
-    """What the model's code asks of two sizes holds in the graph too."""
+    """The graph checks the condition of the model's code on two sizes."""
 
     def model(x: torch.Tensor, mask: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return three(x, mask, y) if x.shape[0] > mask.shape[0] else x.sum(0)
@@ -106,7 +106,7 @@ def test_without_checks_ranges_are_metadata_alone() -> None:
 
 
 def test_an_input_that_branches_read_is_checked() -> None:
-    """The readers within the graphs of If too, and what is an output as it came."""
+    """For readers within the graphs of If too, and for an input that is an output unchanged."""
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, flag: torch.Tensor) -> Any:

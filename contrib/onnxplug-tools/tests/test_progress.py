@@ -1,4 +1,4 @@
-"""What is shown of the work: on a terminal the stage, how far it is and its seconds; elsewhere nothing."""
+"""The display of an export: on a terminal the stage, its progress and its seconds; elsewhere nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = torch.randn(2, 4)
 
 
 def terminal_of(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Puts a terminal at standard error; what it is sent. Not a fixture: pytest sets standard error when the test begins."""
+    """Puts a terminal at standard error and returns it. No fixture: pytest sets standard error as the test begins."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -38,7 +38,7 @@ def terminal_of(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def lines(terminal: io.StringIO) -> list[str]:
-    """What the screen was told, each change a line, without control sequences."""
+    """The text that a terminal got, each change a line, without control sequences."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
     return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 
@@ -123,7 +123,7 @@ def test_an_export_with_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     terminal.truncate(0)
     with displayed() as display:
         display("mine")
-        onnxplug.to_onnx(model, (X,), progress=True)  # in the display that there is
+        onnxplug.to_onnx(model, (X,), progress=True)  # in the display that exists already
     assert [line.partition(":")[0] for line in lines(terminal) if re.fullmatch(r"\w+: \d\.\d s", line)] == [
         "mine",
         *stages[:2],
@@ -174,7 +174,7 @@ def lacking():
 
 @pytest.mark.long
 def test_commands_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a file and a pipe they show nothing: tests/cli/test_cli.py."""
+    """In a file and a pipe, commands show nothing: tests/cli/test_cli.py."""
     (tmp_path / "m.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
     terminal = terminal_of(monkeypatch)

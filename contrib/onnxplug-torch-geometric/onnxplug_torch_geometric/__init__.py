@@ -1,6 +1,6 @@
 """torch_geometric's models in ONNX, and the operators of torch_scatter and pyg_lib: the plugin, and ``data_shapes``.
 
-Importing it imports neither torch nor any of the three.
+Importing it imports neither torch nor any of the three packages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def onnxplug_rules() -> list[Rule]:
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The operators that are computed by others."""
+    """The operators that are computed by ATen operators."""
     return {f"{op}.default": _later(op) for op in FUNCTIONS}
 
 
@@ -56,12 +56,12 @@ def _later(op: str) -> Callable[..., Any]:
 
 @hookimpl
 def onnxplug_patches() -> list[Any]:
-    """What torch.export needs of the three packages."""
+    """The patches of the three packages while torch.export captures a model."""
     return [_companions, LibraryPatch(("torch_geometric.nn",), _models)]
 
 
 def _companions() -> Any:
-    """Nothing where neither torch_scatter nor pyg_lib is in use."""
+    """A context that patches nothing where neither torch_scatter nor pyg_lib is in use."""
     from onnxplug_torch_geometric.capture import companions
 
     return companions()
@@ -85,7 +85,7 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operators' namespaces, and the libraries."""
     return PluginInfo(api=1, namespaces=("torch_scatter", "pyg"), libraries=("torch_geometric", "pyg_lib"))
 
 
@@ -94,13 +94,13 @@ def data_shapes(data: Any, nodes: str = "nodes", edges: str = "edges", graphs: s
 
     Args:
         data: The object.
-        nodes, edges, graphs: Names of the dimensions; ``ptr``, of one more than there are graphs, gets ``"pointers"``.
+        nodes, edges, graphs: Names of the dimensions; ``ptr``, with one element more than graphs, gets ``"pointers"``.
 
     Returns:
         An entry for each tensor, in the order of their names.
 
     Raises:
-        TypeError: It is another object, or holds something that can't be an input.
+        TypeError: ``data`` is another object, or has an attribute that can't be an input.
     """
     from onnxplug_torch_geometric.data import shapes
 

@@ -25,9 +25,9 @@ def function_of(op: str) -> Callable[..., Any]:
 
 
 def whole(op: str) -> Callable[..., Any]:
-    """The same for an operator that stands in a graph as it is.
+    """The function of :func:`function_of` for an operator that is a node of a graph.
 
-    Its schema hides that it writes to ``out``, which a graph that holds it whole would lose.
+    ``out`` is refused: the operator's schema does not state that it is written, and the graph would lose the write.
     """
     function = function_of(op)
 
@@ -50,7 +50,7 @@ def whole(op: str) -> Callable[..., Any]:
 
 
 def _new_size(arguments: dict[str, Any]) -> Any:
-    """A symbol for a size that depends on values, where torch works out shapes alone; ``None`` elsewhere."""
+    """A symbol for a size that depends on values, where torch computes shapes alone; ``None`` elsewhere."""
     mode = detect_fake_mode(list(arguments.values()))
     if mode is None or mode.shape_env is None or proxy_tensor.get_proxy_mode() is not None:
         return None
@@ -81,11 +81,11 @@ def _packet(op: str) -> Any:
 
 @contextlib.contextmanager
 def companions() -> Iterator[None]:
-    """Holds during capture.
+    """A context for a capture in which the operators are traced, or have shapes.
 
-    ``torch.ops.torch_scatter.scatter_max(…)`` runs our function, which is traced: a symbolic ``dim_size`` stays symbolic
-    there, which torch would make a number for the operator's own ``int``, and ``out`` is seen to be written. Whoever has
-    taken hold of the operator before gets its shapes, and the operator stands in the graph.
+    ``torch.ops.torch_scatter.scatter_max(…)`` runs our function, which is traced: a symbolic ``dim_size`` stays
+    symbolic (torch would make it a number for the operator's ``int``), and the write to ``out`` is traced. For code
+    that holds the operator from before, it has shapes, and is a node of the graph.
     """
     with contextlib.ExitStack() as stack:
         for op in (*FUNCTIONS, *_SHAPES):
@@ -102,7 +102,7 @@ def companions() -> Iterator[None]:
 
 
 def _traced(op: str, packet: Any) -> Callable[..., Any]:
-    """Our function as what stands under the operator's name; its overload is the operator's own."""
+    """Our function to be put under the operator's name; its ``default`` overload is the operator's own."""
     function = function_of(op)
 
     @functools.wraps(function)
@@ -114,7 +114,7 @@ def _traced(op: str, packet: Any) -> Callable[..., Any]:
 
 
 def _kernel(op: Any, kernel: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """The kernel in place of the operator's own where torch works out shapes."""
+    """A context with a kernel in place of the operator's own where torch computes shapes."""
     composite = DispatchKey.CompositeImplicitAutograd
     key = composite if torch_private.has_kernel_for_dispatch_key(op.name(), composite) else DispatchKey.Meta
     return patched_kernel(op, key, lambda _: kernel)

@@ -15,7 +15,7 @@ _BATCH = type(Batch(_base_cls=Data))
 
 
 def register() -> None:
-    """Registers both with torch's pytree, once a process; what is registered already stays."""
+    """Registers both types with torch's pytree; a type that is registered already stays as it is."""
     for kind in (Data, _BATCH):
         if kind not in pytree.SUPPORTED_NODES:
             pytree.register_pytree_node(
@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def flatten(data: Any) -> tuple[list[torch.Tensor], str]:
-    """The tensors by their sorted names, and all else that is a number, a string or a truth value."""
+    """The tensors by their sorted names, and as JSON the type, the names, and the numbers, strings and bools."""
     names, context = _parts(data)
     return [data[name] for name in names], context
 
@@ -51,7 +51,7 @@ def _parts(data: Any) -> tuple[list[str], str]:
     rest: dict[str, Any] = {}
     for name in sorted(data.keys()):
         value = data[name]
-        # What stands for a tensor while torch handles the tree's form isn't one: whatever isn't plain belongs to it.
+        # torch puts other objects in place of tensors while it handles the tree's form: they count as tensors.
         if isinstance(value, bool | int | float | str):
             rest[name] = value
         elif isinstance(value, list | tuple | dict | set) or "SparseTensor" in type(value).__name__:

@@ -13,7 +13,7 @@ _OPERATORS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "di
 
 
 def index_sort(indices: Tensor, max: int | None = None) -> tuple[Tensor, Tensor]:
-    """Sorted indices and where each was; equal ones stay in order."""
+    """Sorted indices and their places before; equal indices stay in order."""
     values, order = torch.sort(indices, stable=True)
     return values, order
 
@@ -26,7 +26,7 @@ def sampled_op(left: Tensor, right: Tensor, left_index: Tensor | None, right_ind
 
 
 def softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:
-    """The softmax along ``dim`` of each run of rows that ``ptr`` bounds; rows outside of them are 0."""
+    """The softmax along ``dim`` of each run of rows that ``ptr`` bounds; rows outside of the runs are 0."""
     dim %= src.dim()
     rows = src.movedim(dim, 0)
     index, count = as_index(ptr, rows.shape[0])

@@ -1,4 +1,4 @@
-"""Layers and functions of torch_geometric written anew where they ask for values: each computes what its original does."""
+"""Layers and functions of torch_geometric without branches on values; each computes the numbers of its original."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onnxplug_torch_geometric.scatter import places
 
 
 def assume_sorted(self: Any, index: Tensor | None) -> None:
-    """In place of a look at the values: the exported model takes them to be sorted."""
+    """In place of a check of the values: the exported model assumes that they are sorted."""
 
 
 def hetero_linear(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    """HeteroLinear type by type, in any order of the types; they needn't be sorted for it."""
+    """HeteroLinear type by type; the types needn't be sorted."""
     result = x.new_zeros((x.shape[0], self.out_channels))
     for number, weight in enumerate(self.weight):
         rows = (type_vec == number).nonzero().squeeze(1)
@@ -29,22 +29,22 @@ def hetero_linear(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
 
 
 def cumsum(x: Tensor, dim: int = 0) -> Tensor:
-    """torch_geometric's: sums with a 0 in front, where it writes to parts of an empty tensor."""
+    """torch_geometric's ``cumsum``, sums with a 0 in front, without writes to parts of an empty tensor."""
     zero = x.new_zeros((*x.shape[:dim], 1, *x.shape[dim + 1 :]))
     return torch.cat([zero, x.cumsum(dim)], dim)
 
 
 def any_size(size: Any) -> None:
-    """A size that is only known at run time, of which torch shall not ask whether it is 0 or 1: it takes the general way.
+    """Makes torch take the general branch for a size that is only known at run time, which may be 0 or 1.
 
-    That holds for 0 and 1 too, as ONNX's operators broadcast at run time.
+    The branch holds for 0 and 1 too, as ONNX's operators broadcast at run time.
     """
     if isinstance(size, torch.SymInt) and free_unbacked_symbols(size):
         torch._check(size >= 2)
 
 
 def attention(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``MultiheadAttention.forward`` of dense batches, whose sizes torch's attention asks for."""
+    """``MultiheadAttention.forward`` for dense batches whose sizes are only known at run time."""
 
     @functools.wraps(original)
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         longest: Any = count.max().item() if max_num_nodes is None else max_num_nodes
         torch._check(longest >= 0)
         place = torch.arange(x.shape[0], device=x.device) - cumsum(count)[batch]
-        # One place more, for what is too long.
+        # One more place, for nodes beyond ``longest``.
         total = graphs * longest
         place = torch.where(place < longest, batch * longest + place, total)
         start = torch.as_tensor(fill_value, dtype=x.dtype, device=x.device).expand((total + 1, *x.shape[1:]))
@@ -89,7 +89,7 @@ def sort_aggregation(
     dim: int = -2,
     max_num_elements: Any = None,
 ) -> Tensor:
-    """SortAggregation that doesn't ask whether the largest group has ``k`` elements: it always appends as many."""
+    """SortAggregation that always appends ``k`` elements, without a branch on the size of the largest group."""
     fill = x.detach().min() - 1
     dense, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, fill_value=fill, max_num_elements=max_num_elements)
     order = dense[:, :, -1].sort(dim=-1, descending=True)[1]
@@ -102,7 +102,7 @@ def sort_aggregation(
 def quantile_aggregation(
     self: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2
 ) -> Tensor:
-    """QuantileAggregation (and the median) with as many groups as ``dim_size`` says; it counts them by their values."""
+    """QuantileAggregation (and the median) with ``dim_size`` groups; the original counts the groups by their values."""
     self.assert_index_present(index)
     dim %= x.dim()
     size = places(index, dim_size)
@@ -127,12 +127,12 @@ def quantile_aggregation(
     result = torch.where(empty.reshape(shape), self.fill_value, result)
     if quantiles == 1:
         return result
-    # The last axis of those that follow is merged into: torch_geometric's own shape.
+    # The quantiles are merged with the next axis: torch_geometric's own shape.
     return result.reshape((*x.shape[:dim], size, -1, *x.shape[dim + 2 :]))
 
 
 def aggregation(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Aggregation.__call__`` that doesn't ask whether there are elements, nor, when it fails, for the largest index."""
+    """``Aggregation.__call__`` without branches on the number of elements and, when it fails, on the largest index."""
 
     @functools.wraps(original)
     def call(
@@ -148,7 +148,7 @@ def aggregation(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scatter(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``scatter`` that doesn't ask whether there are elements."""
+    """``scatter`` without a branch on the number of elements."""
 
     @functools.wraps(original)
     def sized(src: Any, index: Any, dim: int = 0, dim_size: Any = None, reduce: str = "sum") -> Any:
@@ -158,7 +158,7 @@ def scatter(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def augment_adj(self: Any, edge_index: Tensor, edge_weight: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """GraphUNet's pairs of nodes two steps apart, by dense matrices: torch.export knows no sparse ones."""
+    """GraphUNet's pairs of nodes two steps apart, by dense matrices: torch.export knows no sparse matrices."""
     from torch_geometric.utils import add_self_loops, remove_self_loops
 
     edge_index, edge_weight = remove_self_loops(edge_index, edge_weight)
@@ -168,21 +168,21 @@ def augment_adj(self: Any, edge_index: Tensor, edge_weight: Tensor, num_nodes: i
         values.new_zeros((num_nodes * num_nodes,)).scatter_add(0, where, values).reshape((num_nodes, num_nodes))
         for values in (edge_weight, torch.ones_like(edge_weight))
     )
-    # An edge whose weight comes out 0 is one, too.
+    # An edge with a sum of 0 as its weight is an edge, too.
     pairs = (edges @ edges > 0).nonzero().t()
     kept = pairs[:, (pairs[0] != pairs[1]).nonzero().squeeze(1)]
     return kept, (weights @ weights)[kept[0], kept[1]]
 
 
 def _is_plain(edge_index: Any) -> bool:
-    """Whether edges are a dense tensor, and nothing of torch_geometric's own that is one, too."""
+    """Whether edges are a dense tensor, and not torch_geometric's ``EdgeIndex``, which is a tensor too."""
     if not isinstance(edge_index, Tensor) or isinstance(edge_index, torch_geometric.EdgeIndex):
         return False
     return edge_index.layout is torch.strided
 
 
 def num_nodes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``maybe_num_nodes`` that doesn't ask whether there are edges."""
+    """``maybe_num_nodes`` without a branch on the number of edges."""
 
     @functools.wraps(original)
     def maybe_num_nodes(edge_index: Any, num_nodes: Any = None) -> Any:
@@ -194,7 +194,7 @@ def num_nodes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def coalesce(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``coalesce`` by one way for edges with and without duplicates."""
+    """``coalesce`` without a branch on whether edges have duplicates."""
     from torch_geometric import utils
 
     @functools.wraps(original)

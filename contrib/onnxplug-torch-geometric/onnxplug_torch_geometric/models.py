@@ -1,4 +1,4 @@
-"""What torch_geometric's layers need while torch.export runs them."""
+"""Patches of torch_geometric's layers while torch.export captures a model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from onnxplug.capture.patching import patched
 from onnxplug_torch_geometric import layers
 
-#: Packages in whose modules ``int(…)`` is asked for the value of a tensor.
+#: Packages whose modules call ``int(…)`` on tensors.
 _PACKAGES = ("torch_geometric.nn.", "torch_geometric.utils.", "torch_geometric.index")
 
 
 class _IntType(type):
-    """``int`` that leaves what is only known at run time a symbol, where the builtin asks for its value."""
+    """``int`` that keeps a number that is only known at run time a symbol; the builtin asks for its value."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         value = args[0] if len(args) == 1 and not kwargs else None
@@ -46,7 +46,7 @@ def _modules() -> list[Any]:
 
 
 def _everywhere(original: Any, new: Any) -> list[tuple[Any, str, Any]]:
-    """A function is imported into many modules by name."""
+    """The changes of a function in all modules that have imported it by name."""
     return [(module, name, new) for module in _modules() for name, value in vars(module).items() if value is original]
 
 
@@ -67,7 +67,7 @@ def _changes() -> list[tuple[Any, str, Any]]:
         (HeteroLinear, "forward", layers.hetero_linear),
         (GraphUNet, "augment_adj", layers.augment_adj),
         (torch.nn.MultiheadAttention, "forward", layers.attention(torch.nn.MultiheadAttention.forward)),
-        # The other way is the same numbers, chosen by the number of edges.
+        # The original chooses by the number of edges; both ways give the same numbers.
         (torch_geometric.backend, "use_segment_matmul", False),
         *_everywhere(utils.cumsum, layers.cumsum),
         *_everywhere(utils.scatter, layers.scatter(utils.scatter)),
@@ -80,7 +80,7 @@ def _changes() -> list[tuple[Any, str, Any]]:
 
 @contextlib.contextmanager
 def models() -> Iterator[None]:
-    """Holds during capture."""
+    """A context for a capture in which torch_geometric's functions are replaced."""
     with contextlib.ExitStack() as stack:
         for home, name, new in _changes():
             stack.enter_context(patched(home, name, new))

@@ -1,4 +1,4 @@
-"""Inputs that the operators are tested with. Indices and pointers mean something: values drawn at random would not."""
+"""Inputs to test the operators with. Indices and pointers are valid: values drawn at random would not be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SORTED = [0, 0, 2, 2, 2, 4, 4]
 
 
 def _drawn(op: str, make_inputs: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The inputs; what defines the operator is imported, if it is installed."""
+    """The inputs; the package that defines the operator is imported, if it is installed."""
     with contextlib.suppress(ImportError):
         importlib.import_module(_PACKAGES[op.partition("::")[0]])
     return make_inputs()
@@ -94,7 +94,7 @@ def _of_pyg() -> list[OpSample]:
 
 
 def samples() -> list[OpSample]:
-    """Some of each operator."""
+    """The samples of all operators."""
     from onnxplug_torch_geometric import FUNCTIONS
 
     kinds = {"scatter": _scattered, "segment": _segmented, "gather": _gathered}

@@ -1,6 +1,6 @@
 """torch_scatter's ``scatter_*`` by ATen operators.
 
-``index`` says for each element of ``src`` to which place along ``dim`` it goes. A place that nothing goes to is 0, for
+``index`` gives for each element of ``src`` its place along ``dim`` of the result. A place without elements is 0, for
 ``mul`` 1. All functions take ``out``, the tensor that the result starts from and is written to.
 """
 
@@ -16,17 +16,17 @@ Result = tuple[Tensor, Tensor]
 
 
 def along(index: Tensor, src: Tensor, dim: int) -> Tensor:
-    """``index`` in the shape of ``src``: one of a single axis lies along ``dim``, others get axes at their end."""
+    """``index`` in the shape of ``src``: a single axis lies along ``dim``, several axes get more axes at the end."""
     if index.dim() == 1:
         index = index.reshape((1,) * dim + (-1,))
     return index.reshape((*index.shape, *(1,) * (src.dim() - index.dim()))).expand_as(src)
 
 
 def places(index: Tensor, size: int | None) -> int:
-    """The number of places: ``size`` if it is given, otherwise as many as the index names; an empty one names none."""
+    """The number of places: ``size`` if it is given, otherwise the largest index plus 1, or 0 for an empty index."""
     if size is not None:
         return size
-    # Not index.max() alone: an empty tensor has none, and asking for the size would fix it.
+    # Not index.max() alone: an empty tensor has no maximum, and a branch on its size would fix the size.
     top: Any = torch.cat([index.reshape(-1), index.new_full((1,), -1)]).max().item()
     torch._check(top >= -1)
     return top + 1
@@ -38,12 +38,12 @@ def filled(src: Tensor, dim: int, size: int, value: float) -> Tensor:
 
 
 def handed(result: Tensor, out: Tensor | None) -> Tensor:
-    """The result, written to the caller's tensor where there is one."""
+    """The result, written to ``out`` where it is given."""
     return result if out is None else out.copy_(result)
 
 
 def scatter_sum(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """The sum of what goes to each place."""
+    """The sum of each place's elements."""
     dim %= src.dim()
     index = along(index, src, dim)
     start = filled(src, dim, places(index, dim_size), 0) if out is None else out
@@ -51,7 +51,7 @@ def scatter_sum(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None,
 
 
 def scatter_mul(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """The product of what goes to each place; of an empty ``src`` it is 0 everywhere."""
+    """The product of each place's elements; of an empty ``src`` it is 0 everywhere."""
     dim %= src.dim()
     index = along(index, src, dim)
     start = out
@@ -74,12 +74,12 @@ def scatter_mean(
 
 
 def scatter_min(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Result:
-    """The least of what goes to each place, and where along ``dim`` it first stands."""
+    """The least of each place's elements, and its first position along ``dim``."""
     return _extreme(src, index, dim, out, dim_size, "amin")
 
 
 def scatter_max(src: Tensor, index: Tensor, dim: int, out: Tensor | None = None, dim_size: int | None = None) -> Result:
-    """The greatest of what goes to each place, and where along ``dim`` it first stands."""
+    """The greatest of each place's elements, and its first position along ``dim``."""
     return _extreme(src, index, dim, out, dim_size, "amax")
 
 
@@ -95,16 +95,16 @@ def _extreme(src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size:
 
 
 def extreme_of(dtype: torch.dtype, reduction: str) -> float:
-    """What torch_scatter starts from: the dtype's least finite number for a maximum, its greatest for a minimum."""
+    """torch_scatter's start: the dtype's least finite number for a maximum, its greatest for a minimum."""
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return limits.min if reduction == "amax" else limits.max
 
 
 def improved(start: Tensor, index: Tensor, src: Tensor, dim: int, reduction: str) -> Result:
-    """``start`` with the better of its own and what goes there, and where along ``dim`` that first stands.
+    """The best of ``start`` and the elements of each place, and the first position of the best element along ``dim``.
 
-    Element by element: only what is better than all before counts, so NaN never does. Where nothing does, the place is
-    the size of ``src`` along ``dim``.
+    An element counts only if it is better than ``start`` and all elements before, so NaN never counts. Where no element
+    counts, the position is the size of ``src`` along ``dim``.
     """
     compared = src
     if src.is_floating_point():

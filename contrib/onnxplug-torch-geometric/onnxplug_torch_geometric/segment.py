@@ -1,7 +1,8 @@
 """torch_scatter's ``segment_*`` and ``gather_*`` by ATen operators.
 
 Segments lie one after the other along the last axis of ``index`` (COO: a sorted number of the segment for each element)
-or ``indptr`` (CSR: where each segment begins, and the end). Both may have batch axes before, of size 1 or that of ``src``.
+or ``indptr`` (CSR: where each segment begins, and the end). Both may have batch axes before, of size 1 or the size of
+``src``.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_s
 
 
 def segment_mean_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """The mean of each segment; integers are rounded towards 0. Only segments that there are change ``out``."""
+    """The mean of each segment; integers are rounded towards 0. Only segments with elements change ``out``."""
     start, index, dim = _begun(src, index, out, dim_size, 0)
     return handed(_divided(_added(start, dim, index, src), _counted(start, dim, index)), out)
 
 
 def segment_min_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Result:
-    """The least of each segment, and where it first stands."""
+    """The least element of each segment, and its first position."""
     return _extreme_coo(src, index, out, dim_size, "amin")
 
 
 def segment_max_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Result:
-    """The greatest of each segment, and where it first stands."""
+    """The greatest element of each segment, and its first position."""
     return _extreme_coo(src, index, out, dim_size, "amax")
 
 
 def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
-    """The row of its segment for each element."""
+    """For each element, the row of its segment."""
     dim = index.dim() - 1
     if dim == 0:
         return handed(src.index_select(0, index), out)
@@ -60,17 +61,17 @@ def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> 
 
 
 def segment_min_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Result:
-    """The least of each segment, and where it first stands."""
+    """The least element of each segment, and its first position."""
     return _extreme_csr(src, indptr, out, "amin")
 
 
 def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Result:
-    """The greatest of each segment, and where it first stands."""
+    """The greatest element of each segment, and its first position."""
     return _extreme_csr(src, indptr, out, "amax")
 
 
 def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, total: int | None = None) -> Tensor:
-    """Each row of ``src`` as often as its segment has elements; ``total``: how many that are, where it is known."""
+    """Each row of ``src`` as often as its segment has elements; ``total``: the result's rows, where it is known."""
     dim = indptr.dim() - 1
     if out is not None:
         total = out.shape[dim]
@@ -94,7 +95,7 @@ def _over(src: Tensor, index: Tensor) -> tuple[Tensor, int]:
 def _begun(
     src: Tensor, index: Tensor, out: Tensor | None, size: int | None, value: float
 ) -> tuple[Tensor, Tensor, int]:
-    """What the segments start from, the index of each element, and the axis."""
+    """The tensor that the sums or extremes start from, the index of each element, and the axis."""
     whole, dim = _over(src, index)
     return filled(src, dim, places(index, size), value) if out is None else out, whole, dim
 
@@ -116,7 +117,7 @@ def _of_pointers(src: Tensor, indptr: Tensor) -> tuple[Tensor, int, int]:
 def as_index(indptr: Tensor, size: int) -> tuple[Tensor, int]:
     """The segment's number of each of ``size`` elements, and how many segments there are.
 
-    What lies in none gets the number after them.
+    An element outside of all segments gets the number of segments.
     """
     count = indptr.shape[-1] - 1
     before = torch.arange(size, device=indptr.device) < indptr.narrow(-1, 0, 1)
@@ -132,7 +133,7 @@ def _added(start: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def _counted(like: Tensor, dim: int, index: Tensor) -> Tensor:
-    """How many elements go to each place, 1 where none does."""
+    """The number of elements of each place, 1 where there is no element."""
     count = torch.zeros_like(like, dtype=torch.int64).scatter_add(dim, index, torch.ones_like(index))
     return count.clamp(min=1)
 
@@ -153,7 +154,7 @@ def _extreme_coo(src: Tensor, index: Tensor, out: Tensor | None, dim_size: int |
 
 def _extreme_csr(src: Tensor, indptr: Tensor, out: Tensor | None, reduction: str) -> Result:
     index, dim, count = _of_pointers(src, indptr)
-    # Halves are compared in float, whose least number is -inf to them.
+    # Halves are compared in float, whose least number is -inf as a half.
     half = src.dtype in (torch.float16, torch.bfloat16)
     wide = src.float() if half else src
     start = filled(wide, dim, count + 1, extreme_of(wide.dtype, reduction))

@@ -1,4 +1,4 @@
-"""torch_scatter's and pyg_lib's operators, ours where the packages aren't installed."""
+"""Defines torch_scatter's and pyg_lib's operators by ``kernels.py`` where the packages aren't installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ assert _spec is not None
 assert _spec.loader is not None
 _kernels = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_kernels)
-# Before tests are collected: the samples are asked for then.
+# Before tests are collected, which makes the samples.
 _kernels.define()
 
 

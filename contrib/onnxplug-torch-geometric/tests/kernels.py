@@ -1,7 +1,7 @@
 """The operators of torch_scatter and pyg_lib element by element, from their documentation: slow, and simple.
 
 ``define()`` makes them operators of torch where the packages aren't installed, with the schemas that the packages have.
-Like the packages' own, the kernels can't run on tensors that have no values.
+Like the packages' own kernels, they can't run on tensors that have no values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REDUCTIONS = ("sum", "mul", "mean", "min", "max")
 
 @cache
 def define() -> bool:
-    """Defines what isn't there. Returns whether torch_scatter's operators are ours."""
+    """Defines the operators that torch doesn't know. Returns whether torch_scatter's operators are ours."""
     ours = not _known("torch_scatter", "scatter_max")
     if ours:
         _define_scatter()
@@ -90,7 +90,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Group:
-    """What one place of the result takes in, element by element."""
+    """A place of the result, which takes its elements one after the other."""
 
     def __init__(self, name: str, start: torch.Tensor, nowhere: int) -> None:
         self.name, self.value, self.where, self.count = name, start.clone(), nowhere, 0
@@ -108,9 +108,9 @@ class _Group:
 def _reduce(
     src: torch.Tensor, index: torch.Tensor, dim: int, sizes: list[int], name: str, out: torch.Tensor | None, mode: str
 ) -> Any:
-    """``index`` has the shape of ``src``; a negative one belongs nowhere. ``mode``: how a mean of integers is rounded."""
+    """``index`` has the shape of ``src``; a negative index has no place. ``mode``: the rounding of integer means."""
     dtype = _wide(src.dtype)
-    # Pointers: started in the dtype that is computed in, and 0 where a segment is empty, not where nothing was better.
+    # Pointers start in the dtype of the computation, and give 0 for an empty segment, not where no element was better.
     kind = dtype if mode == "pointers" else src.dtype
     first = {"mul": 1, "min": _limit(kind, "min"), "max": _limit(kind, "max")}.get(name, 0)
     start = torch.full(sizes, first, dtype=kind) if out is None else out

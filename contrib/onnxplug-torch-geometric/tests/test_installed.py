@@ -19,7 +19,7 @@ def test_sample(onnx_sample: Any) -> None:
 @pytest.mark.parametrize("name", ["sum", "mul", "mean", "min", "max"])
 @pytest.mark.long
 def test_as_many_places_as_rows(onnx_check: Callable[..., Any], name: str) -> None:
-    """A size that is dynamic, at other sizes and opsets; also with nothing to scatter."""
+    """A size that is dynamic, at other sizes and opsets; also with a place without elements."""
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, index: torch.Tensor) -> Any:

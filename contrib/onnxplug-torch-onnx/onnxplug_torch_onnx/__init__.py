@@ -1,4 +1,4 @@
-"""An onnxplug plugin, in place of ``torch.onnx.export``: its signature, its arguments, and programs of others that call it."""
+"""An onnxplug plugin in the place of ``torch.onnx.export``: its signature and arguments, and programs that call it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxplug import PluginInfo, hookimpl
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What the plugin says about itself."""
+    """The plugin's description of itself."""
     return PluginInfo()
 
 

@@ -1,4 +1,4 @@
-"""What an export leaves beside the model: a report, the captured program, the times of its stages."""
+"""Files that an export writes beside the model: a report, the captured program, a profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug_torch_onnx.request import Request, warn
 
 
 class Stages:
-    """Tells of the stages of an export; ``to_onnx(progress=…)`` calls it.
+    """Prints the stages of an export; ``to_onnx(progress=…)`` calls it.
 
     Args:
         verbose: Print each stage as it begins.
@@ -51,16 +51,17 @@ class Artifacts:
                 raise SaveError(f"no permission to write in artifacts_dir={str(self.folder)!r}")
 
     def finish(self, program: OnnxProgram | None, error: BaseException | None, profile: Any = None) -> None:
-        """Does what is asked for besides the report, and takes what that is about.
+        """Writes and prints everything but the report, for which it keeps the captured program and the profile.
 
         Args:
-            program: What was exported; ``None`` where it failed.
-            profile: Where the time went, where that is asked for.
+            program: The exported program; ``None`` where the export failed.
+            error: The error of a failed export.
+            profile: The profile of the export, where ``profile`` asks for it.
         """
         self._captured, self._profile = _captured(program, error), profile
         if self.request.dump_exported_program and self._captured is not None:
             self._dump(self._captured)
-        if program is not None and program.report is not None:  # axes were named after it was exported
+        if program is not None and program.report is not None:  # axes were named after the export
             program.report.take_ends(program.model)
         if profile is not None and not self.request.report:
             sys.stdout.write(f"[onnxplug] where the time went\n{profile}\n")
@@ -71,7 +72,7 @@ class Artifacts:
         """Writes the report.
 
         Args:
-            error: Why the export failed; it gets a note that says where the report is.
+            error: The error of a failed export; it gets a note with the path of the report.
         """
         report = reports[-1]
         stage = report.failure.stage if report.failure is not None else "success"
@@ -87,7 +88,7 @@ class Artifacts:
         path = self.folder / f"onnx_export_{self._stamp}.pt2"
         try:
             write_by_torch(path, lambda file: torch.export.save(captured, file))
-        except Exception as error:  # what can't be stored is torch's to say; the export goes on, as torch's does
+        except Exception as error:  # torch decides what it can store; the export goes on, as torch's does
             warn(f"the captured program can't be stored in {path}: {type(error).__name__}: {error}")
 
     @property
@@ -96,7 +97,7 @@ class Artifacts:
         return self.folder / f"onnx_export_{self._stamp}_profile.json"
 
     def _sections(self) -> list[tuple[str, str, str]]:
-        """What the report in Markdown has besides: title, text and code."""
+        """Further sections of the report in Markdown: title, text and code."""
         sections = []
         if self._profile is not None:
             text = f"In `{self._trace.name}` for Perfetto and speedscope."

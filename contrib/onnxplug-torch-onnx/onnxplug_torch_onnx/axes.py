@@ -25,7 +25,11 @@ Axes = dict[int, str]
 
 
 def checked_axes(dynamic_axes: Mapping[str, Any]) -> dict[str, Axes]:
-    """For each name of an input or output its axes and what they are called, ``NAME_dynamic_axes_1`` where nothing says."""
+    """The names of each input's and output's axes; ``NAME_dynamic_axes_1`` for an axis that is given without a name.
+
+    Raises:
+        UsageError: ``dynamic_axes`` is malformed.
+    """
     checked: dict[str, Axes] = {}
     for name, axes in dynamic_axes.items():
         if not isinstance(name, str):
@@ -50,12 +54,11 @@ def checked_axes(dynamic_axes: Mapping[str, Any]) -> dict[str, Axes]:
 
 
 class DynamicAxes:
-    """Dynamic shapes that work themselves out, as ``torch.export.ShapesCollection`` does, once it is known what inputs are
-    made of.
+    """Dynamic shapes that are computed once the inputs are known, like a ``torch.export.ShapesCollection``.
 
     Attributes:
         input_names, output_names: Names of graph inputs and outputs, in order.
-        strict: Whether a name that nothing has is an error; a warning otherwise, as in the exporter of old.
+        strict: Whether a name that no value has is an error; otherwise it is a warning, as in the exporter of old.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class DynamicAxes:
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
-    """What an input is made of, each part with its place, named as the graph names its inputs."""
+    """The leaves of an input, each with its path, named as the graph names its inputs."""
     try:
         parts = pytree.tree_flatten_with_path(value)[0]
     except ValueError:  # a class that was registered without the names of its parts
@@ -141,9 +144,9 @@ def _in_range(axes: Axes, path: str, value: torch.Tensor) -> Axes:
 
 
 def _unshared(name: str, size: int, sizes: dict[str, int]) -> str:
-    """The name of a dimension, or another one where it names a dimension of another size already.
+    """The name of a dimension, or a new name where it names a dimension of another size already.
 
-    To the exporter of old they are labels, and nothing holds two of them together.
+    To the exporter of old, names are labels: dimensions of one name may differ in size.
     """
     if sizes.setdefault(name, size) == size:
         return name
@@ -157,7 +160,7 @@ def _unshared(name: str, size: int, sizes: dict[str, int]) -> str:
 
 
 def _mirrored(value: Any, specs: Iterator[Axes | None]) -> Any:
-    """What is said of the parts of an input, in its structure."""
+    """The axes of an input's leaves, in the structure of the input."""
     node_type = pytree._get_node_type(value)
     if node_type not in pytree.SUPPORTED_NODES:
         return next(specs)
@@ -176,7 +179,7 @@ def _mirrored(value: Any, specs: Iterator[Axes | None]) -> Any:
 def name_output_axes(program: OnnxProgram, axes: Mapping[str, Axes], input_axes: Mapping[str, Axes]) -> None:
     """Gives sizes that only outputs have the names that ``dynamic_axes`` gives them.
 
-    A size that an input has too keeps the input's name, and one that is computed of others stays an expression of them.
+    A size that an input has too keeps the input's name, and a size that is computed from others stays an expression.
     """
     taken = {called for named in input_axes.values() for called in named.values()}
     taken |= {str(dim.value) for value in program.model.graph.inputs for dim in value.shape or () if _is_open(dim)}
@@ -237,7 +240,7 @@ def _in_order(dynamic_shapes: Any, inputs: Sequence[Any]) -> list[Any]:
 
     Args:
         dynamic_shapes: By name of an input, or in order.
-        inputs: The names of what the inputs are made of: ``"x"``, ``"past_0"``.
+        inputs: The names of the leaves of the inputs: ``"x"``, ``"past_0"``.
     """
     if not isinstance(dynamic_shapes, Mapping):
         return list(dynamic_shapes)
@@ -253,7 +256,7 @@ def _in_order(dynamic_shapes: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _is_axes(spec: Any) -> bool:
-    """Whether it says something of a tensor's axes, and is no container of such things."""
+    """Whether an entry of ``dynamic_shapes`` is about the axes of one tensor, and no container of entries."""
     if isinstance(spec, Mapping):
         return all(isinstance(axis, int) for axis in spec)
     if isinstance(spec, list | tuple):

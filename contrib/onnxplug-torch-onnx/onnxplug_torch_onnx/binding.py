@@ -19,10 +19,10 @@ class Parameter:
     """A parameter of an onnxscript function, a FunctionProto or a plain function.
 
     Attributes:
-        attribute: Type of the attribute that it is; ``None`` for an input.
+        attribute: Type of the attribute; ``None`` for an input.
         dtypes: Element types that it takes as an input; empty for any.
         group: Type variable shared with other inputs.
-        keyword: Whether it is given by name alone.
+        keyword: Whether it is keyword-only.
     """
 
     name: str
@@ -50,10 +50,16 @@ def parameters_of(signature: Any) -> list[Parameter]:
 
 
 def bind(node: Any, parameters: Sequence[Parameter], what: str) -> dict[str, Any]:
-    """What each parameter gets: positional arguments of the operator in order, keyword-only ones by name.
+    """The argument of each parameter: the operator's positional arguments in order, its keyword-only ones by name.
 
     Arguments that the call left at their defaults, and that the function does not need, are left to the function's own
     defaults; keyword arguments that it does not take (``device``, ``layout``) are dropped.
+
+    Args:
+        what: The function in words, for errors.
+
+    Raises:
+        ConversionError: The function has no parameter for an argument, or needs an argument that the operator lacks.
     """
     schema = getattr(node.target, "_schema", None)
     formals = list(schema.arguments) if schema is not None else []
@@ -83,7 +89,7 @@ def bind(node: Any, parameters: Sequence[Parameter], what: str) -> dict[str, Any
 
 
 def _plain(value: Any, parameter: Parameter) -> Any:
-    """An argument as torch.onnx hands it over: dtypes are numbers of ONNX, devices and layouts text."""
+    """An argument as torch.onnx passes it: dtypes are ONNX's numbers, devices and layouts text."""
     from onnxplug.build.dtypes import to_onnx_dtype
 
     if isinstance(value, torch.dtype):

@@ -1,4 +1,4 @@
-"""``onnxplug run``: a program of others, whose exports are ours."""
+"""``onnxplug run``: a third-party program, whose exports onnxplug makes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(
         try:
             program()
         except SystemExit:
-            raise  # its code is ours
+            raise  # the script's exit code is that of the process
         except BaseException as error:
             # As Python prints it, from the script's own line on.
             error = error.with_traceback(_of_the_script(error.__traceback__))
@@ -80,9 +80,9 @@ def _module_of(name: str) -> Callable[[], Any]:
 
 
 def _file_of(script: str) -> Callable[[], Any]:
-    """What runs a file as ``python script.py`` does: as ``__main__``, with its folder first in ``sys.path``."""
+    """Makes a function that runs a file as ``python script.py`` does, with the file's folder first in ``sys.path``."""
     path = Path(script)
-    if os.path.isdir(script):  # one with a __main__.py; run_path puts it into sys.path
+    if os.path.isdir(script):  # with a __main__.py; run_path puts the folder into sys.path
         if not (path / "__main__.py").is_file():
             raise UsageError(f"the folder {script} has no __main__.py")
         return lambda: runpy.run_path(script, run_name="__main__")
@@ -114,7 +114,7 @@ def _of_the_script(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _say(exports: list[Exported]) -> None:
-    """How many exports were ours, on standard error."""
+    """Lists the exports of onnxplug on standard error."""
     from onnxplug.cli.report import note
 
     made = [exported for exported in exports if exported.error is None]

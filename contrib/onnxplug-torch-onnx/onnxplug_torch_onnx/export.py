@@ -63,41 +63,42 @@ def export(
 ) -> OnnxProgram | None:
     """Exports a PyTorch model to ONNX, with the arguments of ``torch.onnx.export``; :func:`onnxplug.to_onnx` has fewer.
 
-    docs/coming-from-torch-onnx.md says of each where it differs from torch's, and why.
+    docs/coming-from-torch-onnx.md lists how each differs from torch's, and why.
 
     Args:
         model: A Module, a function, an ``ExportedProgram``, a ScriptModule, a ScriptFunction, or a
             ``torch.onnx.ExportableModule``, which brings its inputs and their names.
         args: Example positional inputs, or one tensor; a dict at the end holds keyword inputs.
-        f: File to write, a path or a binary file object; ``None``: none is written.
+        f: File to write, a path or a binary file object; ``None`` writes no file.
         kwargs: Example keyword inputs.
-        verbose: ``True`` prints each stage, and what was exported.
+        verbose: ``True`` prints each stage, the exported program and its statistics.
         input_names, output_names: Names of the graph's inputs and outputs, in order. With ``dynamo=False``, further names of
-            inputs are those of the weights, in the order of ``state_dict()``.
-        opset_version: Version of ai.onnx; 21 for ``None``. 9 to 12 are made of 13, as far as the operators have a form there; an
-            older one gives 13 with a warning.
-        dynamo: ``False`` does what the exporter that was the default before torch 2.9 does: ``training`` counts, keyword inputs
-            are in the order of the signature, the ``symbolic`` of autograd functions translates them, weights are stored
-            beside the model only where they are large, and nothing is returned. The model is captured by torch.export anyhow.
-        external_data: Store the weights beside the model; ``False`` does so for large ones alone.
+            inputs are names of weights, in the order of ``state_dict()``.
+        opset_version: Version of ai.onnx; 21 for ``None``. A model of 9 to 12 is lowered from 13, as far as its
+            operators have a form there; an older version gives 13 with a warning.
+        dynamo: ``False`` exports as the exporter that was the default before torch 2.9: ``training`` counts, keyword
+            inputs are in the order of the signature, the ``symbolic`` of autograd functions translates them, weights
+            are stored beside the model only where they are large, and nothing is returned. The model is captured by
+            torch.export anyhow.
+        external_data: Store the weights beside the model; ``False`` does so only above 1.5 GB.
         dynamic_shapes: Dynamic dimensions, as ``torch.export.export`` takes them, or named by strings. For an
-            ``ExportedProgram`` the names of those that it has.
+            ``ExportedProgram`` the names of its dynamic dimensions.
         custom_translation_table: Operator to the function that translates it.
-        report: Write a report of the export to ``artifacts_dir``, of a failed one too.
+        report: Write a report of the export to ``artifacts_dir``, of a failed export too.
         optimize: Fold, share and rewrite; ``False`` gives the plain translation.
         verify: Compare the result with eager PyTorch before it is written; a difference is an error.
-        profile: Print where the time goes, or write it to the report, where that is asked for, and for Perfetto and speedscope
-            to ``artifacts_dir``. The program has it as ``program.profile``.
+        profile: Print a profile of the export; with ``report``, write it to the report instead, and as a file for
+            Perfetto and speedscope to ``artifacts_dir``. The program has it as ``program.profile``.
         dump_exported_program: Write the captured program to ``artifacts_dir``.
-        artifacts_dir: A folder, made if it is not there.
+        artifacts_dir: A folder, made if it doesn't exist.
         export_params: ``False`` leaves parameters and buffers out of the file.
-        keep_initializers_as_inputs: List what is stored among the inputs of the file's graph too.
+        keep_initializers_as_inputs: List the stored weights among the inputs of the file's graph too.
         dynamic_axes: By names of inputs and outputs, axes and their names (``{"x": {0: "batch"}}``), or axes (``{"x": [0]}``).
         training: With ``dynamo=False``: the mode in which the model is exported. It has no effect otherwise, as in torch: the
             model is exported in the mode that it is in.
-        operator_export_type: ``ONNX_FALLTHROUGH`` and ``ONNX_ATEN_FALLBACK`` keep operators that nothing translates as nodes
-            of their namespace's domain, or as ``org.pytorch.aten::ATen``. The others have no effect: all are ``ONNX``.
-        do_constant_folding: ``False`` does what ``optimize=False`` does.
+        operator_export_type: ``ONNX_FALLTHROUGH`` and ``ONNX_ATEN_FALLBACK`` keep operators without a translation as
+            nodes of their namespace's domain, or as ``org.pytorch.aten::ATen``. The other types mean ``ONNX``.
+        do_constant_folding: ``False`` has the effect of ``optimize=False``.
         custom_opsets: Versions of the domains that symbolic functions emit.
         export_modules_as_functions: ``True``, or classes of modules: their calls become calls of ONNX functions.
         autograd_inlining: ``False`` has the ``symbolic`` of autograd functions translate them with ``dynamo=True`` too.
@@ -142,14 +143,14 @@ def export(
 
 
 def run(request: Request, options: Mapping[str, Any], *, verify_drawn: bool = True) -> OnnxProgram:
-    """Exports what a call asks for.
+    """Runs the export of a call.
 
     Args:
         options: Arguments of :func:`onnxplug.to_onnx` that ``torch.onnx.export`` lacks, and ``verify``.
-        verify_drawn: Where the call alone asks for verification, on inputs that are drawn at random too.
+        verify_drawn: Whether verification that only the call asks for also uses inputs drawn at random.
 
     Returns:
-        The program, whatever ``dynamo`` says.
+        The program, also with ``dynamo=False``.
     """
     with _errors_of_torch():
         request.settle()
@@ -189,7 +190,7 @@ class _Exporter:
         registry = options.get("registry") or functools.partial(plugins_of_call, plugins=plugins, prefer=prefer)
         table, _ = registry(call_rules=())
         self._rules = [*options.get("rules", ()), *registered_rules(table, versions)]
-        # They are kept whole in torch.export's non-strict mode alone.
+        # Autograd functions are kept whole in torch.export's non-strict mode alone.
         if (not request.dynamo or not request.autograd_inlining) and not options.get("strict"):
             self._rules += autograd_rules(versions)
         self._axes: dict[str, Axes] = checked_axes(request.dynamic_axes) if request.dynamic_axes else {}
@@ -242,7 +243,10 @@ class _Exporter:
         return program
 
     def _exported(self, artifacts: Artifacts) -> OnnxProgram:
-        """The program. More names than there are values, and operators without a translation, are met on the way."""
+        """The program, by as many attempts as it takes.
+
+        An attempt may find more or fewer names than values, or operators without a translation to keep as nodes.
+        """
         request = self.request
         names = {"input_names": request.input_names, "output_names": request.output_names}
         spare: dict[str, Sequence[str]] = {}
@@ -250,7 +254,7 @@ class _Exporter:
         while True:
             try:
                 with warnings.catch_warnings():
-                    if request.export_modules_as_functions is True:  # modules of which nothing is left are no mistake
+                    if request.export_modules_as_functions is True:  # a module of which no node is left is no mistake
                         warnings.filterwarnings("ignore", "no function was made of")
                     program = to_onnx(
                         request.model,
@@ -290,7 +294,7 @@ class _Exporter:
 
 @contextlib.contextmanager
 def _in_mode(model: Any, mode: Any) -> Iterator[None]:
-    """Holds a module in training or evaluation mode, and gives every module of it back the mode that it was in."""
+    """Holds a module in training or evaluation mode; afterwards each of its submodules is in its earlier mode again."""
     if not isinstance(model, torch.nn.Module) or mode is TrainingMode.PRESERVE or mode == TrainingMode.PRESERVE:
         yield
         return
@@ -305,7 +309,7 @@ def _in_mode(model: Any, mode: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_of_torch() -> Iterator[None]:
-    """What is raised here is an error of torch's exporter as well, for programs that catch those."""
+    """Makes each OnnxplugError a ``torch.onnx.OnnxExporterError`` as well, for programs that catch the latter."""
     try:
         yield
     except OnnxplugError as error:
@@ -321,7 +325,7 @@ def _of_torch_too(cls: type[OnnxplugError]) -> type[OnnxplugError]:
         return cls
 
     def reduce(self: Any) -> Any:
-        """For another process it is the error of onnxplug."""
+        """Pickles the error as onnxplug's own class, for other processes."""
         return (cls, *BaseException.__reduce__(self)[1:])
 
     body = {

@@ -18,16 +18,16 @@ _CHANGED = {("Softmax", 13), ("LogSoftmax", 13), ("Hardmax", 13), ("GroupNormali
 def function_body(
     function: Any, *, functions: Sequence[Any] = (), version: int | None = None, inline: bool = False
 ) -> Callable[..., Any]:
-    """A converter that calls a function of the model's own.
+    """A converter that calls a model-local function.
 
-    The model gets the function in the function's domain, rebuilt for the target opset, and the operator becomes one
+    The model gets the function in the function's domain, rebuilt for the target opset, and the operator becomes a
     node that calls it. A runtime that has a kernel of that domain and name uses it instead of the body.
 
     Args:
         function: An ``@onnxscript.script()`` function, an ``onnx.FunctionProto`` or an ``onnx_ir.Function``. The
             operator's arguments go to its inputs and attributes in order, keyword-only ones by name.
         functions: Further functions that its body calls; an onnxscript function includes its own.
-        version: Version of the function's domain in the model; the one that a plugin or the target gives it otherwise.
+        version: Version of the function's domain in the model; by default the plugin's or the target's version of it.
         inline: Emit the body in place of the call.
 
     Returns:
@@ -35,7 +35,7 @@ def function_body(
         annotations exclude.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: ``function`` is of none of these types.
     """
     main, parameters = _read(function)
     known = {main.identifier(): main}
@@ -60,7 +60,7 @@ def function_body(
 
 
 def is_function(item: Any) -> bool:
-    """Whether it is one of the things that :func:`function_body` takes."""
+    """Whether an object is a function that :func:`function_body` takes."""
     return isinstance(item, onnx.FunctionProto | ir.Function) or _is_script(item)
 
 
@@ -155,7 +155,7 @@ class _Replay:
         self._inline = inline
 
     def run(self, inputs: Mapping[str, Any], attributes: Mapping[str, ir.Attr]) -> list[Any]:
-        """Emits the body for inputs by name and attributes (values, or references to the function around)."""
+        """Emits the body for inputs by name and attributes (values, or references to the enclosing function's)."""
         env: dict[int, Any] = {id(v): inputs[str(v.name)] for v in self._function.inputs}
         for node in self._function:
             self._node(node, env, attributes)
@@ -252,7 +252,7 @@ def _constant(attributes: Mapping[str, Any]) -> Any:
 
 
 def _type_constant(value: ir.Value, attributes: Mapping[str, ir.Attr]) -> None:
-    """A Constant of a function's attribute: its dtype and rank follow from the attribute's type."""
+    """Types a Constant whose value is an attribute of the function: the attribute's type gives its dtype and rank."""
     kinds = ir.AttributeType
     (attr,) = attributes.values()
     known = {

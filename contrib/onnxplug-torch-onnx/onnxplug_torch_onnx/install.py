@@ -1,6 +1,6 @@
-"""``as_torch_onnx``: while it lasts, ``torch.onnx.export`` is ``onnxplug.export``, for programs of others.
+"""``as_torch_onnx``: while it lasts, ``torch.onnx.export`` is ``onnxplug.export``, for third-party programs.
 
-Nothing here imports torch: a program may set variables of the environment that count when torch is imported.
+Nothing here imports torch: a program may set environment variables that torch reads when it is imported.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MODULE = "torch.onnx"
 
 @dataclass(frozen=True)
 class Exported:
-    """One call of ``torch.onnx.export`` that was ours.
+    """One call of ``torch.onnx.export`` that onnxplug has served.
 
     Attributes:
         file: Where the model was written; ``None`` where the call named no path.
         opset: Version of ai.onnx; 0 for a failed export.
-        nodes: How many nodes the model has.
-        seconds: How long it took.
-        error: Class and first line of what was raised; ``None`` for an export that succeeded.
+        nodes: The number of nodes of the model.
+        seconds: The duration of the call.
+        error: Class and first line of the error; ``None`` for an export that succeeded.
     """
 
     file: str | None
@@ -53,7 +53,7 @@ class Exported:
 
 
 def _takes(options: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """A decorator for a function whose keyword arguments are :class:`CommonOptions`; type checkers see those of ``options``."""
+    """A decorator for a function whose keyword arguments are :class:`CommonOptions`, with the type of ``options``."""
     return lambda function: with_options(CommonOptions, function)
 
 
@@ -62,8 +62,8 @@ def _takes(options: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P
 def as_torch_onnx(**options: Any) -> Iterator[list[Exported]]:
     """While it lasts, ``torch.onnx.export`` is :func:`onnxplug.export`, in the whole process; the options hold for every export.
 
-    That holds for the function of torch, wherever a module has it under whatever name, and for the exporter of old in
-    ``torch.onnx.utils``. What a module keeps elsewhere (a default argument, a ``functools.partial``) from before is torch's.
+    Torch's function is replaced in every module that has it, under any name, and so is the exporter of old in
+    ``torch.onnx.utils``. An earlier reference elsewhere (a default argument, a ``functools.partial``) stays torch's.
 
     Args:
         {options}
@@ -90,10 +90,10 @@ def as_torch_onnx(**options: Any) -> Iterator[list[Exported]]:
 
 @dataclass(eq=False)
 class _Context:
-    """One use of :func:`replaced` that lasts.
+    """An active use of :func:`replaced`.
 
     Attributes:
-        options: What every export is given besides the call's own arguments.
+        options: A function that returns further arguments of every export.
         exports: The exports while it lasted.
     """
 
@@ -103,13 +103,13 @@ class _Context:
 
 _lock = threading.RLock()
 _active: list[_Context] = []
-#: What stands in the place of a function, and the function.
+#: Each replacement, and the function that it replaces.
 _replacements: list[tuple[Any, Any]] = []
 
 
 @contextlib.contextmanager
 def replaced(options: Callable[[], Mapping[str, Any]]) -> Iterator[list[Exported]]:
-    """As :func:`as_torch_onnx`, with options that are asked for at the first export.
+    """As :func:`as_torch_onnx`, with options that are asked for at each export.
 
     Args:
         options: A function that returns arguments of :func:`onnxplug.to_onnx`.
@@ -152,7 +152,7 @@ def _replace() -> None:
 
 
 def _exchange(present: Any, new: Any) -> None:
-    """Puts a function in the place of another one in every module that has it."""
+    """Replaces a function by a new one in every module that has it."""
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
             for name, value in list(vars(module).items()):
@@ -165,12 +165,12 @@ def _in_place_of(original: Callable[..., Any], old: bool) -> Callable[..., Any]:
 
     Args:
         original: torch's function.
-        old: Whether it is that of the exporter that was the default before torch 2.9.
+        old: Whether it is the function of the exporter that was the default before torch 2.9.
     """
 
     @functools.wraps(original)
     def export(*args: Any, **kwargs: Any) -> Any:
-        if not _active:  # someone kept it
+        if not _active:  # the program has kept the function
             return original(*args, **kwargs)
         return _export(original, old, args, kwargs)
 
@@ -191,10 +191,10 @@ def _export(original: Callable[..., Any], old: bool, args: Any, kwargs: Any) -> 
     request = Request(**bound.arguments)
     started = time.perf_counter()
     with warnings.catch_warnings():
-        # Programs hand over tables of all that they may need.
+        # Programs pass tables of all translations that they may need.
         warnings.simplefilter("ignore", UnusedRuleWarning)
         try:
-            # As torch does: a program of others may have inputs of which only some mean anything.
+            # As torch does: drawn inputs may mean nothing to a third-party program's model.
             program = run(request, _active[-1].options(), verify_drawn=False)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -221,7 +221,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that others find, with a loader that replaces torch's functions."""
+        """The spec of the other finders, with a loader that replaces torch's functions."""
         if fullname != _MODULE:
             return None
         for finder in sys.meta_path:
@@ -234,18 +234,18 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Another loader, after which torch's functions are replaced."""
+    """Wraps a loader, and replaces torch's functions after it."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the other loader."""
+        """As the wrapped loader."""
         module: ModuleType | None = self._inner.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the other loader; then replaces torch's functions, if that is still wanted."""
+        """As the wrapped loader; then replaces torch's functions, if a context still lasts."""
         self._inner.exec_module(module)
         with _lock:
             if _active:

@@ -1,9 +1,10 @@
-"""Models of the opsets 9 to 12, which onnxplug's rules do not emit: made of those of opset 13, node by node.
+"""Models of the opsets 9 to 12, which onnxplug's rules do not emit: lowered from opset 13, node by node.
 
-onnx's own version converter has no way down from opset 13 for most operators (MatMul, Gather, Cast, Shape), and one that gives
-other numbers for some (Softmax over another axis than the last one). Here a node stays as it is where the older schema admits its
-inputs, attributes and types and ``_SAME`` says that it means the same there; ``_FORMS`` has those that are written in another form.
-Everything else is an error, which says from which opset on the model can be had. The tests have each operator of both.
+onnx's own version converter has no adapter down from opset 13 for most operators (MatMul, Gather, Cast, Shape), and
+converts some wrongly (Softmax over another axis than the last). Here a node stays as it is where the older schema
+admits its inputs, attributes and types and ``_SAME`` lists its operator, which means the same there; ``_FORMS`` has the
+operators that are rewritten in an older form. Any other node is an error, which names the first opset that has it. The
+tests have each operator of both tables.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import onnx_ir as ir
 from onnxplug.errors import OpsetError
 from onnxplug.opsets import MIN_OPSET
 
-#: The first of them.
+#: The oldest opset that a model is lowered to.
 OLDEST = 9
-#: What the exporter of old writes beside each.
+#: The IR version that the exporter of old writes for each opset.
 _IR_VERSIONS = {9: 4, 10: 5, 11: 6, 12: 7}
-#: From here on an axis may be counted from the end, and an index too.
+#: The first opset in which an axis or an index may be counted from the end.
 _NEGATIVE_SINCE = 11
-#: What has changed since opset 9 in nothing but types, names of attributes that may be left out, and axes counted from the end.
+#: Operators that have changed since opset 9 in nothing but types, optional attributes, and axes counted from the end.
 _SAME = frozenset(
     """
     Abs Add ArgMax ArgMin AveragePool Cast Ceil Concat Constant Conv ConvTranspose CumSum DepthToSpace Div Equal Erf
@@ -40,7 +41,7 @@ class _NeedsError(Exception):
     """A node has no form in the opset asked for.
 
     Attributes:
-        since: The first opset in which it has one.
+        since: The first opset in which it has a form.
     """
 
     def __init__(self, since: int, why: str) -> None:
@@ -50,11 +51,11 @@ class _NeedsError(Exception):
 
 @dataclass
 class _Lowering:
-    """One model on its way to an older opset.
+    """The lowering of one model to an older opset.
 
     Attributes:
         model: The model, of opset 13.
-        needs: What cannot be had, by the first opset that has it.
+        needs: A text for each node without a form in the older opset, and the first opset that has it.
     """
 
     model: ir.Model
@@ -62,7 +63,7 @@ class _Lowering:
     needs: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Rewrites the nodes, and states the opset."""
+        """Rewrites the nodes, and sets the opset."""
         for node in list(self.model.graph.all_nodes()):
             if node.domain in ("", "ai.onnx"):
                 try:
@@ -86,7 +87,7 @@ class _Lowering:
         self._check(node)
 
     def _check(self, node: ir.Node) -> None:
-        """A node is valid in the older opset, and means there what it means in opset 13."""
+        """Checks that a node is valid in the older opset, and means there what it means in opset 13."""
         newest = onnx.defs.get_schema(node.op_type, MIN_OPSET)
         changed = newest.since_version > self.opset
         if changed and node.op_type not in _SAME and node.op_type not in _FORMS:
@@ -133,16 +134,16 @@ class _Lowering:
                 counted = [axis + rank if axis < 0 else axis for axis in axes]
                 self.set(node, name, counted[0] if name == "axis" else counted)
 
-    # -- what forms are made of ----------------------------------------------------------------------------------------
+    # -- tools of the forms --------------------------------------------------------------------------------------------
 
     def rank(self, value: ir.Value | None) -> int:
-        """How many axes a value has."""
+        """The rank of a value."""
         if value is None or value.shape is None:
             raise _NeedsError(MIN_OPSET, "how many axes its operand has is not known")
         return value.shape.rank()
 
     def constant(self, node: ir.Node, number: int, since: int) -> Any:
-        """An operand that is an attribute in the older form: its elements; ``None`` where it is left out."""
+        """The elements of an operand that is an attribute in the older form; ``None`` where it is left out."""
         value = node.inputs[number] if number < len(node.inputs) else None
         if value is None:
             return None
@@ -156,7 +157,7 @@ class _Lowering:
         node.attributes[name] = ir.convenience.convert_attribute(name, value)
 
     def new(self, before: ir.Node, op: str, inputs: Iterable[ir.Value | None], **attributes: Any) -> ir.Value:
-        """The result of a new node before another one, checked as all are."""
+        """The result of a new node, inserted before another node."""
         node = ir.node(op, list(inputs), attributes)
         (result,) = node.outputs
         result.name = f"{before.outputs[0].name}_{op.lower()}"
@@ -181,7 +182,7 @@ def _has(op: str, opset: int) -> bool:
 
 
 def _first(op: str, above: int, admits: Callable[[onnx.defs.OpSchema], bool]) -> int:
-    """The first opset above one whose schema admits something."""
+    """The first opset above a given opset whose schema of an operator meets a condition."""
     opsets = range(above + 1, MIN_OPSET + 1)
     return next((v for v in opsets if _has(op, v) and admits(onnx.defs.get_schema(op, v))), MIN_OPSET)
 
@@ -218,7 +219,7 @@ def _axes_as_attribute(lowering: _Lowering, node: ir.Node) -> None:
 
 
 def _softmax(lowering: _Lowering, node: ir.Node) -> None:
-    """Softmax, LogSoftmax: below opset 13 over all axes from one on; here that one is brought to the end."""
+    """Softmax, LogSoftmax: below opset 13 over all axes from ``axis`` on, so that axis is brought to the end."""
     (x,) = node.inputs
     rank, axis = lowering.rank(x), node.attributes["axis"].value if "axis" in node.attributes else -1
     axis, last = axis % rank if rank else 0, rank - 1
@@ -235,7 +236,7 @@ def _softmax(lowering: _Lowering, node: ir.Node) -> None:
 
 
 def _resize(lowering: _Lowering, node: ir.Node) -> None:
-    """Resize: below opset 13 neither the region nor the scales may be absent; an empty one says the same."""
+    """Resize: below opset 13 neither the region nor the scales may be absent; an empty tensor means the same."""
     if lowering.opset < 11:
         raise _NeedsError(11, "how places are mapped can be said from opset 11 on")
     empty = lowering.stored(node, np.zeros(0, np.float32), "empty")
@@ -245,7 +246,7 @@ def _resize(lowering: _Lowering, node: ir.Node) -> None:
 
 
 def _or_equal(lowering: _Lowering, node: ir.Node) -> None:
-    """GreaterOrEqual, LessOrEqual: below opset 12 two comparisons. NaN is neither, as it should be."""
+    """GreaterOrEqual, LessOrEqual: below opset 12 two comparisons. With NaN both are false, as they should be."""
     strict = lowering.new(node, node.op_type.removesuffix("OrEqual"), node.inputs)
     equal = lowering.new(node, "Equal", node.inputs)
     for value in (strict, equal):
@@ -259,7 +260,7 @@ def _or_equal(lowering: _Lowering, node: ir.Node) -> None:
 
 
 def _gemm(lowering: _Lowering, node: ir.Node) -> None:
-    """Gemm: below opset 11 what is added may not be absent."""
+    """Gemm: below opset 11 the operand that is added may not be absent."""
     if len(node.inputs) == 3 and node.inputs[2] is not None:
         return
     x = node.inputs[0]
@@ -298,14 +299,14 @@ def _pad(lowering: _Lowering, node: ir.Node) -> None:
 
 
 def _top_k(lowering: _Lowering, node: ir.Node) -> None:
-    """TopK: in opset 9 the number is an attribute."""
+    """TopK: in opset 9 ``k`` is an attribute."""
     (count,) = lowering.constant(node, 1, 10)
     node.resize_inputs(1)
     lowering.set(node, "k", count)
 
 
 def _slice(lowering: _Lowering, node: ir.Node) -> None:
-    """Slice: in opset 9 places are attributes, and every element between them is taken."""
+    """Slice: in opset 9 starts, ends and axes are attributes, and every step is 1."""
     starts, ends, axes, steps = (lowering.constant(node, number, 10) for number in range(1, 5))
     if set(steps or [1]) != {1}:
         raise _NeedsError(10, f"steps {steps} are of opset 10")
@@ -315,7 +316,7 @@ def _slice(lowering: _Lowering, node: ir.Node) -> None:
             lowering.set(node, name, values)
 
 
-#: By operator: below which opset it is written in which other form.
+#: The older forms of each operator, each with the opset below which it is used.
 _FORMS: dict[str, tuple[tuple[int, Callable[[_Lowering, ir.Node], None]], ...]] = {
     "ReduceSum": ((13, _axes_as_attribute),),
     "Squeeze": ((13, _axes_as_attribute),),
@@ -335,10 +336,13 @@ _FORMS: dict[str, tuple[tuple[int, Callable[[_Lowering, ir.Node], None]], ...]] 
 
 
 def lower(model: ir.Model, opset: int) -> None:
-    """Makes a model of opset 13 one of an older opset, in place.
+    """Lowers a model of opset 13 to an older opset, in place.
 
     Args:
         model: The model; of no use after an error.
         opset: 9 to 12.
+
+    Raises:
+        OpsetError: A node has no form in the older opset.
     """
     _Lowering(model, opset).run()

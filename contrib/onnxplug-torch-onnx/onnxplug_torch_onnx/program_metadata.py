@@ -1,4 +1,4 @@
-"""What a model says of its inputs, weights and outputs, and of the captured program."""
+"""The metadata of a model's inputs, weights and outputs, and of the captured program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUT_KIND = "pkg.torch.export.graph_signature.OutputSpec.kind"
 ORIGINAL_NAME = "pkg.torch.onnx.original_node_name"
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 RANGES = "pkg.torch.export.ExportedProgram.range_constraints"
-#: One that it doesn't.
+#: A key that it does not write.
 PROGRAM = "pkg.onnxplug.exported_program"
 
 #: torch's names of the kinds.
@@ -37,7 +37,7 @@ _OUTPUT_KINDS = {
 
 
 class FullMetadata:
-    """What full metadata have beside the origins of nodes: FX nodes as text, the program, its inputs, weights and outputs.
+    """Full metadata beside the origins of nodes: FX nodes as text, the program, its inputs, weights and outputs.
 
     Args:
         functional: The FX graph that is translated, whose nodes have the names of the captured nodes.
@@ -118,7 +118,7 @@ def _argument(argument: Any) -> str:
 
 
 def _items(items: Sequence[Any]) -> str:
-    """Arguments one after the other. Models have thousands: the two most common kinds take no call each."""
+    """Arguments, joined by commas. Models have thousands of them: the two most common kinds need no call each."""
     texts = []
     for item in items:
         kind = type(item)
@@ -146,7 +146,7 @@ def value_metadata(
         slot = slot_of.get(builder.weights.root_of(value))
         if slot is not None:
             kind = slot.kind
-            # As torch has it: of a buffer alone it is known.
+            # As in torch: persistence is known of buffers alone.
             persistent = slot.persistent if kind is InputKind.BUFFER else None
             metadata[value] = {
                 # A model has many parameters, and enumerations are hashed slowly.
@@ -167,7 +167,7 @@ def value_metadata(
 def _slots(
     bound: Mapping[torch.fx.Node, Any], graph: ir.Graph, functional: FunctionalGraph
 ) -> Iterator[tuple[ir.Value, InputSlot]]:
-    """The values that stand for inputs and state, each with its slot; of a tied weight that of its first name."""
+    """The values that stand for inputs and state, each with its slot; a tied weight has the slot of its first name."""
     inputs = {value.name: value for value in graph.inputs}
     for slot in reversed(functional.inputs):
         if slot.kind is not InputKind.PARAMETER and slot.kind not in _INPUT_KINDS:

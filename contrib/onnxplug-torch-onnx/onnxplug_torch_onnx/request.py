@@ -1,4 +1,4 @@
-"""The arguments of a call of ``torch.onnx.export``, and what can be said of them before the model is captured."""
+"""The arguments of a call of ``torch.onnx.export``, checked before the model is captured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxplug.text import type_with_article
 from onnxplug.warn import warn as warn_user
 from onnxplug_torch_onnx.old_opsets import OLDEST
 
-#: torch 2.9 has none.
+#: torch 2.9 lacks it.
 _EXPORTABLE: Any = getattr(torch.onnx, "ExportableModule", ())
 #: The first version of ai.onnx whose models may have functions of their own.
 _FUNCTIONS_SINCE = 15
@@ -32,7 +32,7 @@ _FLAGS = (
     "do_constant_folding",
     "autograd_inlining",
 )
-#: Flags that callers of the exporter that was the default before torch 2.9 leave open.
+#: Flags that may be ``None``, as callers of the exporter that was the default before torch 2.9 leave them.
 _OPEN_FLAGS = ("verbose", "keep_initializers_as_inputs")
 _MAPPINGS = {
     "kwargs": "a dict of the model's keyword inputs",
@@ -45,11 +45,11 @@ _HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, to
 
 
 class ExportWarning(UserWarning):
-    """Something that ``torch.onnx.export`` was asked for is left out, or done in another way than it says."""
+    """An argument of ``torch.onnx.export`` has no effect, or another effect than it states."""
 
 
 def warn(text: str) -> None:
-    """Warns of something that is done in another way than an argument says, at the line that calls the export."""
+    """Warns, at the line that calls the export, that an argument has no effect or another effect than it states."""
     warn_user(text, ExportWarning)
 
 
@@ -58,8 +58,8 @@ class Request:
     """A call of ``torch.onnx.export``; the attributes are its parameters.
 
     Attributes:
-        model, args, f: What is exported, its example inputs, and where to.
-        lowered_to: The opset older than those of the rules that the finished model is given.
+        model, args, f: The model, its example inputs, and the file to write.
+        lowered_to: The opset to lower the finished model to, where it is older than the rules' opsets.
     """
 
     model: Any
@@ -92,7 +92,7 @@ class Request:
     lowered_to: int | None = None
 
     def settle(self) -> None:
-        """Checks the arguments, and fills in what the model itself or the exporter of old says."""
+        """Checks the arguments, and settles those that follow from the model or from other arguments."""
         self._check_types()
         if isinstance(self.model, _EXPORTABLE):
             self._ask_the_model()
@@ -152,7 +152,7 @@ class Request:
             )
 
     def _ask_the_model(self) -> None:
-        """An ``ExportableModule`` has inputs, names and dynamic shapes of its own, which arguments go before."""
+        """Takes the inputs, names and dynamic shapes of an ``ExportableModule`` for a call without inputs."""
         if not self.args and not self.kwargs:
             self.args, self.kwargs = self.model.example_arguments()
             for name in ("input_names", "output_names", "dynamic_shapes"):
@@ -192,7 +192,7 @@ class Request:
                 hint=f"They are there from opset {_FUNCTIONS_SINCE} on.",
             )
 
-    # -- what the arguments mean to onnxplug ---------------------------------------------------------------------------
+    # -- the arguments as onnxplug takes them --------------------------------------------------------------------------
 
     def functions(self) -> Any:
         """``functions=`` of :func:`onnxplug.to_onnx`."""
@@ -215,7 +215,7 @@ class Request:
     @property
     def stored_as_inputs(self) -> bool:
         """Whether weights are listed as inputs of the file's graph."""
-        # The exporter of old takes parameters that it does not store as inputs.
+        # The exporter of old makes inputs of parameters that it does not store.
         return bool(self.keep_initializers_as_inputs) or not (self.dynamo or self.export_params)
 
     def inputs_in_order(self) -> None:

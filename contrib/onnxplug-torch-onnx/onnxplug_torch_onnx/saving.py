@@ -22,13 +22,17 @@ def save(program: OnnxProgram, request: Request) -> None:
         request.f,
         include_initializers=request.export_params,
         keep_initializers_as_inputs=request.stored_as_inputs,
-        # Without it the weights of a model that is too large for one file go beside it all the same.
+        # With None the weights of a model that is too large for one file go beside it all the same.
         external_data=True if external else None,
     )
 
 
 def with_parameter_names(program: OnnxProgram, model: Any, names: Sequence[str]) -> None:
-    """Gives weights the names that follow those of the inputs, in the order of ``state_dict()``."""
+    """Gives weights the names that follow the names of the inputs, in the order of ``state_dict()``.
+
+    Raises:
+        UsageError: There are more names than weights, or a name is that of another value.
+    """
     weights = list(model.state_dict()) if isinstance(model, torch.nn.Module) else []
     if len(names) > len(weights):
         raise UsageError(
@@ -41,7 +45,7 @@ def with_parameter_names(program: OnnxProgram, model: Any, names: Sequence[str])
     for value in initializers.values():
         origin: Origin | None = value.meta.get(META)
         target = next((t for t in origin.targets if t in wanted), None) if origin is not None else None
-        # What is made of a weight has a name of its own.
+        # A value that is computed from a weight has a name of its own.
         if origin is not None and target is not None and value.name in origin.targets:
             new[str(value.name)] = wanted[target]
             named.update(origin.targets)

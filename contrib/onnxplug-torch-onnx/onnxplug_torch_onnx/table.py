@@ -1,4 +1,4 @@
-"""``custom_translation_table``: what torch.onnx.export takes there, as rules."""
+"""``custom_translation_table`` of ``torch.onnx.export``, as rules."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
         table: Operator (an overload, a packet, a Python function, or a qualified name) to a function or several, in the
             order to try them. A function is an ``@onnxscript.script()`` function, an ``onnx.FunctionProto``, a plain
             function over an onnxscript opset, or a converter ``(g, node)``.
+
+    Raises:
+        UsageError: An entry is no function, or a function of an unclear kind.
     """
     check_mappings(custom_translation_table=table)
     rules = []
@@ -43,7 +46,7 @@ def table_rules(table: Mapping[Any, Any] | None) -> list[Rule]:
 
 
 def as_converter(function: Any, name: str, target: Any = None) -> Callable[..., Any]:
-    """A converter of whatever a ``custom_translation_table`` holds."""
+    """A converter of an entry of a ``custom_translation_table``."""
     if is_function(function):
         return function_body(function)
     if not callable(function):

@@ -18,11 +18,11 @@ _INSTALL = threading.RLock()
 
 
 def onnxscript_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A converter of a function as torchlib has them: ``def my_op(x: TFloat, alpha: float = 1.0): return op.Mul(...)``.
+    """A converter of a torchlib-style function: ``def my_op(x: TFloat, alpha: float = 1.0): return op.Mul(...)``.
 
-    It is called with the operator's arguments, and each ``op.Foo(...)`` in it emits a node. Parameters that are
-    annotated as Python numbers, text or lists of them are attributes, all others inputs. An operator that was written
-    with the opset of another version is emitted, and checked, at the target's.
+    The function is called with the operator's arguments, and each ``op.Foo(...)`` in it emits a node. Parameters that
+    are annotated as Python numbers, text or lists of them are attributes, all others inputs. An operator that was
+    written with another version of the opset is emitted, and checked, at the target's version.
 
     Args:
         function: The function. An ``@onnxscript.script()`` function goes to :func:`function_body` instead.
@@ -78,7 +78,7 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
 
 @contextlib.contextmanager
 def _evaluating(recorder: _Recorder) -> Iterator[None]:
-    """Makes ``op.Foo(...)`` of this thread go to the recorder; onnxscript's evaluator is one of the whole process."""
+    """Makes ``op.Foo(...)`` of this thread go to the recorder; onnxscript has one evaluator for the whole process."""
     from onnxscript import evaluator
 
     with _INSTALL:
@@ -106,11 +106,11 @@ class _PerThread:
         return recorder if recorder is not None else self.original
 
     def eval_op(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """One operator."""
+        """Evaluates one operator."""
         return self._current().eval_op(op, args, kwargs)
 
     def eval_function(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """One onnxscript function."""
+        """Evaluates one onnxscript function."""
         return self._current().eval_function(function, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -118,25 +118,25 @@ class _PerThread:
 
 
 class _Recorder:
-    """Emits what a torchlib-style function evaluates."""
+    """Emits the operators that a torchlib-style function evaluates."""
 
     def __init__(self, g: Any) -> None:
         self._g = g
 
     def wrap(self, item: Any) -> Any:
-        """Values get Python's operators."""
+        """Wraps values, so that they have Python's operators."""
         if isinstance(item, ir.Value):
             return Tensor(item, self)
         return [self.wrap(part) for part in item] if isinstance(item, list | tuple) else item
 
     def unwrap(self, item: Any) -> Any:
-        """What the builder takes and a converter returns."""
+        """Unwraps values, as the builder takes them and a converter returns them."""
         if isinstance(item, Tensor):
             return item.value
         return [self.unwrap(part) for part in item] if isinstance(item, list | tuple) else item
 
     def eval_op(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """One operator, its inputs and attributes sorted by its signature."""
+        """Emits one operator, with its inputs and attributes sorted by its signature."""
         signature = op.op_signature
         inputs, attributes = [self.unwrap(a) for a in args], {k: self.unwrap(v) for k, v in kwargs.items()}
         outputs = attributes.pop("_outputs", None)
@@ -154,7 +154,7 @@ class _Recorder:
         return self._g.domain(name, known)
 
     def eval_function(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An onnxscript function: traced into the graph if it is meant to be, a model-local function otherwise."""
+        """Traces an onnxscript function into the graph if it is traceable, else calls it as a model-local function."""
         if getattr(function, "traceable", False):
             return function.function(*args, **kwargs)
         from onnxplug_torch_onnx.functions import _called_by, _read, call

@@ -1,5 +1,7 @@
-"""Translations that ``torch.onnx.export`` finds by itself: registered symbolic functions, those of autograd functions, and
-operators that are kept as they are."""
+"""Translations that ``torch.onnx.export`` finds by itself.
+
+Registered symbolic functions, the ``symbolic`` of autograd functions, and operators that are kept as they are.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ from onnxplug.registry.names import packet_of, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.registry.rule import Rule
 
-#: The domain and the operator by which the exporter of old keeps an operator of PyTorch.
+#: The domain and the operator as which the exporter of old keeps an operator of PyTorch.
 _ATEN_DOMAIN, _ATEN = "org.pytorch.aten", "ATen"
 
 
 def registered_rules(registry: OnnxRegistry, versions: Mapping[str, int]) -> list[Rule]:
-    """Rules of what was registered with ``torch.onnx.register_custom_op_symbolic``.
+    """Rules of the symbolic functions registered with ``torch.onnx.register_custom_op_symbolic``.
 
-    A plugin's own rules go before what the library registers for the exporter of old.
+    A plugin's own rules go before the functions that the library registers for the exporter of old.
 
     Args:
-        registry: The rules of this export without those of the call.
+        registry: The rules of this export without the call's rules.
     """
     plugins = {_packet(rule.op) for layer, rule in registry.rules() if layer is Layer.PLUGIN}
     return [rule for rule in registered_symbolics(domains=versions) if _packet(rule.op) not in plugins]

@@ -1,4 +1,4 @@
-"""What ``report``, ``profile``, ``verbose`` and ``dump_exported_program`` leave beside the model."""
+"""Files and texts that ``report``, ``profile``, ``verbose`` and ``dump_exported_program`` give beside the model."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.support.torch_onnx_calls import CALLS, Call, tensors_of
 
 
 def exported(export: Any, call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    """What the export returned, and the file."""
+    """The return value of the export, and the file."""
     path.mkdir()
     monkeypatch.chdir(path)
     options = copy.deepcopy(call.options)
@@ -95,7 +95,7 @@ def check_signature(call: Call, theirs: onnx.ModelProto, ours: onnx.ModelProto) 
     our_inputs = [value for value in ours.graph.input if value.name not in weights]
     assert len(their_inputs) == len(our_inputs)
     assert len(theirs.graph.output) == len(ours.graph.output)
-    # The exporter of old has names such as onnx::Gemm_0 where none are given.
+    # The exporter of old makes names such as onnx::Gemm_0 where no names are given.
     named = len(options.get("input_names", ())) if options.get("dynamo") is False else len(their_inputs)
     assert [v.name for v in our_inputs][:named] == [v.name for v in their_inputs][:named]
     names = len(options.get("output_names", ()))

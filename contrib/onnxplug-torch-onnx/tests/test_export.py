@@ -1,4 +1,4 @@
-"""``onnxplug.export``: the effect of each argument of ``torch.onnx.export``, and what it says of wrong ones."""
+"""``onnxplug.export``: the effect of each argument of ``torch.onnx.export``, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_parameter_is_in_the_page() -> None:
     assert set(inspect.signature(torch.onnx.export).parameters) <= {name for row in rows for name in row.split("`, `")}
 
 
-# -- where it goes -----------------------------------------------------------------------------------------------------
+# -- the file ----------------------------------------------------------------------------------------------------------
 
 
 def test_weights_lie_beside_the_file_as_torch_puts_them(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_file_object(folder: Path) -> None:
 
 @pytest.mark.parametrize("dynamo", [True, False])
 def test_parameters_are_left_out(folder: Path, dynamo: bool) -> None:
-    """Constants stay; the exporter of old lists what it leaves out as inputs."""
+    """Constants stay; the exporter of old lists parameters that it leaves out as inputs."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -458,7 +458,7 @@ def test_a_table(folder: Path) -> None:
     assert operators(program)[-1] == "Max"
 
 
-# -- what is returned --------------------------------------------------------------------------------------------------
+# -- the returned program ----------------------------------------------------------------------------------------------
 
 
 @later
@@ -488,7 +488,7 @@ def test_methods_of_the_result(folder: Path) -> None:
     assert program.exported_program is not None
 
 
-# -- what fails --------------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_export_leaves_the_file_that_was_there(folder: Path) -> None:

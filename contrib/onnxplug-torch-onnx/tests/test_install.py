@@ -1,4 +1,4 @@
-"""``as_torch_onnx``: whose function ``torch.onnx.export`` is, when, and for whom."""
+"""``as_torch_onnx``: when ``torch.onnx.export`` is onnxplug's, and in which modules and threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxplug import CaptureError, Rule, UsageError, VerificationError, as_torch
 from tests.support.child import run_child
 
 X = torch.linspace(-2, 2, 8).reshape(2, 4)
-#: In a list: a name of a module would be exchanged too.
+#: In a list, as a name of this module would be replaced too.
 TORCHS = [torch.onnx.export, torch.onnx.utils.export]
 
 
@@ -33,7 +33,7 @@ def restored() -> Iterator[None]:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module that has taken the function before, under a name of its own."""
+    """A module that imported the function before, under another name."""
     made: Any = types.ModuleType("inplace_taken")
     made.to_file, made.old, made.kept = torch.onnx.export, torch.onnx.utils.export, [torch.onnx.export]
     monkeypatch.setitem(sys.modules, made.__name__, made)
@@ -169,7 +169,7 @@ def test_one_within_another_and_in_threads() -> None:
         assert entered.wait(60)
         assert type(relu()) is onnxplug.OnnxProgram
     assert (len(inner), len(outer)) == (1, 2)
-    assert torch.onnx.export is not TORCHS[0]  # the other thread's lasts
+    assert torch.onnx.export is not TORCHS[0]  # the other thread's context lasts
     leave.set()
     thread.join()
 
@@ -201,5 +201,5 @@ print("done")
 
 @pytest.mark.long
 def test_torch_is_not_imported_for_it() -> None:
-    """A program may set variables that count when torch is imported."""
+    """A program may set environment variables that torch reads when it is imported."""
     assert run_child("-c", LATE, check=True).stdout == "done\n"

@@ -1,4 +1,4 @@
-"""Models of opsets 9 to 12: each is right, or refused with the opset from which on it can be had."""
+"""Models of opsets 9 to 12: each is right, or refused with the first opset that has it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onnxplug.verification.compare import compare
 
 OPSETS = (9, 10, 11, 12)
 Make = Callable[[int], torch.Tensor]
-#: By name: a model, and what makes each of its inputs with a batch of that size.
+#: By name: a model, and a function for each of its inputs, from the size of the batch.
 CASES: dict[str, tuple[Any, ...]] = {}
 
 
@@ -223,7 +223,7 @@ for _name in "exp abs neg floor ceil round sin cos tan atan erf sign reciprocal 
     CASES[_name] = (called(_name), floats(5))
 for _name in "sqrt log rsqrt log1p".split():
     CASES[_name] = (called(_name), lambda batch: torch.rand(batch, 5) + 0.1)
-#: The first opset that has them, where it is not 9.
+#: The first opset that has a case, where it is not 9.
 SINCE = {
     **dict.fromkeys("logsumexp slice_step slice_dyn flip fmod remainder_int maxpool_dil".split(), 10),
     **dict.fromkeys(
@@ -245,7 +245,7 @@ def run(proto: onnx.ModelProto, inputs: tuple[torch.Tensor, ...]) -> list[np.nda
 
 
 def wrong(proto: onnx.ModelProto, model: Any, inputs: tuple[torch.Tensor, ...]) -> list[str]:
-    """What differs from eager PyTorch."""
+    """The differences from eager PyTorch."""
     with torch.no_grad():
         expected = tree_leaves(model(*inputs))
     pairs = zip(run(proto, inputs), expected, strict=True)
@@ -281,7 +281,7 @@ def test_right_or_refused(name: str) -> None:
 
 @pytest.mark.long
 def test_each_operator_is_in_a_case() -> None:
-    seen = {"Constant", "GreaterOrEqual", "LessOrEqual"}  # below; those that are made of two
+    seen = {"Constant", "GreaterOrEqual", "LessOrEqual"}  # Constant: a test below; the others: lowered to two nodes
     for model, *makes in CASES.values():
         model = model.eval() if isinstance(model, nn.Module) else model
         proto = export(model, tuple(make(2) for make in makes), int(makes == [steps]), 12)
@@ -315,7 +315,7 @@ def test_the_call_as_it_was(dynamo: bool, tmp_path: Path) -> None:
 
 
 def test_verification_sees_the_older_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A form that is wrong is found."""
+    """Verification finds a wrong form."""
 
     def mistaken(lowering: Any, node: Any) -> None:
         lowering.set(node, "axis", 1)
@@ -327,7 +327,7 @@ def test_verification_sees_the_older_model(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", ["softmax_mid", "logsoftmax_mid"])
 def test_the_version_converter_of_onnx_is_wrong(name: str) -> None:
-    """Why it is not used: it says nothing, and the numbers are others."""
+    """The reason that it is not used: it reports no error, and the results are wrong."""
     model, make = CASES[name]
     inputs = (make(2),)
     newer = onnxplug.to_onnx(model, inputs, opset_version=13).model_proto

@@ -22,7 +22,7 @@ from tests.support.tolerances import looser
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "scripts"
-#: As the first line of a program: what torchvision's missing library would declare.
+#: The first line of a program, which declares the operators of torchvision's missing library.
 VISION = "from tests.support.vision import define_vision_schemas; define_vision_schemas(); import sys; "
 PLAIN = VISION + "import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 OURS = VISION + "from onnxplug.cli.app import run; sys.exit(run(['run', *sys.argv[1:]]))"
@@ -104,7 +104,7 @@ def test_timm_both_ways(name: str, vision: None, tmp_path: Path, monkeypatch: py
     model.train(options.get("training", False))
     sizes = [(2, 3, 64, 64), (3, 3, 64, 64), *([(2, 3, 96, 32)] if "dynamic_size" in options else [])]
     quiet = onnxruntime.SessionOptions()
-    quiet.log_severity_level = 3  # of weights among the inputs
+    quiet.log_severity_level = 3  # it warns of weights among the inputs
     sessions = [onnxruntime.InferenceSession(file, quiet) for file in results]
     names = [[value.name for value in (*s.get_inputs(), *s.get_outputs())] for s in sessions]
     assert names[0][:1] + names[0][-1:] == names[1][:1] + names[1][-1:]
@@ -121,7 +121,7 @@ def test_timm_both_ways(name: str, vision: None, tmp_path: Path, monkeypatch: py
 
 @pytest.fixture
 def own_pytrees() -> Iterator[None]:
-    """transformers' exporter says for the whole process how caches are taken apart, otherwise than onnxplug-transformers does."""
+    """Removes the pytree nodes of caches that transformers' exporter registers otherwise than onnxplug-transformers."""
     before = set(pytree.SUPPORTED_NODES)
     yield
     from transformers import Cache
@@ -138,7 +138,7 @@ def own_pytrees() -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_transformers_own_exporter(kind: str, dynamic: bool, vision: None, own_pytrees: None, tmp_path: Path) -> None:
-    """It goes on with the program: names its outputs, changes nodes, saves it, and runs it."""
+    """The exporter goes on with the program: it names outputs, changes nodes, saves the program, and runs it."""
     from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 

@@ -1,4 +1,4 @@
-"""What ``onnxplug.export`` says of wrong arguments, before the model is captured."""
+"""Errors and warnings of ``onnxplug.export`` for wrong arguments, before the model is captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onnxplug run``: a script as python runs it, whose exports are ours."""
+"""``onnxplug run``: a script as python runs it, whose exports onnxplug makes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_as_python_does(folder: Path, arguments: tuple[str, ...], status: int) -
     done = ours(folder, "deep/script.py", *arguments)
     assert done.stdout == theirs.stdout
     assert done.returncode == theirs.returncode == status
-    # What Python says, the whole traceback too, then one line of ours (before what sys.exit says).
+    # Python's output with the whole traceback, and one line of onnxplug's (before the message of sys.exit).
     note = "note: the script called no torch.onnx.export\n"
     assert note in done.stderr
     assert done.stderr.replace(note, "") == theirs.stderr

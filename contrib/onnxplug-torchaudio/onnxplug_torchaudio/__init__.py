@@ -19,11 +19,11 @@ FUNCTIONS = LibraryFunctions(
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions]:
-    """What torch.export needs of torchaudio."""
+    """The exchange of torchaudio's functions while torch.export captures a model."""
     return [FUNCTIONS]
 
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it is for."""
+    """The plugin's description: the library."""
     return PluginInfo(api=1, libraries=("torchaudio",))

@@ -15,12 +15,12 @@ def forced_align(
     target_lengths: Tensor | None = None,
     blank: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """torchaudio's function of that name, without a look at the values: the label of each frame, and its score.
+    """``torchaudio.functional.forced_align`` without checks of the values: the label of each frame, and its score.
 
     Args:
         log_probs: [1, T, classes]
-        targets: [1, L], without ``blank``; more of them than frames have no alignment.
-        input_lengths, target_lengths: T and L, which the library asks them to be.
+        targets: [1, L], without ``blank``; more labels than frames have no alignment.
+        input_lengths, target_lengths: T and L, as the library demands.
         blank: The class between labels.
 
     Returns:
@@ -40,7 +40,7 @@ def aligned(log_probs: Tensor, targets: Tensor, blank: int) -> Tensor:
     # A blank is skipped between labels that differ: the label two places before is neither the same nor a blank.
     before = torch.cat([labels.new_full((2,), blank), labels[:-2]])
     skipped = (places % 2 == 1) & (places != 1) & (labels != before)
-    # Before the first frame, from where it may be a blank or the first label.
+    # The scores before the first frame, which may be a blank or the first label.
     first = torch.where(places == 0, torch.zeros((), dtype=emitted.dtype), float("-inf"))
 
     def step(scores: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Recursive filters by ATen operators: blocks of samples by products, and a scan that carries what goes from one to the next."""
+"""Recursive filters by ATen operators: products for blocks of samples, and a scan that carries the last samples on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from onnxplug.torch_private import scan
 
-#: How many samples are computed together; the result is the same for any number.
+#: The number of samples that are computed together; the result is the same for any number.
 BLOCK = 64
 
 
@@ -54,7 +54,7 @@ def filtered(x: Tensor, a: Tensor) -> Tensor:
     size = max(BLOCK, order)
     count = length // size + 1
     after = _after(a.double(), size)
-    # What a sample adds to those behind it, [channels, size, size], by lag.
+    # The part of a sample in the samples behind it, by lag; ``spread`` is [channels, size, size].
     impulse = torch.cat([after.new_zeros(channels, 1), after.new_ones(channels, 1), after[:, : size - 1, 0]], 1)
     lags = torch.arange(size, device=x.device)
     spread = impulse[:, (lags - lags[:, None] + 1).clamp(min=0)]
@@ -72,7 +72,7 @@ def filtered(x: Tensor, a: Tensor) -> Tensor:
 
 
 def _after(a: Tensor, size: int) -> Tensor:
-    """How the samples of a block follow from the last ones before it, [channels, size, order], the newest first."""
+    """The weights of the last samples before a block in the block's, [channels, size, order], the newest first."""
     channels, order = a.shape
     shift = torch.eye(order, dtype=a.dtype, device=a.device)[: order - 1].expand(channels, -1, -1)
     power = torch.cat([-a.unsqueeze(1), shift], 1)

@@ -1,4 +1,4 @@
-"""torchaudio with its own kernels for the CPU: its package on PyPI asks for CUDA's libraries, which these tests give it empty."""
+"""torchaudio with its own kernels for the CPU: its package on PyPI needs CUDA's libraries, here empty ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FOUND = importlib.util.find_spec("torchaudio")
 
 
 def undefined(library: Path) -> list[str]:
-    """Names that a shared library takes from others."""
+    """The names of the symbols that a shared library takes from other libraries."""
     command = ["nm", "-D", "--undefined-only", str(library)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line.split()[-1] for line in lines]
 
 
 def load_empty(folder: Path, name: str, functions: set[str], version: str = "") -> None:
-    """Makes a library whose functions do nothing, and loads it: who asks for it by name from then on has it."""
+    """Makes a library whose functions do nothing, and loads it: later loads by its name get it."""
     source, script, library = (folder / f"{name}{end}" for end in (".c", ".map", ""))
     source.write_text("".join(f"int {function}(void) {{ return 1; }}\n" for function in sorted(functions)))
     script.write_text(f"{version} {{ global: *; }};\n" if version else "{ global: *; };\n")
@@ -32,7 +32,7 @@ def load_empty(folder: Path, name: str, functions: set[str], version: str = "") 
 
 
 def load_without_cuda(libraries: Path) -> None:
-    """Loads what torchaudio's extensions take of CUDA, without anything in it; none of it runs on a CPU."""
+    """Loads empty libraries with the functions of CUDA that torchaudio's extensions take; none runs on a CPU."""
     names = {name for file in ("_torchaudio", "libtorchaudio") for name in undefined(libraries / f"{file}.abi3.so")}
     runtime = {name.split("@")[0] for name in names if "@libcudart" in name}
     versions = {name.split("@")[1] for name in names if "@libcudart" in name}

@@ -33,7 +33,7 @@ SIZES = ((2, 500), (1, 64), (3, 1), (1, 20000))
 def check(
     model: Callable[..., Any], inputs: Sequence[tuple[Tensor, ...]], shapes: Any, tolerance: Any = PLAIN, **options: Any
 ) -> onnxplug.OnnxProgram:
-    """Exports with the first inputs; the file gives what the library gives for all of them."""
+    """Exports with the first inputs; the file gives the library's results for all inputs."""
     program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes, **options)
     for args in inputs:
         wanted = model(*args)
@@ -70,7 +70,7 @@ def test_biquads(name: str) -> None:
 @pytest.mark.parametrize("opset", [16, 23])
 @pytest.mark.parametrize(("clamp", "order"), [(True, 1), (False, 3), (False, 70)])
 def test_filters(order: int, clamp: bool, opset: int) -> None:
-    """Of orders below and above a block."""
+    """Filters of orders below and above a block."""
     a, b = torch.randn(order + 1) * 0.5 / order, torch.randn(order + 1)
     a[0] = 1.5
 
@@ -115,7 +115,7 @@ def test_filtfilt() -> None:
 
 
 def test_numbers_are_those_of_float64() -> None:
-    """With poles near 1 the library's own in float32 aren't."""
+    """With poles near 1 the library's numbers in float32 are not those of float64."""
     a, b = torch.tensor([1.0, -1.9921875, 0.9924]), torch.tensor([1.0, 0.0, 0.0])
     (x,) = waves((1, 20000))[0]
 
@@ -138,7 +138,7 @@ def align(scores: Tensor, targets: Tensor) -> Any:
 
 
 def labels(frames: int, classes: int, count: int, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tensor]:
-    """Scores, and labels with repeated ones among them."""
+    """Scores, and labels with repetitions."""
     targets = torch.randint(1, classes, (1, count), dtype=dtype)
     targets[:, 1::3] = targets[:, : targets[:, 1::3].shape[1] * 3 : 3]
     return torch.randn(1, frames, classes).log_softmax(-1), targets
@@ -156,7 +156,7 @@ def test_forced_align_without_a_frame_to_spare() -> None:
     pairs = [
         torch.tensor([[1, 1, 2, 3, 2]]),
         torch.tensor([[1, 2, 3, 1, 2, 3, 1]]),
-    ]  # frames: labels, and repeated ones
+    ]  # frames: as many as labels and repetitions
     for targets in pairs:
         check(align, [(scores[:, : targets.shape[1] + targets.diff().eq(0).sum()], targets)], None)
 
@@ -173,7 +173,7 @@ def test_forced_align_of_ties_and_another_blank() -> None:
 
 
 def test_kernels_beside_those_of_the_library() -> None:
-    """Every function of the table is there, and takes what the library's takes."""
+    """Every function of the table exists in torchaudio; parameters and results are the library's."""
     places = {f"{module.__name__}:{name}" for module, name, _ in FUNCTIONS.places()}
     assert set(FUNCTIONS.functions) <= places
     assert "torchaudio.functional:forced_align" in places

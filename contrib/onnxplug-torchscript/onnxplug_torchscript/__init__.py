@@ -1,4 +1,4 @@
-"""An onnxplug plugin: ``to_onnx`` takes models of TorchScript, and the command line files of ``torch.jit.save``."""
+"""An onnxplug plugin: ``to_onnx`` takes TorchScript models, and the command line takes files of ``torch.jit.save``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onnxplug import ModelSource, PluginInfo, hookimpl
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What the plugin says about itself."""
+    """The plugin's description of itself."""
     return PluginInfo()
 
 
 @hookimpl
 def onnxplug_sources() -> list[ModelSource]:
-    """ScriptModules and ScriptFunctions, and files of ``torch.jit.save``; of others with such names an error says what they are."""
+    """ScriptModules, ScriptFunctions, and files of ``torch.jit.save``; other files of these suffixes are errors."""
     return [
         ModelSource(
             suffixes=(".pt", ".ts", ".torchscript", ".pth", ".bin", ".ckpt", ".safetensors"),
@@ -31,7 +31,7 @@ def onnxplug_sources() -> list[ModelSource]:
 
 @hookimpl
 def onnxplug_patches() -> list[Callable[[Any], contextlib.AbstractContextManager[None]]]:
-    """ScriptModules within an ordinary module, which torch.export can't capture."""
+    """Replaces ScriptModules within an ordinary module, which torch.export can't capture."""
     return [_interpreted_parts]
 
 

@@ -1,7 +1,7 @@
 """``torch.autograd.Function`` with a ``symbolic`` static method: kept whole during capture, translated by ``symbolic``.
 
 torch.export traces into ``forward``. While a class is kept, its ``forward`` calls an operator of its own instead, whose
-kernel and fake kernel run the original one; the rule for that operator runs ``symbolic``.
+kernel and fake kernel run the original ``forward``; the rule for that operator runs ``symbolic``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def autograd_function(function: type, *, domains: Mapping[str, int] | None = Non
         domains: Versions of the custom domains that its ``symbolic`` emits.
 
     Raises:
-        UsageError: It is not an ``autograd.Function``, or has no ``symbolic``.
+        UsageError: ``function`` is not an ``autograd.Function``, or has no ``symbolic``.
     """
     operator = _operator(function)
     versions = dict(domains or {})
@@ -77,7 +77,7 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
     """While it holds, ``apply`` of these functions is one operator, in this thread.
 
     Raises:
-        UsageError: One is not an ``autograd.Function``, or has no ``symbolic``.
+        UsageError: A function is not an ``autograd.Function``, or has no ``symbolic``.
     """
     operators = {function: _operator(function) for function in functions}
     before: dict[type, _Operator] = getattr(_KEPT, "operators", {})
@@ -93,9 +93,9 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
 
 
 class _Forward:
-    """``forward`` of a kept function: its operator, in the threads that keep it; everywhere else what it was.
+    """``forward`` of a kept function: its operator, in the threads that keep it; elsewhere the original ``forward``.
 
-    Patching ``apply`` would not do: code may hold a bound ``apply`` from before, which still calls ``forward``.
+    A patch of ``apply`` is not enough: code may hold an earlier bound ``apply``, which still calls ``forward``.
     """
 
     def __init__(self, function: type) -> None:
@@ -171,10 +171,10 @@ class _Tensor:
 
 
 class _Call:
-    """One way in which a function is called: everything but its tensors and dynamic sizes.
+    """One form of a function's call: all arguments but tensors and dynamic sizes.
 
     Attributes:
-        results: What ``forward`` returned, the tensors by position; known after it ran.
+        results: The results of ``forward``, with tensors by position; known after ``forward`` ran.
     """
 
     def __init__(self, leaves: Sequence[Any], spec: Any) -> None:
@@ -183,13 +183,13 @@ class _Call:
         self.results: tuple[list[Any], Any] | None = None
 
     def arguments(self, tensors: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments of the call, with these for its tensors and dynamic sizes."""
+        """The arguments of the call, with given tensors and dynamic sizes."""
         places = {"tensor": tensors, "size": sizes}
         leaves = [places[x.kind][x.position] if isinstance(x, _Tensor) else x for x in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
 
     def keep(self, results: Any) -> list[torch.Tensor]:
-        """Remembers the structure of what ``forward`` returned; returns its tensors."""
+        """Remembers the structure of the results of ``forward``; returns their tensors."""
         leaves, spec = pytree.tree_flatten(results)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         order = iter(range(len(tensors)))
@@ -197,7 +197,7 @@ class _Call:
         return tensors
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What ``forward`` returned, with these tensors."""
+        """The results of ``forward``, with given tensors."""
         assert self.results is not None
         leaves, spec = self.results
         return pytree.tree_unflatten([tensors[x.position] if isinstance(x, _Tensor) else x for x in leaves], spec)
@@ -208,7 +208,7 @@ class _Operator:
 
     Attributes:
         name: Its name in the namespace ``onnxplug_autograd``.
-        calls: The ways in which it was called; the operator's last argument is an index into them.
+        calls: The forms of its calls so far; the operator's last argument is an index into them.
     """
 
     def __init__(self, function: type) -> None:
@@ -250,7 +250,7 @@ class _Operator:
         return self.function.setup_context is not base.setup_context  # type: ignore[attr-defined]
 
     def _index(self, places: Sequence[Any], spec: Any) -> int:
-        """The number of this way of calling; one that was met before keeps its own."""
+        """The number of a form of call; a known form keeps its number."""
         key: Any = (
             str(spec),
             *(x.kind if isinstance(x, _Tensor) else (type(x), repr(x) if _is_plain(x) else id(x)) for x in places),
@@ -286,7 +286,7 @@ def _is_plain(item: Any) -> bool:
 
 
 class _Context:
-    """The ``ctx`` of a forward whose backward never runs."""
+    """The ``ctx`` of a ``forward`` whose ``backward`` never runs."""
 
     saved_tensors: tuple[torch.Tensor, ...] = ()
 
@@ -304,7 +304,11 @@ class _Context:
         """Has no effect: there are no gradients."""
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        """A function that writes its inputs can't be one functional operator."""
+        """Refuses a function that writes its inputs, which can't be one functional operator.
+
+        Raises:
+            UsageError: Always.
+        """
         raise UsageError(
             f"{self._function.__qualname__} writes its inputs (mark_dirty), so that it can't be translated as a whole",
             hint="Leave it out of rules=; torch.export then traces into it.",

@@ -1,4 +1,4 @@
-"""Branches of a script: decided while the script is interpreted, or made part of the graph."""
+"""Branches of a script: decided while the script is interpreted, or made a part of the graph."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def branch(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
 
 
 def decided(step: Step, condition: Any) -> bool | None:
-    """What a condition is; ``None``: it depends on a tensor's values."""
+    """The value of a condition; ``None`` where it depends on a tensor's values."""
     if isinstance(condition, ScalarTensor):
         condition = condition.known()
     if isinstance(condition, torch.Tensor):
@@ -74,7 +74,7 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
     step = region.step
     runs = [region.function(block) for block in step.blocks]
     tried = [region.tried(run) for run in runs]
-    if region.mutated:  # by the one or the other
+    if region.mutated:  # by either branch
         tried = [region.tried(run) for run in runs]
     sides = [filled(tried[0], tried[1]), filled(tried[1], tried[0])]
     pairs = list(zip(leaves(sides[0]), leaves(sides[1]), strict=False))
@@ -109,14 +109,14 @@ def _cond(region: Region, condition: torch.Tensor) -> list[Any]:
 
 
 def _constant(operand: Any, a: Any, b: Any) -> Any:
-    """A result that is the same in both branches."""
+    """The value of a result that is the same in both branches."""
     if operand is not None:
         return operand
     return b if a is UNINITIALIZED else a
 
 
 def _apart(a: Any, b: Any) -> bool:
-    """Whether two results of branches can't be one value."""
+    """Whether two results of branches can't be joined to one value."""
     if a is UNINITIALIZED or b is UNINITIALIZED:
         return False
     if is_computed(a) and is_computed(b):
@@ -125,7 +125,7 @@ def _apart(a: Any, b: Any) -> bool:
 
 
 def _joined(a: Any, b: Any) -> Any:
-    """What a result of the operator is like: a value of one of the branches; ``None`` where both are the same constant."""
+    """The value of a branch that a result of the operator is like; ``None`` where both branches give one constant."""
     if a is UNINITIALIZED or b is UNINITIALIZED:
         other = b if a is UNINITIALIZED else a
         return other if isinstance(other, torch.Tensor | ScalarTensor) or is_symbolic(other) else None

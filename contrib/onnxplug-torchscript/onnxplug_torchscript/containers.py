@@ -1,4 +1,4 @@
-"""Operators of a script on lists, dicts, tuples and strings, and what it asks of tensors."""
+"""Operators of a script on lists, dicts, tuples and strings, and its queries of tensors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: boo
 
 
 def _stacked(data: Any) -> torch.Tensor:
-    """A tensor of nested lists of numbers, some of them symbolic."""
+    """A tensor of nested lists of numbers, of which some are symbolic."""
     if isinstance(data, list):
         return torch.stack([_stacked(item) for item in data])
     made = _number_tensor(data)
@@ -169,7 +169,7 @@ def _convolved(
 
 
 def _nothing(*_: Any) -> None:
-    """For what has no effect on what a model computes."""
+    """For operators that have no effect on a model's results."""
 
 
 def _like(name: str) -> Callable[..., Any]:
@@ -323,7 +323,7 @@ GENERIC: dict[str, Callable[..., Any]] = {
         f"prim::is_{name}": _constant(False)
         for name in "ipu maia mkldnn mps mtia nested sparse sparse_csr vulkan xla xpu".split()
     },
-    # What torch.jit.optimize_for_inference writes in the place of operators, here on ordinary tensors.
+    # Operators that torch.jit.optimize_for_inference inserts, here on ordinary tensors.
     "prim::mkldnn_convolution": _convolved,
     "prim::BroadcastMKLDNNTensors": lambda a, b: torch.broadcast_tensors(a, b),
     "prim::MKLDNNScalarMul": torch.mul,
@@ -340,7 +340,7 @@ GENERIC: dict[str, Callable[..., Any]] = {
     "prim::AutogradZero": _constant(None),
 }
 
-#: Operators with their overloads that are asked of a tensor, so that sizes stay symbolic.
+#: Operators by name and overload that query a tensor, so that sizes stay symbolic.
 EXACT: dict[str, Callable[..., Any]] = {
     "aten::size.int": lambda value, axis: value.shape[axis],
     "aten::sym_size.int": lambda value, axis: value.shape[axis],
@@ -364,7 +364,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::device.with_index": lambda text, index: torch.device(text, index),
 }
 
-#: How a number in a script becomes what an operator's argument of a type takes.
+#: By type of an operator's argument: the conversion of a script's number to it.
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "ScalarType": as_dtype,
     "MemoryFormat": as_memory_format,

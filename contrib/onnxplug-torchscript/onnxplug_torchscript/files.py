@@ -1,4 +1,4 @@
-"""Which models are TorchScript's, and files of them."""
+"""Models of TorchScript, and their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxplug.text import counted
 
 
 def is_script(model: Any) -> bool:
-    """Whether a model is one of TorchScript's."""
+    """Whether a model is a ScriptModule or a ScriptFunction."""
     return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
 
 
@@ -27,7 +27,7 @@ def load(path: str) -> Any:
         path: The file.
 
     Raises:
-        OnnxplugError: It is another file. The error says what it holds, and how a model with it is exported.
+        OnnxplugError: The file holds no script. The error describes its content, and how to export a model with it.
     """
     try:
         return torch.jit.load(path, map_location="cpu")
@@ -37,7 +37,7 @@ def load(path: str) -> Any:
 
 
 def _described(path: str) -> tuple[str, str]:
-    """What a file holds, and the way to the model."""
+    """The content of a file in words, and a hint how to export its model."""
     way = "file.py:make as TARGET, where make() builds the module, gives it these weights and returns (module, inputs)."
     try:
         held = _tensors_of_safetensors(path) if path.endswith(".safetensors") else _tensors_of_pickle(path)
@@ -47,7 +47,7 @@ def _described(path: str) -> tuple[str, str]:
         loaded = f"torch.load({path!r}, weights_only=False)"
         way = f"file.py:make as TARGET, where make() returns ({loaded}, inputs); it runs the file's code."
         return content, way
-    except Exception as error:  # whatever readers say of files that are none of theirs
+    except Exception as error:  # readers raise any error for files of another kind
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return f"a file that can't be read ({reason})", "Was it copied to its end?"
     if not held:
@@ -57,7 +57,7 @@ def _described(path: str) -> tuple[str, str]:
 
 
 def _tensors_of_safetensors(path: str) -> dict[str, list[int]]:
-    """Shapes by names, from the header of the file."""
+    """Shapes of tensors by name, from the header of the file."""
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(length, Path(path).stat().st_size)))
@@ -65,7 +65,7 @@ def _tensors_of_safetensors(path: str) -> dict[str, list[int]]:
 
 
 def _tensors_of_pickle(path: str) -> dict[str, list[int]]:
-    """Shapes by names, of a dictionary or of those within it."""
+    """Shapes of tensors by name, of a dictionary and the dictionaries within it."""
     held: dict[str, list[int]] = {}
     waiting = [("", torch.load(path, map_location="meta", weights_only=True))]
     while waiting:

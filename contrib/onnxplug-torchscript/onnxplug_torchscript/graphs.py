@@ -1,4 +1,4 @@
-"""A script's graphs as steps: what the interpreter reads of torch's own objects, each read once."""
+"""A script's graphs as steps: the interpreter's copy of torch's own objects, each of which is read once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Step:
 
     Attributes:
         kind: ``"prim::If"``, ``"aten::add"`` …
-        operator: The operator with its overload, ``"aten::add.Tensor"``; for a node without a schema the kind.
+        operator: The operator with its overload, ``"aten::add.Tensor"``; the kind for a node without a schema.
     """
 
     node: Any
@@ -41,14 +41,14 @@ class Block:
     outputs: tuple[int, ...]
 
     def nested(self) -> Iterator[Step]:
-        """Its steps and those of the blocks in them."""
+        """Its steps, and the steps of nested blocks."""
         for step in self.steps:
             yield step
             for block in step.blocks:
                 yield from block.nested()
 
     def taken(self) -> Iterator[int]:
-        """The values used in it that are defined outside."""
+        """The values that it uses and that are defined outside of it."""
         defined = set(self.inputs)
         for step in self.steps:
             for value in [*step.inputs, *(v for block in step.blocks for v in block.taken())]:
@@ -58,7 +58,7 @@ class Block:
         yield from (value for value in self.outputs if value not in defined)
 
     def raises(self) -> bool:
-        """Whether it ends in an error, whatever is given to it."""
+        """Whether it ends in an error for every input."""
         return any(step.kind == "prim::RaiseException" for step in self.steps)
 
 
@@ -97,7 +97,7 @@ def _step(node: Any, place: Place) -> Step:
 
 
 def body_of_call(node: Any) -> ScriptGraph:
-    """The graph of what a ``prim::CallFunction`` or a ``prim::CallMethod`` of a class's object calls.
+    """The graph of the function or method that a ``prim::CallFunction``, or a ``prim::CallMethod`` on an object, calls.
 
     torch names no function of a saved script, but writes its body in the place of a call of it.
 

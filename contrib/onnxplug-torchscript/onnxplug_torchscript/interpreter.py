@@ -23,19 +23,19 @@ _WITHOUT_EFFECT = re.compile(r"(no_grad|enable_grad|inference_mode|set_grad_enab
 
 #: The values of a graph by their numbers.
 Values = dict[int, Any]
-#: A module that stands for one of the script, and the name of an attribute of it.
+#: A module that stands for a module of the script, and the name of an attribute of it.
 Attribute = tuple[Any, str]
 
 
-#: What decides a step with blocks.
+#: A function that runs a step with blocks.
 Control = Callable[["Interpreter", Step, Values], list[Any]]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A result of a branch of the graph that is, in the script, a tensor or view of the outside in one of the branches.
+    """A result of a step with blocks that shares memory with another tensor in the script, and not in the graph.
 
-    In the graph it is a tensor of its own, which makes no difference as long as neither is written in place.
+    In the graph it is a tensor of its own, which makes no difference as long as neither tensor is written in place.
     """
 
     step: Step
@@ -43,7 +43,11 @@ class Shared:
     versions: tuple[int, int]
 
     def check(self) -> None:
-        """Raises: CaptureError: One of the tensors was written in place since."""
+        """Checks that the two tensors are as they were.
+
+        Raises:
+            CaptureError: One of the tensors was written in place since.
+        """
         if self.versions != (self.tensors[0]._version, self.tensors[1]._version):
             raise CaptureError(
                 f"what the code at {self.step.place} gives depends on a tensor's values, and is one of the tensors that it uses "
@@ -57,9 +61,9 @@ class Interpreter:
 
     Attributes:
         shared: Results that share their memory in the script, of this branch or body.
-        borrowed: Lists of the outside that the function, branch or body which runs was given.
-        attributes: What modules' attributes hold now, of those that were read or set during the call.
-        written: Where an attribute was set last.
+        borrowed: Lists of the outside that are given to the running function, branch or body.
+        attributes: The present values of the modules' attributes that were read or set during the call.
+        written: The step that set an attribute last.
     """
 
     def __init__(self, root: Any, control: Mapping[str, Control]) -> None:
@@ -74,7 +78,7 @@ class Interpreter:
         self._bodies: dict[Any, ScriptGraph] = {}
 
     def call(self, graph: ScriptGraph, args: Sequence[Any]) -> Any:
-        """What a graph returns for arguments; several results are a tuple."""
+        """The result of a graph for arguments; several results are a tuple."""
         values: Values = dict(zip(graph.body.inputs, args, strict=True))
         outside, self.borrowed = self.borrowed, list(lists_in(args))
         try:
@@ -87,7 +91,7 @@ class Interpreter:
         """Runs a block.
 
         Args:
-            values: The values that it uses, its inputs included; those of its steps are added.
+            values: The values that it uses, its inputs included; the results of its steps are added.
         """
         for step in block.steps:
             results = self._results(step, values)
@@ -97,7 +101,7 @@ class Interpreter:
 
     @contextmanager
     def scope(self, attributes: Mapping[Attribute, Any], operands: Sequence[Any]) -> Iterator[dict[Attribute, Any]]:
-        """A branch or body: what it sets is its own."""
+        """A scope for a branch or body: the attributes that it sets are its own."""
         outside, written, shared, borrowed = self.attributes, dict(self.written), self.shared, self.borrowed
         self.attributes, self.shared, self.borrowed = dict(attributes), [], list(lists_in(operands))
         try:
@@ -127,7 +131,7 @@ class Interpreter:
     # -- constants and attributes --------------------------------------------------------------------------------------
 
     def constant(self, step: Step, _: Sequence[Any]) -> Any:
-        """``prim::Constant``"""
+        """``prim::Constant``."""
         held = self.root.own.constants.get(step)
         if held is not None:
             return self.attributes[held] if held in self.attributes else held[0].attribute(held[1])
@@ -136,7 +140,7 @@ class Interpreter:
         return mapped(self._constants[step], lambda leaf: replace(leaf) if isinstance(leaf, ScalarTensor) else leaf)
 
     def get_attribute(self, step: Step, args: Sequence[Any]) -> Any:
-        """``prim::GetAttr``"""
+        """``prim::GetAttr``."""
         (owner,) = args
         name = step.node.s("name")
         if isinstance(owner, Instance):
@@ -152,7 +156,7 @@ class Interpreter:
         return self.attributes[key]
 
     def set_attribute(self, step: Step, args: Sequence[Any]) -> None:
-        """``prim::SetAttr``"""
+        """``prim::SetAttr``."""
         owner, value = args
         name = step.node.s("name")
         if isinstance(owner, Instance):
@@ -164,17 +168,17 @@ class Interpreter:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def call_method(self, step: Step, args: Sequence[Any]) -> Any:
-        """``prim::CallMethod``"""
+        """``prim::CallMethod``."""
         owner = args[0]
         name = step.node.s("name")
         if isinstance(owner, Instance):
             return step.place.call(self.call, self.body(step, (owner.type_name, name)), args)
         if name == "forward" and owner is not self.root:
-            return step.place.call(owner, *args[1:])  # as a module, whose path the nodes then bear
+            return step.place.call(owner, *args[1:])  # as a module, whose path the nodes then have
         return step.place.call(self.call, owner.graph_of(name), args)
 
     def call_function(self, step: Step, args: Sequence[Any]) -> Any:
-        """``prim::CallFunction``"""
+        """``prim::CallFunction``."""
         return step.place.call(self.call, self.body(step, args[0]), args[1:])
 
     def body(self, step: Step, key: Any) -> ScriptGraph:

@@ -1,4 +1,4 @@
-"""Loops of a script: unrolled while their end is known, or made part of the graph."""
+"""Loops of a script: unrolled while their end is known, or made a part of the graph."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _iterated(interpreter: Interpreter, step: Step, values: Values, index: Any, 
 def _depends_on_data(
     interpreter: Interpreter, step: Step, values: Values, count: Any, going: Any, carried: Sequence[Any]
 ) -> bool:
-    """Whether a ``while`` that surely begins asks a tensor whether to go on."""
+    """Whether a ``while`` whose first iteration is certain goes on by a tensor's values."""
     (body,) = step.blocks
     constant = {s.outputs[0] for s in body.steps if s.kind == "prim::Constant"}
     if body.outputs[0] in constant or body.outputs[0] not in {n for s in body.steps for n in s.outputs}:
@@ -80,7 +80,7 @@ def _depends_on_data(
 
 
 def _never_leaves(step: Step, values: Values) -> bool:
-    """Whether a loop runs as often as its number says: ``for`` without ``break`` or ``return``."""
+    """Whether a loop runs all of its iterations: ``for`` without ``break`` or ``return``."""
     (body,) = step.blocks
     constants = {s.outputs[0]: s.node.output().toIValue() for s in body.steps if s.kind == "prim::Constant"}
     going = body.outputs[0]
@@ -131,11 +131,11 @@ def _unrolled(
 
 
 class _Body:
-    """The body of a loop of the graph: what it carries from one iteration to the next.
+    """The body of a loop of the graph, with the values that it carries from iteration to iteration.
 
     Attributes:
-        region: The loop's blocks and what they take from outside.
-        first: What the first iteration is given, as tensors.
+        region: The loop's blocks and the operands that they take from outside.
+        first: The carried values of the first iteration, as tensors.
     """
 
     def __init__(self, region: Region, carried: list[Any]) -> None:
@@ -148,7 +148,7 @@ class _Body:
         start = [*leaves(self._carried), *leaves(self._outer)]
         _, after = region.tried(lambda operands: self._iterated(0, start, operands))
         self._kept = kept = [a if a is not UNINITIALIZED else b for a, b in zip(start, after, strict=True)]
-        # What the body only passes on, or writes in place, is the tensor of the outside.
+        # A tensor that the body only passes on, or writes in place, is the tensor of the outside.
         self._tied = [isinstance(a, torch.Tensor) and region.operand(b) is a for a, b in zip(kept, after, strict=True)]
         self._moving = [
             i
@@ -186,11 +186,11 @@ class _Body:
     def once(
         self, number: Any, state: Sequence[Any], operands: Sequence[Any], added: Callable[[], Sequence[Any]] = tuple
     ) -> tuple[Any, list[torch.Tensor]]:
-        """An iteration: whether to go on, then the new state and what the iteration added to lists.
+        """An iteration: whether to go on, then the new state and the tensors that the iteration added to lists.
 
         Args:
-            state: As the last iteration left it.
-            added: What the iteration, once it has run, has added to lists.
+            state: The state after the last iteration.
+            added: Returns, once the iteration has run, the tensors that it added to lists.
         """
         still, flat = self._iterated(number, self._unpacked(state), operands)
         for i in set(range(len(flat))).difference(self._moving):
@@ -202,7 +202,7 @@ class _Body:
         return still, as_results([*(flat[i] for i in self._moving), *new], likes, [*operands, *state])
 
     def finished(self, state: Sequence[Any]) -> list[Any]:
-        """The outputs of the loop, whose operator left this state; what it changes of the outside is changed."""
+        """The outputs of the loop from the final state of its operator; applies the loop's changes of the outside."""
         now, outer_now = self._rebuilt(self._unpacked(state))
         outputs = self.region.accepted([*now, *outer_now])
         self.region.remember(state, self._before, self._after)
@@ -248,9 +248,9 @@ def _operator(step: Step, operator: Callable[..., Any], *args: Any) -> Any:
 def _collected(
     interpreter: Interpreter, step: Step, values: Values, index: int, count: Any, carried: list[Any]
 ) -> list[Any] | None:
-    """A loop over a dynamic size that does no more with lists of tensors than add to them: a scan.
+    """A loop over a dynamic size that uses lists of tensors only to add to them: a scan.
 
-    After it the lists are of dynamic length. ``None``: there is no such list.
+    After it the lists are of dynamic length. ``None`` where the loop adds to no list.
     """
     lists = _added_to(interpreter, step, values, carried)
     if not lists:
@@ -285,7 +285,7 @@ def _collected(
         emptied()
         turns = torch.arange(index, count)
         with patched(scans, "first_slice_copy", lambda sequence: sequence.new_empty(sequence.shape[1:])):
-            # torch looks at the first turn, and so would keep that there is one.
+            # torch slices the first turn, which would guard that there is a turn.
             results = step.place.call(scans.scan_op, step_once, tuple(body.first), (turns,), tuple(region.operands))
         rows = iter(results[size:])
         after = {
@@ -325,7 +325,7 @@ def _added_to(interpreter: Interpreter, step: Step, values: Values, carried: Seq
 
 
 def _check_writes(region: Region, carried: Sequence[Any]) -> None:
-    """Refuses a body that writes in place to what the first iteration is given, and carries another tensor on."""
+    """Refuses a body that writes in place to a tensor of the first iteration, and carries another tensor on."""
     written = [region.operands[position] for position in region.mutated]
     tensors = [value for value in carried if isinstance(value, torch.Tensor)]
     if any(is_alias_of(a, b) for a in written for b in tensors):

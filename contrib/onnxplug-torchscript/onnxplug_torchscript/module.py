@@ -34,17 +34,17 @@ from onnxplug_torchscript.values import (
     tensors_in,
 )
 
-#: What TorchScript puts into the names of further types of one class.
+#: The mark of TorchScript in the names of further types of one class.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 _CONTROL = {"prim::If": branches.branch, "prim::Loop": loops.loop}
 
 
 def _number(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Makes a number of a tensor of one, as TorchScript does of an argument; a number stays."""
+    """A conversion of tensors of one element to numbers, as TorchScript converts arguments; a number stays."""
     return lambda value: convert(value) if isinstance(value, torch.Tensor) else value
 
 
-#: What becomes of an argument of a type.
+#: The conversion of an argument, by its type.
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "int": _number(numbers.as_int),
     "bool": _number(numbers.as_bool),
@@ -54,14 +54,14 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def from_script(script: Any) -> torch.nn.Module:
-    """An ordinary module that computes what a ScriptModule or ScriptFunction does.
+    """An ordinary module that computes the same as a ScriptModule or ScriptFunction.
 
-    Its parameters and buffers are those of the script, by the same names; a tensor in another attribute is a buffer of the
-    attribute's name. The forward takes what the script's takes. What the script sets in its attributes is written into these
-    buffers; the script itself stays as it is.
+    It has the parameters and buffers of the script, by the same names; a tensor in another attribute is a buffer of the
+    attribute's name. The forward takes the arguments of the script's forward. Values that the script sets in its
+    attributes are written into these buffers; the script itself stays as it is.
 
     Raises:
-        CaptureError: The ScriptModule has no forward.
+        CaptureError: The ScriptModule has no forward, or has hooks beside its graph.
     """
     runs_models(__file__)
     module = _Module(script if isinstance(script, torch.jit.ScriptModule) else None, {})
@@ -121,7 +121,7 @@ def interpreted_parts(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _check_hooks(script: Any) -> None:
-    """Refuses a script whose call runs more than its graph; those of its parts are in the graphs that call them."""
+    """Refuses a script with hooks, which its graph lacks; hooks of its parts are in the graphs that call the parts."""
     if script._forward_hooks or script._forward_pre_hooks or script._c._get_forward_hooks():
         raise CaptureError(
             f"the ScriptModule {script.original_name} has forward hooks, which are not in its graph",
@@ -131,11 +131,11 @@ def _check_hooks(script: Any) -> None:
 
 @dataclass(eq=False)
 class _Own:
-    """What a module here has beside what an ordinary module has; torch.export looks into dicts of a module's own.
+    """The attributes of a module here beside an ordinary module's, as torch.export inspects dicts of the module itself.
 
     Attributes:
-        script: The ScriptModule; ``None`` beside a ScriptFunction.
-        held: Attributes that are lists, dicts and the like with tensors in them.
+        script: The ScriptModule; ``None`` for a ScriptFunction.
+        held: Attributes that are containers of tensors: lists, dicts and others.
     """
 
     script: Any
@@ -149,7 +149,7 @@ class _Module(torch.nn.Module):
     """Stands for a ScriptModule.
 
     Attributes:
-        type_name: The qualified name of its class, which graphs call it by.
+        type_name: The qualified name of its class in graphs.
         original_name: The name of the class that it was scripted from.
     """
 
@@ -178,7 +178,7 @@ class _Module(torch.nn.Module):
                 self._modules[name] = made[child._c] if child._c in made else _Module(child, made)
 
     def forward(self, *args: Any) -> Any:
-        """The script's forward, as another part of it calls it."""
+        """The script's forward, as other parts of the script call it."""
         assert self.own.interpreter is not None
         return self.own.interpreter.call(self.graph_of("forward"), [self, *args])
 
@@ -226,7 +226,7 @@ class _Module(torch.nn.Module):
 
 
 def _as_parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
-    """A script that was loaded has plain tensors for parameters."""
+    """A tensor as a parameter: a loaded script has plain tensors in their place."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     return torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
@@ -234,7 +234,7 @@ def _as_parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
 
 @functools.cache
 def _class_of(type_name: str, original_name: str) -> type[_Module]:
-    """A class of the name that the script's had, in its Python module: FX nodes name the classes of the modules around them."""
+    """A class with the name and Python module of the script's class: FX nodes name the classes of enclosing modules."""
     place = _MANGLED.sub("", type_name.removeprefix("__torch__.")).rpartition(".")[0]
     return type(original_name, (_Module,), {"__module__": place or "__main__"})
 
@@ -254,7 +254,7 @@ def _hold_tensors(root: _Module, graph: ScriptGraph) -> None:
 
 
 def _hold_constant(root: _Module, step: Step) -> None:
-    """Makes a buffer of a constant tensor; ``torch.jit.freeze`` names one after the weight that it was."""
+    """Makes a buffer of a constant tensor, which ``torch.jit.freeze`` names after the weight that it was."""
     value = constant_tensor(step) if step.node.output().type().kind() == "TensorType" else None
     if not isinstance(value, torch.Tensor) or not value.dim():
         return
@@ -284,11 +284,13 @@ def _signature(schema: Any, *, method: bool) -> tuple[inspect.Signature, list[st
 
 
 class _Signature(inspect.Signature):
-    """A script's signature; a call that does not fit it is an error that says how the command line takes inputs, too."""
+    """A script's signature; the error of a call that does not fit it also shows the inputs on the command line."""
 
     def bind(self, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
-        """Raises:
-        UsageError: The call does not fit.
+        """Binds the arguments of a call.
+
+        Raises:
+            UsageError: The call does not fit.
         """
         try:
             return super().bind(*args, **kwargs)
@@ -316,7 +318,7 @@ def _called(run: Interpreter, module: _Module, graph: ScriptGraph, args: Sequenc
             hint="Return torch.stack(items) or torch.cat(items).",
         )
     if changed:
-        # New values first: one may be another buffer, as when two attributes are exchanged.
+        # New values first: a value may be another buffer, as when two attributes are exchanged.
         changed = [(buffer, _apart(value, [b for b, _ in changed])) for buffer, value in changed]
         result = mapped(result, lambda leaf: _apart(leaf, [b for b, _ in changed]))
         for buffer, value in changed:
@@ -325,13 +327,13 @@ def _called(run: Interpreter, module: _Module, graph: ScriptGraph, args: Sequenc
 
 
 def _apart(value: Any, buffers: Sequence[torch.Tensor]) -> Any:
-    """A value that a write to a buffer leaves as it is."""
+    """A value that no write to the buffers changes: a copy where they share memory."""
     shared = isinstance(value, torch.Tensor) and any(is_alias_of(value, buffer) for buffer in buffers)
     return value.clone() if shared else value
 
 
 def _changes(run: Interpreter, key: Attribute, value: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The buffers of an attribute that has another value after the call, each with that value."""
+    """The buffers of an attribute that have another value after the call, each with the new value."""
     module, name = key
     before = module.attribute(name)
     path = _path(run.root, module, name)

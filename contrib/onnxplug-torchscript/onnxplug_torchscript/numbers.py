@@ -25,7 +25,7 @@ def as_item(value: Any) -> Any:
 
 
 def as_int(value: Any) -> Any:
-    """``int(value)``, of a tensor too: an item of it is a symbolic number."""
+    """``int(value)``, of a tensor too: its item is a symbolic number."""
     if isinstance(value, ScalarTensor):
         value = value.known()
     if isinstance(value, torch.Tensor):
@@ -50,7 +50,7 @@ def as_float(value: Any) -> Any:
 
 
 def as_bool(value: Any) -> Any:
-    """``bool(value)``; that of a tensor is a tensor, as a branch on it is one of the graph."""
+    """``bool(value)``; for a tensor it is a tensor, as a branch on it is a branch of the graph."""
     if isinstance(value, ScalarTensor):
         value = value.known()
     if isinstance(value, torch.Tensor):
@@ -126,11 +126,11 @@ def range_length(low: Any, high: Any, step: Any) -> Any:
     if step == 0:
         raise RuntimeError("range() arg 3 must not be zero")
     length = (high - low + step - 1) // step if step > 0 else (low - high - step - 1) // -step
-    # A length asked of a size is compared with nothing: a negative one would be the script's own error.
+    # A symbolic length is compared with nothing, so that no guard is made.
     return torch.sym_max(0, length) if isinstance(length, torch.SymInt) else max(0, length)
 
 
-#: Operators by their names, for arguments of which one is symbolic or a tensor.
+#: Operators by name, for arguments of which at least one is symbolic or a tensor.
 SYMBOLIC: dict[str, Callable[..., Any]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,
@@ -179,7 +179,7 @@ def _divided(a: Any, b: Any, mode: str | None) -> ScalarTensor | None:
         return ScalarTensor(a // b, torch.int64) if known else None
     dtype = torch.get_default_dtype()
     if is_symbolic(a) or is_symbolic(b):
-        return ScalarTensor(a / b, dtype)  # exact, where the script rounds to float32: the same up to sizes of 2**24
+        return ScalarTensor(a / b, dtype)  # exact; the script rounds to float32: the same up to sizes of 2**24
     if dtype == torch.float32:
         return ScalarTensor(_rounded(_rounded(a) / _rounded(b)), dtype)
     return ScalarTensor(a / b, dtype)
@@ -191,7 +191,7 @@ def _rounded(number: float) -> float:
     return float(result)
 
 
-#: What a trace computes with sizes: operators by name on the numbers of integer tensors without axes.
+#: Operators by name on the numbers of integer tensors without axes, in which a trace computes with sizes.
 _ON_SCALAR_TENSORS: dict[str, Callable[..., Any]] = {
     "aten::add": lambda a, b, alpha=1: a + b * alpha,
     "aten::sub": lambda a, b, alpha=1: a - b * alpha,
@@ -210,7 +210,7 @@ _KEPT = ("aten::detach", "aten::clone", "aten::alias", "aten::contiguous", "aten
 
 
 def on_scalar_tensors(kind: str, args: list[Any]) -> Any:
-    """What an operator gives for tensors whose numbers are known.
+    """The result of an operator for tensors whose numbers are known.
 
     Returns:
         A :class:`ScalarTensor`; ``None`` where only a tensor is right.

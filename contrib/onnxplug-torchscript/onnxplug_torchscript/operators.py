@@ -1,4 +1,4 @@
-"""Which function an operator of a script is: one of torch's, or one of the tables for what only Python has."""
+"""The functions of a script's operators: torch's own, or from the tables of Python's operators."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _is_about_symbols(args: Sequence[Any]) -> bool:
 def _of_torch(step: Step) -> Callable[..., Any]:
     overload = _overload(step)
     arguments = overload._schema.arguments
-    # A list of a type that torch can't check, as T[], is in no operator that computes.
+    # No operator that computes has a list of a type that torch can't check, such as T[].
     conversions = [_conversion(argument) for argument in arguments]
     names = [argument.name if argument.kwarg_only else None for argument in arguments]
 

@@ -1,4 +1,4 @@
-"""Where in a script's source a node stands, and calls that Python and torch take to be made there."""
+"""The lines of nodes in a script's source, and calls that Python and torch locate there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEMPLATE = "def forward(function, args, kwargs): return function(*args, **kwarg
 
 
 class Place(NamedTuple):
-    """A line of a script's source: of the file it was scripted from where that is known, else of the saved code."""
+    """A line of a script's source: of the original file where it is known, else of the saved code."""
 
     file: str
     line: int
@@ -34,7 +34,7 @@ UNKNOWN = Place("<TorchScript>", 1)
 
 
 def place_of(node: Any) -> Place:
-    """The line of a node; of a traced one the innermost that is not torch's."""
+    """The line of a node; for a traced node the innermost line that is not torch's."""
     text = node.sourceRange()
     match = _IN_SCRIPT.search(text)
     if match is not None:

@@ -1,4 +1,4 @@
-"""Blocks of a step that become graphs of their own: what they take from outside, and what they give."""
+"""Blocks of a step that become graphs of their own: their operands from outside, and their results."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ContainerChanged(Exception):
 
 
 class Region:
-    """The blocks of a step that become graphs of their own: what they use of the outside is given to them.
+    """The blocks of a step that become graphs of their own: the values that they use of the outside are operands.
 
     Attributes:
-        attributes: The attributes of modules that they may read or set, with what those hold before.
-        mutated: The positions of the operands that they write in place, found by trying them.
+        attributes: The attributes of modules that they may read or set, with their values before the step.
+        mutated: The positions of the operands that they write in place, found by running the blocks on copies.
     """
 
     def __init__(self, interpreter: Interpreter, step: Step, values: Values) -> None:
@@ -62,26 +62,27 @@ class Region:
             if (isinstance(leaf, torch.Tensor) or is_symbolic(leaf)) and id(leaf) not in self._position:
                 self._position[id(leaf)] = len(self.operands)
                 self.operands.append(_as_operand(leaf))
-        self._kept = flat  # so that no other leaf takes the place of one in memory
+        self._kept = flat  # keeps the leaves alive, so that no id is used again
         self.mutated: list[int] = []
         self._leaves = {position: leaf for leaf in flat if (position := self._position.get(id(leaf))) is not None}
         self._same: dict[int, tuple[Any, int]] = {}  # results that are operands
         self._aliased: dict[
             int, tuple[torch.Tensor, int]
-        ] = {}  # tensors of tries, with the operand that each is a view of
+        ] = {}  # tensors of tries, each with the operand whose memory it shares
 
     @property
     def outer(self) -> list[Any]:
-        """What the blocks may change: the attributes that may be set, and the operands that are written in place."""
+        """The values that the blocks may change: attributes that may be set, and operands that are written in place."""
         return [*(self.attributes[key] for key in self.written), *(self.operands[i] for i in self.mutated)]
 
     def function(
         self, block: Block, inputs: Sequence[Any] = (), outer: Sequence[Any] | None = None
     ) -> Callable[[Sequence[Any]], list[Any]]:
-        """A block as a function of the operands: its outputs, then what it may change of the outside.
+        """A block as a function of the operands: its outputs, then the values of :attr:`outer` after it.
 
         Args:
-            outer: What that is before, where it is not what the operands say.
+            inputs: The inputs of the block.
+            outer: The values of :attr:`outer` before it, where they differ from the operands and attributes.
         """
 
         def run(operands: Sequence[Any]) -> list[Any]:
@@ -104,7 +105,7 @@ class Region:
             values.update(zip(block.inputs, [mapped(value, inside) for value in inputs], strict=True))
             contents = list(values.values())
             before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in contents]
-            alive = [list(leaves(value)) for value in contents]  # no other leaf takes the place of one in memory
+            alive = [list(leaves(value)) for value in contents]  # so that no id is used again
             with self.interpreter.scope(attributes, contents) as attributes:
                 results = self.interpreter.run(block, values)
                 results += [attributes[key] for key in self.written]
@@ -120,7 +121,13 @@ class Region:
         return run
 
     def tried(self, run: Callable[[Sequence[Any]], Any]) -> Any:
-        """What a function gives for the operands, without a trace in the graph."""
+        """The result of a function for copies of the operands, without a trace in the graph.
+
+        Notes the operands that the function writes in place, and the results that share memory with operands.
+
+        Raises:
+            CaptureError: The function writes to an operand that shares memory with another operand.
+        """
         with _untraced():
             copies = [o.clone() if isinstance(o, torch.Tensor) else o for o in self.operands]
             versions = [o._version if isinstance(o, torch.Tensor) else 0 for o in copies]
@@ -145,12 +152,12 @@ class Region:
         return self.tried(run) if written else result
 
     def operand(self, *results: Any) -> Any:
-        """The tensor of the outside that results of the blocks are; ``None`` where one is not."""
+        """The tensor of the outside that every one of the results is; ``None`` where they are no single tensor."""
         positions = {self._same.get(id(result), (None, -1))[1] for result in results}
         return self._leaves.get(positions.pop()) if len(positions) == 1 else None
 
     def remember(self, results: Sequence[Any], *tried: Sequence[Any]) -> None:
-        """Notes the results of the operator which a try found to share their memory with an operand or another result."""
+        """Notes the results of the operator that share memory with an operand or another result in a try."""
         for leaves_of_try in tried:
             for index, (result, leaf) in enumerate(zip(results, leaves_of_try, strict=True)):
                 if not isinstance(leaf, torch.Tensor):
@@ -167,7 +174,7 @@ class Region:
         self.interpreter.shared.append(shared)
 
     def accepted(self, results: list[Any]) -> list[Any]:
-        """The outputs of the blocks; what they change of the outside is changed."""
+        """The outputs of the blocks; applies their changes to attributes and operands."""
         count = len(results) - len(self.written) - len(self.mutated)
         changed = results[count + len(self.written) :]
         for position, value in zip(self.mutated, changed, strict=True):
@@ -175,7 +182,7 @@ class Region:
         for key, value in zip(self.written, results[count : count + len(self.written)], strict=True):
             held = self._containers.get(key)
             if key not in self._set and isinstance(held, list):
-                held[:] = value  # it stays the object that others may hold too
+                held[:] = value  # it stays the same object, which other variables may hold
                 value = held
             elif key not in self._set and isinstance(held, dict):
                 held.clear()
@@ -199,7 +206,7 @@ def _untraced() -> Iterator[None]:
 def _attributes(
     interpreter: Interpreter, step: Step, values: Values
 ) -> tuple[dict[Attribute, None], dict[Attribute, None]]:
-    """The attributes that the blocks of a step may read, modules aside, and those that they may set."""
+    """The attributes that the blocks of a step may read, except modules, and the attributes that they may set."""
     taken = {number for block in step.blocks for number in block.taken()}
     by_type: dict[str, dict[Any, None]] = {}
     for number in taken:
@@ -223,7 +230,7 @@ def _attributes(
 
 
 def _reached(blocks: Iterable[Block], by_type: dict[str, dict[Any, None]]) -> Iterator[Step]:
-    """The steps of blocks and of the methods that they call, of whatever module of a type."""
+    """The steps of blocks and of the methods that they call, on every module of a type."""
     every = [module for group in by_type.values() for module in group]
     remaining, seen = list(blocks), set[ScriptGraph]()
     while remaining:
@@ -240,17 +247,17 @@ def _reached(blocks: Iterable[Block], by_type: dict[str, dict[Any, None]]) -> It
 
 
 def _as_operand(leaf: Any) -> Any:
-    """A tensor or symbolic number as operators with graphs take it."""
+    """A tensor or symbolic number as an operand of operators with graphs."""
     if isinstance(leaf, torch.SymFloat):
         return scalar(leaf, torch.float64)
     return truth_tensor(leaf) if isinstance(leaf, torch.SymBool) else leaf
 
 
-# -- the leaves of what blocks give --------------------------------------------------------------------------------------
+# -- the leaves of results of blocks -----------------------------------------------------------------------------------
 
 
 def filled(value: Any, other: Any) -> Any:
-    """A value with the structure of another one wherever it is not set."""
+    """A value with the structure of another value wherever it is not set."""
     if value is UNINITIALIZED:
         return mapped(other, lambda _: UNINITIALIZED)
     if isinstance(value, tuple | list) and type(value) is type(other) and len(value) == len(other):
@@ -272,7 +279,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def as_results(values: Sequence[Any], likes: Sequence[Any], operands: Sequence[Any]) -> list[torch.Tensor]:
-    """Leaves as an operator with graphs gives them: each a tensor that shares no memory with an operand or another one."""
+    """Leaves as results of an operator with graphs: tensors that share no memory with operands or each other."""
     results: list[torch.Tensor] = []
     taken = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     for value, like in zip(values, likes, strict=True):
@@ -298,7 +305,7 @@ def _as_tensor(value: Any, like: Any) -> torch.Tensor:
 
 
 def as_before(result: Any, like: Any) -> Any:
-    """The reverse: a number where the script has a number; a truth value stays a tensor."""
+    """The reverse of :func:`as_results`: a number where the script has a number; a truth value stays a tensor."""
     if isinstance(like, torch.Tensor | ScalarTensor | bool | torch.SymBool):
         return result
     return result.item()

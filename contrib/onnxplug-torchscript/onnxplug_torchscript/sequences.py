@@ -31,21 +31,21 @@ def stacked(before: Sequence[torch.Tensor] | Stacked, added: Sequence[torch.Tens
     """A list that a loop has added to.
 
     Args:
-        added: What each iteration added, each tensor with the iterations along its first axis.
+        added: The tensors that an iteration adds, each with the iterations along its first axis.
     """
     new = torch.stack(list(added), 1).flatten(0, 1) if len(added) > 1 else added[0]
     return _joined(before, Stacked(new))
 
 
 def unbound(value: torch.Tensor, axis: int = 0) -> Any:
-    """``unbind``: a list of known length, or the tensor itself in its place."""
+    """``unbind``: a list of known length, or a :class:`Stacked` of dynamic length."""
     if isinstance(value.shape[axis], torch.SymInt):
         return Stacked(value.movedim(axis, 0))
     return list(torch.unbind(value, axis))
 
 
 def on_sequence(step: Step, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of lists, which takes those of a dynamic length too."""
+    """A function of lists that takes lists of a dynamic length too."""
     function = _FUNCTIONS.get(step.kind)
 
     def apply(*args: Any) -> Any:
@@ -129,7 +129,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten::list": lambda items: Stacked(items.tensor),
     "prim::unchecked_cast": lambda items: items,
 }
-#: What may be done within a loop with a list of the outside that it adds to.
+#: The operators that a loop may apply to a list of the outside that it adds to.
 GROWTH: Mapping[str, Callable[..., Any]] = {
     "aten::append": lambda items, item: items.extend([item]),
     "aten::add_": Growing.extend,

@@ -1,8 +1,8 @@
 """TorchScript symbolic functions, ``fn(g, *args)``, as converters.
 
 The function runs on a scratch TorchScript graph with torch's own ``GraphContext``, so that everything in
-``torch.onnx.symbolic_helper`` and the ``symbolic_opsetN`` modules works on it as it always did; the nodes that it makes
-are then emitted through the builder, which checks and simplifies them like any others.
+``torch.onnx.symbolic_helper`` and the ``symbolic_opsetN`` modules works as in a TorchScript export; the nodes that it
+makes are then emitted through the builder, which checks and simplifies them like all nodes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("bo
 def symbolic(
     function: Callable[..., Any], *, domains: Mapping[str, int] | None = None, python_scalars: bool = False
 ) -> Callable[..., Any]:
-    """A converter of a TorchScript symbolic function, as ``torch.onnx.register_custom_op_symbolic`` takes one.
+    """A converter of a TorchScript symbolic function, as ``torch.onnx.register_custom_op_symbolic`` takes it.
 
     Args:
-        function: ``fn(g, *args)``; one made with ``symbolic_helper.parse_args`` too.
-        domains: Versions of the custom domains that it emits, the target's or the plugin's otherwise.
-        python_scalars: Hand numbers, strings and lists of them over as Python objects, as an
+        function: ``fn(g, *args)``, also with the decorator ``symbolic_helper.parse_args``.
+        domains: Versions of the custom domains that it emits; by default the target's or the plugin's.
+        python_scalars: Pass numbers, strings and lists of them as Python objects, as an
             ``autograd.Function``'s ``symbolic`` gets them, not as constants of the graph.
 
     Returns:
@@ -64,14 +64,14 @@ def symbolic(
 
 
 def registered_symbolics(*namespaces: str, domains: Mapping[str, int] | None = None) -> list[Rule]:
-    """Rules for what was registered by ``torch.onnx.register_custom_op_symbolic`` in this process.
+    """Rules for the functions registered by ``torch.onnx.register_custom_op_symbolic`` in this process.
 
     Args:
-        namespaces: Only operators of these; all when none is given.
-        domains: Versions of the custom domains that they emit, the target's or the plugin's otherwise.
+        namespaces: Only operators of these namespaces; of all by default.
+        domains: Versions of the custom domains that they emit; by default the target's or the plugin's.
 
     Returns:
-        A rule an operator and opset range, for ``to_onnx(rules=...)``.
+        A rule for each operator and opset range, for ``to_onnx(rules=...)``.
     """
     from onnxplug.torch_private import torchscript_registration as registration
 
@@ -80,7 +80,7 @@ def registered_symbolics(*namespaces: str, domains: Mapping[str, int] | None = N
         own = dict(group._functions._overrides)
         if not own or (namespaces and name.partition("::")[0] not in namespaces):
             continue
-        # A version holds until the next one.
+        # A version holds until the next version.
         versions = sorted(own)
         for version, following in zip(versions, [*versions[1:], None], strict=True):
             until = following - 1 if following is not None else None
@@ -93,7 +93,11 @@ def registered_symbolics(*namespaces: str, domains: Mapping[str, int] | None = N
 def run_symbolic(
     g: Any, function: Callable[..., Any], args: Sequence[Any], domains: Mapping[str, int], *, python_scalars: bool
 ) -> Any:
-    """Calls a symbolic function and emits what it made; returns its results as Values."""
+    """Calls a symbolic function and emits its nodes; returns its results as Values.
+
+    Raises:
+        Unsupported: The function raises torch's export error.
+    """
     scratch = _Scratch(g, python_scalars)
     bound = [scratch.argument(a) for a in args]
     with _exporting(scratch.opset):
@@ -106,12 +110,12 @@ def run_symbolic(
 
 @contextlib.contextmanager
 def _exporting(opset: int) -> Iterator[None]:
-    """torch's globals as they are during a TorchScript export; one thread at a time, as they are globals."""
+    """Sets torch's globals as during a TorchScript export; one thread at a time."""
     from onnxplug.torch_private import torchscript_globals as exporting
 
     with _GLOBALS_LOCK:
         before = exporting.export_onnx_opset_version, exporting.in_onnx_export
-        # torch keeps shapes and constants by value name in a map of the process; this pass begins by emptying it.
+        # torch keeps shapes and constants by value name in a map of the process; this pass empties the map first.
         torch_private.infer_torchscript_shapes(torch_private.JitGraph(), {}, opset)
         exporting.export_onnx_opset_version, exporting.in_onnx_export = opset, True
         try:
@@ -121,7 +125,7 @@ def _exporting(opset: int) -> Iterator[None]:
 
 
 class _Scratch:
-    """A TorchScript graph, and what its inputs stand for.
+    """A TorchScript graph, and the builder's Values of its inputs.
 
     Attributes:
         values: Name of a graph value to the builder's Value.
@@ -153,7 +157,7 @@ class _Scratch:
         )
 
     def argument(self, item: Any) -> Any:
-        """What a symbolic function expects for an argument of the node."""
+        """An argument of the node as a symbolic function expects it."""
         if isinstance(item, ir.Value):
             return self._tensor(item)
         if isinstance(item, torch.dtype | torch.device | torch.layout | torch.memory_format):
@@ -323,7 +327,7 @@ def _tensor_type(value: Any) -> tuple[torch.dtype | None, list[int | None] | Non
 
 
 def _take_type(value: ir.Value, old: Any) -> None:
-    """Where the builder infers no type (operators without a schema), the type that the function has set."""
+    """Sets the type that the function has set, where the builder infers none (operators without a schema)."""
     dtype, sizes = _tensor_type(old)
     if value.dtype is None and dtype is not None:
         value.type = ir.TensorType(to_onnx_dtype(dtype))

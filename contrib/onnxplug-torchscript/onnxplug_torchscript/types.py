@@ -26,7 +26,7 @@ _SIMPLE: dict[str, Callable[[Any], bool]] = {
 
 
 def is_instance(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, or of a part of a union; of an empty container the kind alone is compared."""
+    """Whether a value is of a type, or of a part of a union; for an empty container only the kind is compared."""
     name = kind.kind()
     if name in _SIMPLE:
         return _SIMPLE[name](value)

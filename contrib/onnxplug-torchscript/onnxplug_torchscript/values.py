@@ -1,4 +1,4 @@
-"""Values of a script that Python has no type for, and the tensors and numbers within values."""
+"""Values of a script without a type in Python, and the tensors and numbers within values."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def as_dtype(code: Any) -> Any:
-    """The dtype of a script's number for it."""
+    """The dtype for a script's number of it; a dtype stays."""
     return _BY_CODE[code] if isinstance(code, int) else code
 
 
 def as_memory_format(code: Any) -> Any:
-    """The memory format of a script's number for it."""
+    """The memory format for a script's number of it; a memory format stays."""
     return _MEMORY_FORMATS[code] if isinstance(code, int) else code
 
 
 def as_layout(code: Any) -> Any:
-    """The layout of a script's number for it."""
+    """The layout for a script's number of it; a layout stays."""
     return _LAYOUTS[code] if isinstance(code, int) else code
 
 
 class _Uninitialized:
-    """The value of a variable that is not set on the way that was taken (``prim::Uninitialized``)."""
+    """The value of a variable that the branch taken does not set (``prim::Uninitialized``)."""
 
     def __repr__(self) -> str:
         return "uninitialized"
@@ -67,7 +67,7 @@ class ScalarTensor:
     A trace computes with sizes in such tensors; as numbers they stay sizes.
 
     Attributes:
-        written: The tensor, once an operator has written it in place; its number is not known any more.
+        written: The tensor, once an operator has written it in place and its number is not known any more.
     """
 
     value: Any
@@ -93,23 +93,23 @@ class ScalarTensor:
     requires_grad = False
 
     def dim(self) -> int:
-        """No axes."""
+        """The number of axes: 0."""
         return 0
 
     def numel(self) -> int:
-        """One element."""
+        """The number of elements: 1."""
         return 1
 
     def stride(self) -> tuple[int, ...]:
-        """No strides."""
+        """The strides: none, as there are no axes."""
         return ()
 
     def is_floating_point(self) -> bool:
-        """Whether the number is real."""
+        """Whether the dtype is a float dtype."""
         return self.dtype.is_floating_point
 
     def is_complex(self) -> bool:
-        """Never."""
+        """Whether the dtype is complex: never."""
         return False
 
 
@@ -118,14 +118,14 @@ class Stacked:
     """A list of tensors of one shape, of dynamic length.
 
     Attributes:
-        tensor: The tensors along its first axis.
+        tensor: The tensors of the list, stacked along the first axis.
     """
 
     tensor: torch.Tensor
 
 
 def scalar(number: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without axes of a number, symbolic or not."""
+    """A number, symbolic or not, as a tensor without axes."""
     return torch.scalar_tensor(number, dtype=dtype)
 
 
@@ -140,7 +140,7 @@ def is_symbolic(value: Any) -> bool:
 
 
 def is_unbacked(value: Any) -> bool:
-    """Whether a symbolic number follows from a tensor's values, and not only from sizes of the inputs."""
+    """Whether a value is a symbolic number that depends on a tensor's values, not only on sizes of the inputs."""
     return is_symbolic(value) and not value.node.has_hint()
 
 
@@ -170,7 +170,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """What a container holds; ``None`` for a leaf."""
+    """The items of a container; ``None`` for a leaf."""
     if isinstance(value, tuple | list):
         return value
     if isinstance(value, dict):
@@ -191,7 +191,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def structure(value: Any) -> Any:
-    """What a value is made of, leaves aside: two of one structure compare equal."""
+    """The structure of a value without its leaves: equal for values of the same structure."""
     if isinstance(value, tuple | list):
         return type(value).__name__, tuple(structure(item) for item in value)
     if isinstance(value, dict):
@@ -212,7 +212,7 @@ def lists_in(value: Any) -> Iterator[list[Any]]:
 
 
 def holds_stacked(value: Any) -> bool:
-    """Whether a value is a list of dynamic length, or one is within it."""
+    """Whether a value is, or holds, a list of dynamic length."""
     return isinstance(value, Stacked) or any(map(holds_stacked, _parts(value) or ()))
 
 

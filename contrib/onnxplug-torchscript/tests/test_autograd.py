@@ -29,11 +29,11 @@ class Cap(torch.autograd.Function):
         return g.op("Mul", limit, g.op(mode.capitalize(), g.op("Div", x, limit)))
 
 
-apply_cap = Cap.apply  # as most code holds it: bound before anything is patched
+apply_cap = Cap.apply  # as in most code: bound before any patch
 
 
 class Pair(torch.autograd.Function):
-    """forward without ctx; a list in; a number and None among the results."""
+    """A ``forward`` without ``ctx``, with a number and None among its results."""
 
     @staticmethod
     def forward(x: Any, y: Any, size: int) -> Any:
@@ -87,7 +87,7 @@ def test_kept_on_request_and_inlined_otherwise(expect_graph: Any) -> None:
     expect_graph(program, "com.acme::Cap Add")
     assert program.model.opset_imports["com.acme"] == 2
     assert program.model.graph[0].attributes["cap"].value == 3.0
-    # Otherwise the patch outlived the export.
+    # Other operators would mean that the patch outlived the export.
     expect_graph(onnxplug.to_onnx(model, args), "Div Tanh Mul Add")
     assert Custom.apply(args[0], 3.0).shape == (2, 3)
 

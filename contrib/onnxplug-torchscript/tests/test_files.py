@@ -1,4 +1,4 @@
-"""Files that are no scripts: an error says what each holds and how its model is exported."""
+"""Files that are no scripts: an error describes the content of each, and how its model is exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that torch has as one operator, against torch's kernel and in traces that call it."""
+"""Layers that torch fuses to one operator, against torch's kernel and in traces that call it."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_known_length_is_unrolled() -> None:
     assert all(node.op_type != "Loop" for node in program.model.graph)
 
 
-# -- what no graph can do ------------------------------------------------------------------------------------------------
+# -- programs that no graph can compute --------------------------------------------------------------------------------
 
 
 def reads_the_list(x: torch.Tensor):

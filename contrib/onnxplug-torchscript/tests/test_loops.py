@@ -1,4 +1,4 @@
-"""Loops of scripts: with an end that is known, that is a size, or that a tensor decides."""
+"""Loops of scripts, which end after a known number, after a size, or by a tensor's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts as modules: names, inputs, state, and where they come from."""
+"""Scripts as modules: names, inputs, state, and sources of scripts."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_state_that_a_graph_cannot_hold(module: Any, words: str) -> None:
         assert str(getattr(script, name)) == str(value), "the script was changed"
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused scripts ---------------------------------------------------------------------------------------------------
 
 
 def test_inputs_that_do_not_fit() -> None:

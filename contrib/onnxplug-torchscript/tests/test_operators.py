@@ -1,4 +1,4 @@
-"""The operator set of TorchScript: each operator has a function, and those that only Python has compute what the script does."""
+"""The operator set of TorchScript: each operator has a function; functions in Python compute the script's results."""
 
 # ruff: noqa: PT018 (a script has no pytest)
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.scripts import check_script, scripted, traced
 X, Y = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.25, -0.125]]), torch.randn(5, 3)
 BATCH = ({0: "batch"},)
 
-#: Operators that stand in no script's graph: of executors, of remote calls, of training.
+#: Operators that no script's graph has: of executors, of remote calls, of training.
 NOT_IN_GRAPHS = set(
     "prim::AutogradAllNonZero prim::AutogradAllZero prim::AutogradAnyNonZero prim::BailOut prim::BailoutTemplate "
     "prim::BroadcastSizes prim::ChunkSizes prim::DifferentiableGraph prim::FallbackGraph prim::FusedConcat "

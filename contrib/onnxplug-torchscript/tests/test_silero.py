@@ -29,7 +29,7 @@ def silero() -> Any:
 
 
 def speech(size: int, chunks: int) -> list[torch.Tensor]:
-    """Chunks of something voiced: harmonics of a gliding tone in bursts, with noise."""
+    """Chunks of a voiced sound: harmonics of a gliding tone in bursts, with noise."""
     torch.manual_seed(0)
     time = torch.arange(size * chunks) / (size * 31.25)
     tone = sum(torch.sin(time * 2 * torch.pi * k * (120 + 40 * time)) / k for k in range(1, 12))

@@ -27,7 +27,7 @@ def onnxplug_rules() -> list[Rule]:
 
 @hookimpl
 def onnxplug_patches() -> list[Callable[[], Any]]:
-    """What detection models and Swin need while torch.export runs them."""
+    """The patches of detection models and Swin while torch.export captures a model."""
     return [_detection, _windows]
 
 
@@ -67,7 +67,7 @@ def onnxplug_samples() -> list[OpSample]:
     """Inputs to test the operators with."""
 
     def regions(op: str, channels: int, *rest: Any, **options: Any) -> OpSample:
-        """Regions are of images that are there: random ones would not be."""
+        """A sample with regions of images in the batch: random regions would not be."""
         others = [lambda: (_image(channels).flip(3), _rois().flip(0) * 0.8, *rest)]
         return OpSample(f"torchvision::{op}", lambda: (_image(channels), _rois(), *rest), others=others, **options)
 
@@ -85,7 +85,7 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operators' namespace, and the requirement."""
     return PluginInfo(api=1, requires=["torchvision"], namespaces=("torchvision",))
 
 

@@ -13,8 +13,9 @@ def nms(g: Any, node: Any) -> Any:
     """nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor
 
     dets [N, 4] of (x1, y1, x2, y2), scores [N]; the kept indices [M], by falling score, equal scores by index. Both
-    torchvision and ONNX suppress what overlaps strictly more than the threshold; the axes' order doesn't matter to
-    the overlap. ONNX Runtime compares in float: the threshold is rounded down to one, so that no overlap changes sides.
+    torchvision and ONNX suppress boxes that overlap strictly more than the threshold; the axes' order doesn't matter to
+    the overlap. ONNX Runtime compares in float: the threshold is rounded down to a float, so that no overlap changes
+    sides.
     """
     boxes, scores, threshold = node.args
     if threshold < 0:

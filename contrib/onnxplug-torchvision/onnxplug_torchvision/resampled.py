@@ -27,7 +27,7 @@ def paste_masks_in_image(masks: Any, boxes: Any, img_shape: tuple[int, int], pad
 
 
 def _bilinear(first: torch.Tensor, last: torch.Tensor, length: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """[N, length, size]: what each pixel from ``first`` to ``last`` takes of ``size`` samples; pixels outside take nothing."""
+    """Weights of ``size`` samples in pixels, [N, length, size]; 0 for pixels outside of ``first`` to ``last``."""
     pixel = torch.arange(length)
     ratio = size / (last - first + 1).clamp(min=1).to(dtype)
     source = ((pixel - first[:, None]).to(dtype) + 0.5) * ratio[:, None] - 0.5
@@ -47,7 +47,7 @@ def heatmaps_to_keypoints(maps: Any, rois: Any) -> tuple[torch.Tensor, torch.Ten
     columns, rows = (_bicubic(ceiled[:, axis], maps.shape[3 - axis], maps.dtype) for axis in (0, 1))
     keypoints, high, wide = maps.shape[1:]
     height, width = rows.shape[1], columns.shape[1]
-    # Products of three dimensions: torch.export takes one of four with a broadcast dimension for two boxes or more.
+    # Products of three dimensions: torch.export would take a broadcast product of four to be of two boxes or more.
     resampled = rows @ maps.transpose(1, 2).reshape(-1, high, keypoints * wide)
     resampled = resampled.reshape(-1, height * keypoints, wide) @ columns.mT
     resampled = resampled.reshape(-1, height, keypoints, width).transpose(1, 2)
@@ -62,7 +62,7 @@ def heatmaps_to_keypoints(maps: Any, rois: Any) -> tuple[torch.Tensor, torch.Ten
 
 
 def _bicubic(lengths: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """[N, longest, size]: what each of ``lengths`` pixels takes of ``size`` samples (Keys' kernel of -0.75, edges repeated)."""
+    """Weights of ``size`` samples in ``lengths`` pixels, [N, longest, size] (Keys' kernel of -0.75, edges repeated)."""
     longest = torch.cat([lengths.new_ones(1), lengths]).max().to(torch.int64).item()
     torch._check(longest >= 1)
     source = (torch.arange(longest).to(dtype) + 0.5) * (size / lengths[:, None]) - 0.5

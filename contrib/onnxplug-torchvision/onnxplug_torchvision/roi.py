@@ -18,7 +18,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 def roi_align(g: Any, node: Any) -> Any:
     """roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor
 
-    ``aligned`` shifts by half a pixel and lets regions be smaller than one: ONNX's ``half_pixel``.
+    ``aligned`` shifts by half a pixel and lets regions be smaller than a pixel: ONNX's ``half_pixel``.
     """  # noqa: E501
     x, rois, scale, height, width, ratio, aligned = node.args
     mode = "half_pixel" if aligned else "output_half_pixel"
@@ -28,7 +28,7 @@ def roi_align(g: Any, node: Any) -> Any:
 def roi_align_unaligned(g: Any, node: Any) -> Any:
     """roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor
 
-    Before opset 16 ONNX has the form that isn't aligned alone.
+    Before opset 16 ONNX has only the form that isn't aligned.
     """  # noqa: E501
     x, rois, scale, height, width, ratio, aligned = node.args
     if aligned:
@@ -86,7 +86,7 @@ def ps_roi_align(g: Any, node: Any) -> list[Any]:
     pooled = _align(g, node, x, rois, scale, height, width, ratio, coordinate_transformation_mode="half_pixel")
     channels = _outputs_of(g, x, height * width)
     bins = height * width
-    # [K, C, bins, bins]: the diagonal of the last two.
+    # [K, C, bins, bins]: the diagonal of the last two axes.
     flat = g.reshape(pooled, [g.dim(rois, 0), channels, bins * bins])
     diagonal = g.op.Gather(flat, np.arange(bins, dtype=np.int64) * (bins + 1), axis=2)
     result = g.reshape(diagonal, [g.dim(rois, 0), channels, height, width])
@@ -103,7 +103,7 @@ def ps_roi_align(g: Any, node: Any) -> list[Any]:
 
 
 def _over_last(g: Any, op: str, x: Any) -> Any:
-    """A reduction over axis 1 that stays, at every opset."""
+    """A reduction over axis 1, which is kept, at every opset."""
     return getattr(g.op, op)(x, [1], keepdims=1) if g.opset >= 18 else getattr(g.op, op)(x, axes=[1], keepdims=1)
 
 
@@ -122,7 +122,7 @@ def ps_roi_pool(g: Any, node: Any) -> list[Any]:
     """ps_roi_pool(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width) -> (Tensor, Tensor)
 
     Means of bins, bin (i, j) of output channel c from input channel (c height + i) width + j. Edges are rounded away
-    from zero at the half and held below the last row and column, as torchvision's kernel has it. Sums come from the
+    from zero at the half and held below the last row and column, as in torchvision's kernel. Sums come from the
     integral image, in double: its rounding stays below a float's.
     """
     x, rois, scale, height, width = node.args
@@ -154,7 +154,7 @@ def ps_roi_pool(g: Any, node: Any) -> list[Any]:
 
 
 def _round(g: Any, x: Any) -> Any:
-    """To the nearest integer, halves away from zero; ONNX's Round takes them to the even one."""
+    """To the nearest integer, halves away from zero; ONNX's Round takes halves to the even integer."""
     size, sign = g.op.Abs(x), g.op.Sign(x)
     whole = g.op.Floor(size)
     up = g.cast(g.op.GreaterOrEqual(g.op.Sub(size, whole), g.const(0.5, x.dtype)), x.dtype)

@@ -8,9 +8,9 @@ import torch
 
 from onnxplug import OnnxplugError, UsageError
 
-#: Frames of a video in an example, where the model does not say.
+#: Frames of a video in an example, at least.
 _FRAMES = 8
-#: Height and width of an image where the weights do not say: all models of torchvision take these.
+#: Height and width of an image where the weights do not give them: all models of torchvision take this size.
 _SIDE = 224
 
 
@@ -19,7 +19,7 @@ def load(name: str, *, pretrained: bool = False) -> tuple[Any, tuple[Any, ...]]:
 
     Args:
         name: As in ``torchvision.models.list_models()``.
-        pretrained: The default weights, which torchvision downloads at first use; otherwise random ones.
+        pretrained: The default weights, which torchvision downloads at first use; otherwise random weights.
 
     Returns:
         The model, and its positional inputs: [2, 3, height, width] images; for detection a list of one image; for video

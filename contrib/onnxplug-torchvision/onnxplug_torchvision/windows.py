@@ -1,7 +1,7 @@
 """Swin's shifted windows while a model is captured with a dynamic height or width.
 
 torchvision leaves out the shift, and the mask that goes with it, where a map is one window high or wide: branches on sizes, and the
-exported model would be right on one side of them alone. Here the shift is a number computed from the sizes.
+exported model would be right in one branch alone. Here the shift is a number computed from the sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnxplug.capture.patching import patched
 
 @contextlib.contextmanager
 def windows_of_any_size() -> Iterator[None]:
-    """Holds while a model is captured."""
+    """A context for a capture in which shifted windows take maps of any size."""
     module, name = import_module("torchvision.models.swin_transformer"), "shifted_window_attention"
     before = getattr(module, name)
 
@@ -51,7 +51,7 @@ def shifted_window_attention(
     logit_scale: Tensor | None = None,
     training: bool = True,
 ) -> Tensor:
-    """As torchvision's own, for maps [batch, height, width, channels] of any size.
+    """torchvision's ``shifted_window_attention`` for maps [batch, height, width, channels] of any size.
 
     Args:
         x: The maps.
@@ -59,13 +59,13 @@ def shifted_window_attention(
         proj_weight: [channels, channels].
         relative_position_bias: [1, heads, places of a window, places of a window].
         window_size: Height and width of a window.
-        num_heads: How many heads.
-        shift_size: How far windows are shifted, where there are several.
-        attention_dropout: Probability.
-        dropout: Probability.
+        num_heads: The number of heads.
+        shift_size: The shift of the windows, rows and columns, where there are several windows.
+        attention_dropout: Probability of dropping a weight.
+        dropout: Probability of dropping an element of the result.
         qkv_bias: [3 * channels].
         proj_bias: [channels].
-        logit_scale: Of Swin V2's cosine attention, [heads, 1, 1].
+        logit_scale: The logarithms of the scales of Swin V2's cosine attention, [heads, 1, 1].
         training: Whether there is dropout.
     """
     batch, height, width, channels = x.shape

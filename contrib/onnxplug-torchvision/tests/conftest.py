@@ -1,4 +1,4 @@
-"""Fixtures of these tests. Where torchvision's compiled kernels are absent, the checkout's stand for them."""
+"""Fixtures of these tests. Where torchvision's compiled kernels are absent, the checkout's kernels replace them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with contextlib.suppress(ImportError):
 
 @pytest.fixture(autouse=True)
 def _ready() -> Iterator[None]:
-    """torchvision's operators are there, and random numbers start at the same place."""
+    """Loads torchvision's operators, and seeds the random numbers."""
     import torchvision  # noqa: F401
 
     with torch.random.fork_rng(devices=[]):
@@ -28,8 +28,8 @@ def _ready() -> Iterator[None]:
 
 @pytest.fixture
 def agrees(onnx_check: Callable[..., Any]) -> Callable[..., Any]:
-    """`onnx_check` as near as torch itself asks of float32, on the inputs given alone.
+    """`onnx_check` with torch.testing's tolerances of float32, on the given inputs alone.
 
-    Random ones would be regions of images that are not there.
+    Random inputs would be regions of images that are not in the batch.
     """
     return partial(onnx_check, seeds=(), optimize=(True,), rtol=1.3e-6, atol=1e-5)

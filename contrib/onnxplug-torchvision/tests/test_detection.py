@@ -1,4 +1,4 @@
-"""Detection models of torchvision: two of small backbones in the default run, three as torchvision builds them in the long one."""
+"""Detection models of torchvision: a small model in the default run, three as torchvision builds them in the long."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pyramid(nn.Module):
 
 
 def lively(model: nn.Module) -> nn.Module:
-    """Weights of a size at which scores are well apart; heads are initialised to almost nothing."""
+    """A model with weights of a size at which scores are well apart; heads are initialised to almost 0."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -81,7 +81,7 @@ def fasterrcnn() -> nn.Module:
 
 
 def agrees(program: Any, model: nn.Module, images: list[torch.Tensor]) -> int:
-    """Compares with torch, detections in their order; returns how many there were."""
+    """Compares with torch, detections in their order; returns the number of detections."""
     with torch.no_grad():
         expected = [v for entry in model(images) for v in entry.values()]
     for got, wanted in zip(program(images), expected, strict=True):
@@ -90,7 +90,7 @@ def agrees(program: Any, model: nn.Module, images: list[torch.Tensor]) -> int:
     return sum(v.shape[0] for v in expected if v.dim() == 2)
 
 
-#: Regions are the first of the proposals that are kept.
+#: The regions are a slice of the kept proposals, up to a number.
 SLICED = pytest.mark.xfail(
     torch.__version__.startswith("2.9."), strict=True, reason="torch 2.9 asks how long a slice up to a number is"
 )
@@ -112,7 +112,7 @@ def test_small_detector(build: Any) -> None:
 @SLICED
 @pytest.mark.parametrize("threshold", [0.6, 2.0])
 def test_images_without_proposals(threshold: float) -> None:
-    """The heads of regions get no box for some of the images, or for none of them."""
+    """The heads of regions get no box for some of the images, or for all of them."""
     model = lively(fasterrcnn())
     model.rpn.score_thresh = threshold
     images = [torch.rand(3, 40, 52), torch.rand(3, 48, 44)]
@@ -134,14 +134,14 @@ def test_capture_leaves_torchvision_as_it_was() -> None:
 
 
 def boxes(count: int, edge: float) -> torch.Tensor:
-    """Boxes that begin within an image of 40 to 53 pixels."""
+    """Boxes that begin within an image of 40 × 53 pixels."""
     first = torch.rand(count, 2) * 36
     return torch.cat([first, first + torch.rand(count, 2) * 30 - edge], 1)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_resampled_for_all_boxes_at_once(count: int) -> None:
-    """As torchvision does it in its loop; some boxes reach beyond the image, some are smaller than a pixel."""
+    """The numbers are those of torchvision's loop; some boxes reach beyond the image, some are smaller than a pixel."""
     from onnxplug_torchvision import resampled
     from torchvision.models.detection import roi_heads
 
@@ -156,7 +156,7 @@ def test_resampled_for_all_boxes_at_once(count: int) -> None:
 
 
 class Resampled(nn.Module):
-    """What mask and keypoint models do with the boxes they have found."""
+    """The step of mask and keypoint models after the boxes are found."""
 
     def forward(self, image: Any, found: Any, masks: Any, heatmaps: Any) -> Any:
         from torchvision.models.detection import roi_heads, transform
@@ -190,7 +190,7 @@ def test_masks_and_keypoints() -> None:
     "name", ["ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "retinanet_resnet50_fpn"]
 )
 def test_detector_of_torchvision(name: str) -> None:
-    """Random weights put scores at odds with their rounding: what is compared in full is what comes before NMS."""
+    """Types and sizes alone: with random weights scores differ by little more than rounding, which decides in NMS."""
     import torchvision
 
     options: dict[str, Any] = {} if name.startswith("ssd") else {"min_size": 96, "max_size": 128}

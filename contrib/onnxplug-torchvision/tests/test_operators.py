@@ -72,7 +72,7 @@ def test_nms(threshold: float, opset: int, agrees: Any) -> None:
 
 @pytest.mark.parametrize("threshold", [0.1, 0.2, 0.25, 0.3, 0.6, 0.7, 0.9])
 def test_nms_at_the_threshold(threshold: float, agrees: Any) -> None:
-    """Overlaps that are the threshold as near as a float comes: kept or dropped as torch compares, in double."""
+    """Overlaps as near to the threshold as floats come: kept or dropped as torch compares, in double."""
     width = 1000.0
     shared = 2 * width * threshold / (1 + threshold)
     pairs = []
@@ -84,7 +84,7 @@ def test_nms_at_the_threshold(threshold: float, agrees: Any) -> None:
         (first, torch.tensor([1.0, 0.5])),
         inputs=[(p, torch.tensor([0.5, 1.0])) for p in pairs],
     )
-    # The unit of the last place around it, drawn from overlaps that are exact fractions.
+    # The second box is a part of the first: the overlap is the threshold, up to rounding.
     whole = torch.tensor([[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 10.0, 10.0 * threshold]])
     agrees(lambda b, s: ops().nms(b, s, threshold), (whole, torch.tensor([1.0, 0.5])))
 

@@ -1,4 +1,4 @@
-"""Functions and models of segment_anything and kornia, which need no package of their own; only where those are installed."""
+"""Functions and models of segment_anything and kornia, which need no plugin; skipped without segment_anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOXES = ({0: "boxes"},)
 
 
 def check(model: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], shapes: Any) -> None:
-    """Exports with the first inputs; the file gives what the library gives for all of them."""
+    """Exports with the first inputs; the file gives the library's results for all inputs."""
     program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=shapes)
     for args in inputs:
         with torch.no_grad():
@@ -54,11 +54,11 @@ def test_masks_of_segment_anything() -> None:
 def test_boxes_of_segment_anything() -> None:
     inputs = [(corners(5),), (corners(1),)]
     check(lambda b: amg.is_box_near_crop_edge(b, [0, 0, 30, 30], [0, 0, 60, 60]), inputs, BOXES)
-    check(amg.box_xyxy_to_xywh, [(corners(1)[0],) for _ in range(2)], None)  # of one box
+    check(amg.box_xyxy_to_xywh, [(corners(1)[0],) for _ in range(2)], None)  # of a single box
 
 
 def sam() -> Sam:
-    """A small one, of images of 64 by 64."""
+    """A small Sam, for images of 64 × 64 pixels."""
     encoder = ImageEncoderViT(
         depth=2,
         embed_dim=32,

@@ -48,7 +48,7 @@ def test_inputs_are_those_that_the_model_takes(name: str, sizes: list[tuple[int,
 
 
 def test_trained_weights_that_are_not_there(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
-    """Nothing is downloaded here: the error says what was tried."""
+    """Nothing is downloaded here: the error says that the weights can't be loaded."""
     import torch.hub
 
     def offline(*_: Any, **__: Any) -> Any:

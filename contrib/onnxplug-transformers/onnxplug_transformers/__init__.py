@@ -1,4 +1,4 @@
-"""transformers' caches as inputs and outputs of exported models: the plugin, and what calls need of caches."""
+"""transformers' caches as inputs and outputs of exported models: the plugin, and functions on caches for calls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ __all__ = ["cache_names", "cache_shapes", "empty_cache", "merged_cache"]
 
 @hookimpl
 def onnxplug_patches() -> list[Callable[[], Any]]:
-    """What torch.export can't capture of transformers' models, in forms that it can; each module names its models, and why.
+    """Patches that give models forms that torch.export can capture; each module names its models, and why.
 
-    The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together. Loops over what the
-    example has (experts, steps, chunks, images, series) and branches on sizes and values become algebra of tensors, or scans.
+    The caches become pytree nodes: torch.export takes them apart into tensors, and puts them together. Loops over the
+    example's experts, steps, chunks, images or series, and branches on sizes and values, become algebra of tensors, or
+    scans.
     """
     models, place = "transformers.models.", "onnxplug_transformers"
     return [
@@ -51,9 +52,9 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
 
 
 def _where_used(module: str, patch: str) -> Callable[[], Any]:
-    """A patch that does nothing, and imports nothing, where a module of transformers, or one whose name begins so, isn't in use.
+    """A patch that does nothing, and imports nothing, unless a module whose name begins with ``module`` is in use.
 
-    A version of transformers without a name that the patch is made of is left as it is.
+    A version of transformers that lacks a name that the patch needs is left as it is.
     """
 
     def entered() -> Any:
@@ -77,7 +78,7 @@ def _where_used(module: str, patch: str) -> Callable[[], Any]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it is for."""
+    """The plugin's API version, its requirements, and the library that it is for."""
     return PluginInfo(api=1, requires=["transformers>=5.21"], libraries=("transformers",))
 
 
@@ -119,7 +120,7 @@ def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: s
     """The part of ``dynamic_shapes`` that belongs to a cache.
 
     A layer with a sliding window of W tokens keeps ``min(past, W - 1)`` of them. Where every layer has a window, the number of
-    tokens seen is an input and an output of its own, the last ones of the cache.
+    tokens seen is an input and an output of its own, after the tensors of the cache.
 
     Args:
         cache: A ``DynamicCache``, ``StaticCache`` or ``EncoderDecoderCache``.
@@ -142,15 +143,15 @@ def cache_shapes(cache: Any, batch: str = "batch", past: str = "past", source: s
 def cache_names(cache: Any, prefix: str = "past_key_values") -> list[str]:
     """Names of a cache's tensors as decoders of ONNX have them: ``past_key_values.0.key``, ``past_key_values.0.value``, ...
 
-    Those of the new cache, for ``output_names``, are ``cache_names(cache, "present")``.
+    The names of the new cache, for ``output_names``, are ``cache_names(cache, "present")``.
 
     Args:
         cache: A ``DynamicCache``, ``StaticCache`` or ``EncoderDecoderCache``.
-        prefix: What they begin with.
+        prefix: The beginning of each name.
 
     Returns:
-        A name for each tensor of the cache, in the order in which it is taken apart; those of an encoder-decoder cache
-        are ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
+        A name for each tensor of the cache, in the order in which it is taken apart; the names of an encoder-decoder
+        cache are ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
 
     Raises:
         TypeError: It is another object, or a cache with layers of another kind.
@@ -161,7 +162,7 @@ def cache_names(cache: Any, prefix: str = "past_key_values") -> list[str]:
 
 
 def empty_cache(cache: Any) -> Any:
-    """A cache of the same structure that has seen no tokens: what the first call of an exported decoder takes.
+    """A cache of the same structure that has seen no tokens, for the first call of an exported decoder.
 
     Args:
         cache: A cache with tensors, of any number of tokens.
@@ -178,10 +179,10 @@ def empty_cache(cache: Any) -> Any:
 
 
 def merged_cache(cache: Any) -> Any:
-    """Marks an encoder-decoder cache so that one graph does for the first step and for all later ones.
+    """Marks an encoder-decoder cache so that one graph serves the first step and all later steps.
 
-    The keys and values of the cross-attention are then what the cache has, followed by what the encoder's states give. The first
-    step takes an empty cache and the encoder's states, the later ones the cache and states of length 0.
+    The cross-attention then reads the keys and values in the cache, followed by the keys and values of the encoder's
+    states. The first step takes an empty cache and the encoder's states, later steps the cache and states of length 0.
 
     Args:
         cache: An ``EncoderDecoderCache`` with tensors in both halves.

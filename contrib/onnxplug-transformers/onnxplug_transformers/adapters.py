@@ -21,7 +21,8 @@ from torch import nn
 from onnxplug import OnnxplugError, UsageError
 from onnxplug_transformers.folders import check_safetensors, read_json
 
-#: Settings of LoRA that are used here, or that concern training, where layers are, or the base's precision while it is trained.
+#: Settings of LoRA that are used here, or that concern training, the choice of layers, or the base's precision in
+#: training.
 _KNOWN = frozenset(
     "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode r lora_alpha alpha_pattern "
     "rank_pattern use_rslora init_lora_weights target_modules exclude_modules layers_to_transform layers_pattern lora_dropout "
@@ -74,7 +75,7 @@ class Adapter:
 
 
 def parse_adapters(texts: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
-    """What ``--adapter`` was given: the folder to merge, and the folders by name that are kept apart."""
+    """Parses the values of ``--adapter``: the folder to merge, and the folders, by name, that are kept apart."""
     merged: list[Path] = []
     apart: dict[str, Path] = {}
     for text in texts:
@@ -225,12 +226,12 @@ class Adapters:
                     )
 
     def tensors(self, name: str | None) -> dict[str, torch.Tensor]:
-        """The inputs of an adapter; ``None``, and layers that it does not have: of rank zero."""
+        """The inputs of an adapter by name; of rank zero for ``None`` and for layers that it does not have."""
         factors = self.adapters[name].factors if name is not None else {}
         return self._tensors(factors.get)
 
     def example(self) -> dict[str, torch.Tensor]:
-        """Inputs of no adapter, of a rank that stands for any."""
+        """Random inputs of a rank that stands for any rank."""
         generator = torch.Generator().manual_seed(0)
 
         def drawn(layer: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -248,7 +249,7 @@ class Adapters:
         return tensors
 
     def dynamic_shapes(self) -> dict[str, dict[int, str]]:
-        """The ranks, of each layer its own."""
+        """The dynamic ranks: each layer has its own."""
         return {
             f"{layer}.lora_{side}": {1 - axis: f"rank_{number}"}
             for number, layer in enumerate(self._shapes)
@@ -270,7 +271,7 @@ class Adapters:
             model.graph.register_initializer(value)
 
     def write(self, folder: Path) -> list[str]:
-        """Writes a file for each adapter, and says what is in it."""
+        """Writes a file for each adapter; returns a line of text on each file."""
         try:
             import onnxruntime
         except ImportError as error:
@@ -298,7 +299,7 @@ def _ort_value(x: torch.Tensor) -> Any:
 
 
 def _shapes_of(model: Any, layers: Mapping[str, Adapter]) -> dict[str, tuple[int, int, torch.dtype]]:
-    """How many numbers each layer takes and gives, and their type, from a call of the model."""
+    """The widths of each layer's input and result, and the input's dtype, from a call of the model."""
     shapes: dict[str, tuple[int, int, torch.dtype]] = {}
 
     def note(name: str, _: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -319,10 +320,10 @@ def _shapes_of(model: Any, layers: Mapping[str, Adapter]) -> dict[str, tuple[int
 
 @contextmanager
 def adapted(model: Any, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Holds while a model is called: the products of an adapter are added to what its layers give.
+    """Holds while a model is called: the products of an adapter are added to the results of its layers.
 
     Args:
-        tensors: Inputs as :class:`Adapters` has them.
+        tensors: Inputs by name, as :meth:`Adapters.tensors` gives them.
     """
 
     def add(a: torch.Tensor, b: torch.Tensor, _: Any, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:

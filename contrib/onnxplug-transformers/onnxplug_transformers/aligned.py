@@ -1,7 +1,7 @@
-"""Frames of videos aligned to those of sounds, while a model is captured.
+"""Frames of videos aligned to the places of their sounds, while a model is captured.
 
-PE Audio-Video stretches each video's frames to as many as its sound has, in a loop over the batch, and branches on both lengths.
-Here the frame of each place is computed, and gathered.
+PE Audio-Video stretches each video's frames to the number of its sound's places, in a loop over the batch, and branches
+on both lengths. Here the index of each place's frame is computed, and the frames are gathered.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def align(
 ) -> Tensor:
     """The nearest of a video's frames for each place of its sound; after the sound's last place, zeros.
 
-    Padding is ignored where both have as many places, or where no padding is left in a tensor as long as the other.
+    Padding is ignored where both tensors have the same length, or where all lengths by the mask of one are the length
+    of the other tensor.
 
     Args:
         video_hidden_state: [batch, frames, width].
         audio_hidden_state: [batch, places, width of sounds].
-        padding_mask_videos: 1 for frames that are there, [batch, frames].
-        padding_mask: 1 for places that are there, [batch, places].
+        padding_mask_videos: 1 for frames that are no padding, [batch, frames].
+        padding_mask: 1 for places that are no padding, [batch, places].
 
     Returns:
         [batch, places, width].
@@ -48,7 +49,7 @@ def align(
     all_frames, all_places = _lengths(None, video_hidden_state), _lengths(None, audio_hidden_state)
     is_whole = (of_sounds == all_frames).all() | (of_videos == all_places).all() | (all_frames == all_places).all()
     of_videos, of_sounds = of_videos.where(~is_whole, all_frames), of_sounds.where(~is_whole, all_places)
-    # As torch's interpolation: numbers of the states' precision, but at least float32, and cut as float32.
+    # As in torch's interpolation: computed in the states' precision, but at least float32, and rounded down as float32.
     precision = torch.promote_types(video_hidden_state.dtype, torch.float32)
     numbers = torch.arange(places, device=video_hidden_state.device)
     ratio = of_videos.to(precision) / of_sounds.clamp(min=1).to(precision)
@@ -60,7 +61,7 @@ def align(
 
 
 def _lengths(mask: Tensor | None, states: Tensor) -> Tensor:
-    """How many places of each row are there, [batch]: those of a mask, or all of the states' second axis."""
+    """The number of valid places of each row, [batch]: the sum of a mask, or the size of the states' second axis."""
     if mask is None:
         return torch.full((states.shape[0],), states.shape[1], dtype=torch.int64, device=states.device)
     return mask.sum(-1)

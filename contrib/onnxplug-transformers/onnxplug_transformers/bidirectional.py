@@ -1,7 +1,7 @@
 """Gemma and Gemma 2 with attention in both directions (PaliGemma, ColPali), with the masks that they have outside of an export.
 
 transformers gives PyTorch's attention no mask where no token is padding, and the layers' ``is_causal`` decides: with
-``use_bidirectional_attention`` each token sees all others. In an export it makes a causal mask, and the numbers are others.
+``use_bidirectional_attention`` each token sees all others. In an export it makes a causal mask, and the results differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.exchanged import in_use
 
-#: Types of models whose layers read ``use_bidirectional_attention`` as ``is_causal``, and nothing else does.
+#: Types of models in which the layers alone read ``use_bidirectional_attention``, as ``is_causal``.
 _TYPES = frozenset({"gemma", "gemma2"})
 #: The functions that make masks.
 _MAKERS = ("create_causal_mask", "create_sliding_window_causal_mask")

@@ -1,8 +1,8 @@
-"""Matrices in blocks of few bits as checkpoints have them: stored in as many bytes, and multiplied by ``MatMulNBits``.
+"""Matrices in blocks of few bits, as in checkpoints: stored in as many bytes, and multiplied by ``MatMulNBits``.
 
 A weight is ``scale * number + least``, with a scale, and with a least weight where the format has one, for each block of a row.
 Scales may be a float for several blocks times a small integer for each. Levels of 4 or 8 bits, scales and offsets in floats are
-computed from that by nodes that read nothing but weights: ONNX Runtime evaluates them once, as it loads the file.
+computed from these by nodes that read nothing but weights: ONNX Runtime evaluates them once, as it loads the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from onnxplug_transformers.rounding import together
 
 @torch.library.custom_op("onnxplug_transformers::fields", mutates_args=())
 def fields(low: torch.Tensor, high: torch.Tensor | None, widths: list[int], pairs: bool) -> torch.Tensor:
-    """Numbers of few bits, each in a byte, or two together.
+    """Unpacks numbers of few bits: to a byte for each number, or a byte for two.
 
     Args:
-        low: [N, bytes]: of as many numbers in a row as a byte has fields, the first ones in the lowest field of each, and so on.
+        low: [N, bytes]; the lowest fields of all bytes of a row have its first numbers, the next fields the next, and
+            so on.
+        high: The upper bits of the same numbers, packed in the same way; ``None`` where ``low`` has all bits.
         widths: Bits of a field, of ``low`` and of ``high``.
-        pairs: The first half of a row is the low half bytes of the result, the second half the high ones.
+        pairs: Whether two numbers share a byte of the result: its low half is from the first half of a row, its high
+            half from the second.
 
     Returns:
         [N, numbers], or half as many.
@@ -49,7 +52,7 @@ def _(low: torch.Tensor, high: torch.Tensor | None, widths: list[int], pairs: bo
 
 
 def convert_fields(g: Any, node: Any) -> Any:
-    """Shifts by one number and masks, which ONNX Runtime computes fast, of whole rows."""
+    """Emits shifts by one number and masks, which ONNX Runtime computes fast, of whole rows."""
     low, high, widths, pairs = node.args
     numbers = _emit_fields(g, low, widths[0])
     if high is not None:
@@ -84,19 +87,19 @@ def _(rows: int, columns: int, value: int) -> torch.Tensor:
 
 
 def convert_filled(g: Any, node: Any) -> Any:
-    """Of a constant a file would have all the bytes."""
+    """Emits an Expand: a constant would have all the bytes in the file."""
     rows, columns, value = node.args
     return g.op.Expand(g.const(torch.tensor([[value]], dtype=torch.uint8)), g.const([rows, columns]))
 
 
 @dataclass(frozen=True)
 class Form:
-    """What matrices have in common that are put together.
+    """The form that matrices must share to be put together.
 
     Attributes:
         zero: The number that stands for a weight of zero; ``None``: blocks have a least weight instead.
-        table: What the numbers stand for, integers from -128 to 127; ``None``: for themselves.
-        pairs: Whether the integers of a block have 4 bits each, and are stored in one byte.
+        table: The integers from -128 to 127 that the numbers stand for; ``None``: they stand for themselves.
+        pairs: Whether the two integers of a block have 4 bits each, and are stored in one byte.
     """
 
     size: int
@@ -129,9 +132,10 @@ class Blocks(NamedTuple):
     """A matrix in blocks.
 
     Attributes:
-        tensors: ``numbers``, [N, blocks, size] bytes; ``scales``, floats, [N, blocks], or fewer where ``scale_steps``, [N, blocks]
-            integers, say how often each block takes the one that it shares; ``least`` and ``least_steps``, the same of what is
-            added; or ``zeros`` [N, blocks], the numbers that stand for zero, where these are no integers.
+        tensors: ``numbers``, [N, blocks, size] bytes; ``scales``, floats, [N, blocks], or fewer where several blocks
+            share a scale, which is multiplied by each block's integer in ``scale_steps``, [N, blocks]; ``least`` and
+            ``least_steps``, the same for the least weight, which is added; or ``zeros`` [N, blocks], the numbers that
+            stand for zero, where these are no integers.
     """
 
     form: Form
@@ -142,7 +146,7 @@ class Blocks(NamedTuple):
         return self._replace(tensors={name: tensor[order] for name, tensor in self.tensors.items()})
 
     def restored(self) -> torch.Tensor:
-        """[N, K] floats."""
+        """The weights, [N, K] floats."""
         return _weights(self.form, *_parts(self.form, _stored(self)))
 
 
@@ -191,7 +195,7 @@ def _parts(form: Form, stored: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor
 
 
 def _floats(stored: Mapping[str, torch.Tensor], name: str, steps: str) -> torch.Tensor:
-    """[N, blocks]."""
+    """The scales or the least weights of all blocks, [N, blocks] in float32."""
     values = stored[name].float()
     if steps not in stored:
         return values
@@ -199,7 +203,7 @@ def _floats(stored: Mapping[str, torch.Tensor], name: str, steps: str) -> torch.
 
 
 def _weights(form: Form, levels: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
-    """[N, K] floats."""
+    """The weights, [N, K] floats."""
     numbers = levels
     if form.wide == 4:
         numbers = fields(levels.flatten(1), None, [4], False).unflatten(1, (2, -1)).transpose(1, 2)
@@ -209,7 +213,7 @@ def _weights(form: Form, levels: torch.Tensor, scales: torch.Tensor, offsets: to
 
 
 class BlockLinear(nn.Module):
-    """A linear layer, or several that read the same, whose weights are in blocks of one form."""
+    """A linear layer, or several with the same input, whose weights are in blocks of one form."""
 
     bias: Any
 
@@ -240,7 +244,7 @@ class BlockLinear(nn.Module):
 
 
 class BlockEmbedding(nn.Embedding):
-    """An embedding whose rows are in blocks; another one becomes it by :func:`embed_blocks`."""
+    """An embedding whose rows are in blocks; :func:`embed_blocks` makes it of another embedding."""
 
     form: Form
     names: tuple[str, ...]
@@ -248,17 +252,17 @@ class BlockEmbedding(nn.Embedding):
 
     @property
     def weight(self) -> Any:  # type: ignore[override]
-        """Nothing, of the dtype that results have: who reads more of it than that, fails."""
+        """An empty tensor of the results' dtype: code that reads more of it than the dtype fails."""
         return torch.empty(0, dtype=self.dtype)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[..., width] of tokens."""
+        """The rows of tokens, [..., width]."""
         rows = {name: getattr(self, name)[tokens.flatten()] for name in self.names}
         return _weights(self.form, *_parts(self.form, rows)).to(self.dtype).unflatten(0, tokens.shape)
 
 
 def embed_blocks(embedding: Any, blocks: Blocks, dtype: torch.dtype, shared: BlockLinear | None = None) -> None:
-    """Gives an embedding its rows in blocks, in place; a class of its own that scales rows stays in front.
+    """Gives an embedding its rows in blocks, in place; a subclass that scales rows stays the first base class.
 
     Args:
         embedding: An ``nn.Embedding``, with or without a weight.
@@ -275,7 +279,7 @@ def embed_blocks(embedding: Any, blocks: Blocks, dtype: torch.dtype, shared: Blo
 
 
 class Numbers(nn.Module):
-    """A linear layer whose numbers are in groups that no product takes; the file has them in their few bits.
+    """A linear layer whose numbers are in groups that no operator multiplies; the file stores them in their few bits.
 
     Args:
         numbers: [rows, columns] bytes, which hold the matrix row by row.

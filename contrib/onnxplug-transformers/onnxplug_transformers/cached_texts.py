@@ -1,7 +1,8 @@
 """OmDet-Turbo's texts of classes and tasks, of which there may be any number, while a model is captured.
 
-transformers looks up each text among those of earlier calls, and regroups the classes of the images by a loop. In the exported
-model all texts are computed, as by a model that is called for the first time, and the classes' places follow from their numbers.
+transformers looks up each text among the texts of earlier calls, and regroups the images' classes by a loop. In the
+exported model all texts are computed, as by a model that is called for the first time, and the classes' places follow
+from their numbers.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ def get_language_embedding(
     """Vectors of each image's classes, [classes, batch, width], with zeros behind them, and the states and mask of the tasks.
 
     Args:
-        classes_structure: How many classes each image has, [batch], which stand in one row. Where the row is too short,
-            transformers takes what there is, if that makes all images lack the same number, as it does of one image. Other
-            numbers, which transformers refuses, are an index out of range in the exported model.
+        classes_structure: The number of each image's classes, [batch]; the classes of all images stand in one row.
+            Where the row is too short, transformers takes the classes in it, if all images then lack the same number,
+            as a single image does. Other numbers, which transformers refuses, are an index out of range in the exported
+            model.
     """
     embeddings = self.get_cached_class_embeddings(classes_input_ids, classes_attention_mask)
     starts = classes_structure.cumsum(0) - classes_structure

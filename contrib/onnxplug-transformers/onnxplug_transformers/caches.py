@@ -1,8 +1,9 @@
 """Caches taken apart into tensors, layer by layer, and put together again.
 
-A layer of attention has keys and values, a static one also how far it is filled; one of linear attention has the states of
-convolutions and recurrences. How many tokens a sliding window has seen is no size of its tensors once it is full: it is that
-of a layer that keeps all of them, and where there is none, a number beside the tensors.
+A layer of attention has keys and values, a static layer also the number of tokens in them; a layer of linear attention
+has the states of convolutions and recurrences. The number of tokens that a sliding window has seen is no size of its
+tensors once it is full: it is the length of a layer that keeps all tokens, and where there is no such layer, a number
+beside the tensors.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _KINDS = {kind.__name__: kind for kind in _FIELDS}
 _NAMES = {"keys": "key", "values": "value", "cumulative_length": "length"}
 _HALVES = {"self": "decoder", "cross": "encoder"}
 _STATES = {"conv_states": "conv", "recurrent_states": "recurrent"}
-#: How arguments and results of transformers' modules name the cache; ``cache`` is that of 5.24.
+#: Names of the cache in arguments and results of transformers' modules; ``cache`` is the name from 5.24 on.
 _ARGUMENTS = ("past_key_values", "cache_params", "cache")
 
 
 def register() -> None:
-    """Registers the cache classes with torch's pytree, once a process; one that is registered already stays."""
+    """Registers the cache classes with torch's pytree, once a process; a class registered already stays as it is."""
     for kind in (cache_utils.DynamicCache, cache_utils.StaticCache, cache_utils.EncoderDecoderCache):
         if kind not in pytree.SUPPORTED_NODES:
             pytree.register_pytree_node(
@@ -56,7 +57,7 @@ def register() -> None:
 
 
 def argument_of(model: Any) -> str:
-    """The argument that takes the cache of a model, which its result has by the same name."""
+    """The name of the argument that takes a model's cache; the result has the new cache under the same name."""
     takes = inspect.signature(model.forward).parameters
     for name in _ARGUMENTS:
         if name in takes:
@@ -80,7 +81,7 @@ def _check_registration(kind: type) -> None:
 
 
 def flatten(cache: Any) -> tuple[list[Any], str]:
-    """The tensors of a cache, and all else about it."""
+    """The tensors of a cache, and everything else about it as JSON."""
     pairs, context = _take_apart(cache)
     return [tensor for _, tensor in pairs], json.dumps(context)
 
@@ -108,7 +109,7 @@ def shapes(cache: Any, batch: str, past: str, source: str) -> list[Any]:
             *shapes(cache.cross_attention_cache, batch, source, source),
         ]
     _check_registration(type(cache))
-    _take_apart(cache)  # refuses what has no shapes
+    _take_apart(cache)  # refuses caches that are not supported
     axes: list[Any] = []
     for layer in cache.layers:
         for field, _ in _tensors(layer):
@@ -130,7 +131,7 @@ def names(cache: Any, prefix: str) -> list[str]:
         half, _, rest = name.partition("_") if isinstance(cache, cache_utils.EncoderDecoderCache) else ("", "", name)
         kind, *numbers = rest.split("_")
         layer = numbers[:1]
-        kind = f"{kind}_state" if kind in _STATES.values() else kind  # as onnxruntime-genai has it
+        kind = f"{kind}_state" if kind in _STATES.values() else kind  # as onnxruntime-genai names it
         parts = [*layer, *([_HALVES[half]] if half else []), kind, *numbers[1:]]
         paths.append(".".join([prefix, *parts]))
     return paths
@@ -187,7 +188,7 @@ def _take_apart(cache: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
 
 
 def _tensors(layer: Any) -> Iterator[tuple[str, int]]:
-    """The fields of a layer that are there, and the number of the state in it."""
+    """The fields of a layer that have tensors, each with the number of its state."""
     if isinstance(layer, _Linear):
         for index in range(layer.number_of_states):
             if layer.is_conv_states_initialized[index]:
@@ -205,7 +206,7 @@ def _tensor(layer: Any, field: str, state: int) -> Any:
 
 
 def _about(layer: Any) -> dict[str, Any]:
-    """What a layer is besides its tensors."""
+    """The class and the settings of a layer, without its tensors."""
     about: dict[str, Any] = {"kind": type(layer).__name__, "filled": bool(getattr(layer, "is_initialized", False))}
     if isinstance(layer, cache_utils.StaticLayer):
         about["max"] = layer.max_cache_len
@@ -272,7 +273,7 @@ def _put_together(context: dict[str, Any], values: list[Any]) -> Any:
         own, cross = (_put_together(half, values) for half in context["halves"])
         both = cache_utils.EncoderDecoderCache.__new__(cache_utils.EncoderDecoderCache)
         both.self_attention_cache, both.cross_attention_cache = own, cross
-        # Not asked of the sizes, as the constructor does it: they may be symbolic.
+        # Not read off the sizes, as in the constructor: they may be symbolic.
         both.is_updated = {index: index in context["updated"] for index in range(len(cross.layers))}
         return both
     if context["static"]:
@@ -344,7 +345,7 @@ def _length_of(keys: Any) -> Any:
 
 
 def _check_length(length: Any) -> None:
-    """Refuses to settle the number of tokens seen: the graph would be wrong, without a word, for every other one."""
+    """Refuses a fixed number of tokens seen: the graph would be wrong, without a warning, for every other number."""
     if type(length) is int and torch.compiler.is_exporting():
         raise TypeError(
             "the number of tokens that the sliding windows of a cache have seen is fixed by the export. Make it dynamic: "

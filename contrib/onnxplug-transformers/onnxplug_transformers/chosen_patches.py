@@ -1,4 +1,6 @@
-"""Patches of images that a model chooses by values, while a model is captured: UDOP's that no token covers, ViLT's by a mask.
+"""Patches of images that UDOP and ViLT choose by values, while a model is captured.
+
+UDOP keeps the patches that no token covers, ViLT the patches that a mask shows.
 
 transformers loops over the batch, takes each image's patches by a mask of its own, and pads them. Here the chosen patches of all
 images are brought to the front by one sort of their places.
@@ -39,7 +41,7 @@ def patches_chosen_by_values() -> Iterator[None]:
 
 
 def in_front(chosen: Tensor) -> Tensor:
-    """The places of all patches, [images, patches]: first the chosen ones, then the others, each in their order."""
+    """The places of all patches, [images, patches]: first the chosen patches, then the others, each in their order."""
     count = chosen.shape[1]
     places = torch.arange(count, device=chosen.device)
     # No two keys are equal, so that any sort gives this order.
@@ -62,19 +64,19 @@ def combine_image_text_embeddings(
     image_size: int = 224,
     patch_size: int = 16,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """UDOP's: each token gets the patch in the middle of its box, and behind the text are the patches that no token got.
+    """UDOP's embeddings: each token gets the patch in the middle of its box; the patches left over are behind the text.
 
-    After these, as many as tokens got, are zeros in all three results.
+    The remaining places, one for each patch that a token got, are zeros in all three results.
 
     Args:
         image_embeddings: [batch, patches, width].
         inputs_embeds: [batch, tokens, width]; written in place, as in transformers.
         bbox: Left, top, right and bottom of each token, 0 to 1, [batch, tokens, 4].
-        visual_bbox: The same of each patch, [batch, patches, 4].
+        visual_bbox: The same for each patch, [batch, patches, 4].
         attention_mask: [batch, tokens].
 
     Returns:
-        Embeddings [batch, tokens + patches, width], boxes of float64 and the mask of these, if there is one.
+        Embeddings [batch, tokens + patches, width], boxes in float64, and their mask, if ``attention_mask`` is given.
     """
     middle_x, middle_y = (
         torch.floor((bbox[:, :, side] + bbox[:, :, side + 2]) / 2.0 * num_patches).long().clip(0, num_patches - 1)
@@ -94,7 +96,7 @@ def combine_image_text_embeddings(
     order = in_front(is_free)
 
     def free(values: Tensor) -> Tensor:
-        values = values.where(is_free[:, :, None], 0)  # before they are moved: it has one row for each patch
+        values = values.where(is_free[:, :, None], 0)  # before they are moved: ``is_free`` has one row for each patch
         return values.gather(1, order[:, :, None].expand(-1, -1, values.shape[2]))
 
     embeddings = torch.cat([inputs_embeds, free(image_embeddings)], 1)
@@ -110,7 +112,7 @@ def _weights(size: Tensor, count: Any, cells: int, dtype: torch.dtype) -> Tensor
     Bilinear between corners, as ``torch.nn.functional.interpolate`` with ``align_corners=True``.
 
     Args:
-        size: Of each image, 1 to ``count``, [images].
+        size: The number of places of each image, 1 to ``count``, [images].
     """
     places = torch.arange(count, device=size.device)
     scale = (cells - 1) / (size - 1).clamp(min=1).to(dtype)
@@ -134,14 +136,15 @@ def _positions(table: Tensor, sizes: Tensor, height: Any, width: Any) -> Tensor:
 def visual_embed(
     self: Any, pixel_values: Tensor, pixel_mask: Tensor, max_image_length: Any = 200
 ) -> tuple[Tensor, Tensor, tuple[Tensor, tuple[Any, Any]]]:
-    """ViLT's patches that the mask shows, in their order, and behind them others, which the new mask hides.
+    """ViLT's patches that the mask shows, in their order, and behind them patches that the new mask hides.
 
-    There are as many as the largest image has, ``max_image_length`` at most; of an image with more a random choice in random order,
-    as in transformers, which shuffles the largest images' patches too, and takes any patches that the mask hides for padding.
+    Their number is that of the largest image's patches, ``max_image_length`` at most. An image with more patches gets a
+    random choice of them in random order, as in transformers, which also shuffles the patches of the largest images,
+    and pads with any patches that the mask hides.
 
-    Without ``max_image_length`` no numbers are drawn. An image that transformers refuses (no patch in its first row or column), a
-    mask of other numbers than 0 and 1, and, where none are drawn, a mask of another form than a rectangle that shows more patches
-    than the largest image has, are an index out of range in the exported model.
+    Without ``max_image_length`` no random numbers are drawn. An image that transformers refuses (no patch in its first
+    row or column), a mask of other numbers than 0 and 1, and, without random numbers, a mask that is no rectangle and
+    shows more patches than the largest image has, are an index out of range in the exported model.
 
     Args:
         pixel_values: [images, channels, height, width].

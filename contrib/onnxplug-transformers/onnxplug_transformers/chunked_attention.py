@@ -1,7 +1,7 @@
 """CANINE's local attention within chunks of a text of any length, while a model is captured.
 
-transformers loops over the chunks, as many as the example's text has. Here they are rows of one batch; the last one is filled up
-with places that no other sees. A text shorter than a chunk is a chunk of its own length.
+transformers loops over the chunks of the example's text. Here the chunks are rows of one batch; the last chunk is
+filled up with places that no other place sees. A text shorter than a chunk is a chunk of its own length.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def chunks_of_any_text() -> Iterator[None]:
 
 
 def _is_another(self: Any, hidden_states: Tensor, attention_mask: Any = None, output_attentions: Any = False) -> bool:
-    """Whether attention isn't local, or its chunks overlap or see a first position, as no model of transformers has them."""
+    """Whether attention isn't local, or its chunks overlap or see a first position, as in no model of transformers."""
     sizes = {self.attend_from_chunk_width, self.attend_from_chunk_stride}
     sizes |= {self.attend_to_chunk_width, self.attend_to_chunk_stride}
     sees_first = self.always_attend_to_first_position or self.first_position_attends_to_all
@@ -35,13 +35,13 @@ def _is_another(self: Any, hidden_states: Tensor, attention_mask: Any = None, ou
 def attention_in_chunks(
     self: Any, hidden_states: Tensor, attention_mask: Any = None, output_attentions: Any = False
 ) -> tuple[Tensor, ...]:
-    """Each character attends to those of its own chunk.
+    """Each character attends to the characters of its own chunk.
 
     Args:
         hidden_states: [batch, characters, width].
-        attention_mask: 1 where a character (the second last axis) sees another one, [batch, characters, characters].
-        output_attentions: Whether the first chunk's weights are a result too; those of the others, which transformers
-            returns behind it, are in no result of a model.
+        attention_mask: 1 where a character (the second last axis) sees another, [batch, characters, characters].
+        output_attentions: Whether the first chunk's weights are a result too; the weights of the other chunks, which
+            transformers returns behind them, are in no result of a model.
 
     Returns:
         New states [batch, characters, width], and the weights [batch, heads, first chunk, first chunk].
@@ -54,7 +54,8 @@ def attention_in_chunks(
     places = torch.arange(chunks * size, device=hidden_states.device).unflatten(0, (chunks, size))
     held = places.clamp(max=count - 1)
     mask = attention_mask.float()[:, held[:, :, None], held[:, None, :]]
-    # A text of padding sees all of its chunk alike: what is added is hidden by an infinite number, not by the smallest one.
+    # In a text of padding all places of a chunk are seen alike: added places are hidden by -inf, not by the smallest
+    # number.
     mask = mask.masked_fill((places >= count)[:, None, :], -torch.inf).flatten(0, 1)
     rows = states.flatten(0, 1)
     results = self.self(rows, rows, mask, output_attentions)
@@ -62,5 +63,5 @@ def attention_in_chunks(
     output = self.output(context, hidden_states)
     if not output_attentions:
         return (output,)
-    first = torch.zeros((), dtype=torch.long, device=output.device)  # a number would ask whether there is one
+    first = torch.zeros((), dtype=torch.long, device=output.device)  # a number would ask for a chunk
     return output, results[1].unflatten(0, (batch, chunks))[:, first]

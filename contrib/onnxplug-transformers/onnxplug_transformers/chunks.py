@@ -15,7 +15,7 @@ from onnxplug.patches.scans import scanned
 def by_chunks(
     step: Callable[..., Any], state: Tensor, sequences: Sequence[Tensor], chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """A scan over chunks of tokens, the last one padded with zeros; fewer tokens than a chunk are a chunk of their own length.
+    """A scan over chunks of tokens, padded with zeros at the end; fewer tokens than a chunk are one of their length.
 
     Args:
         step: From a state and slices [batch, heads, chunk, ...] to the next state and a result of this shape.
@@ -38,7 +38,7 @@ def by_chunks(
 
 
 def left_by(since: Tensor) -> Tensor:
-    """What is left at each token of a chunk of what those before it have added: [..., chunk, chunk]."""
+    """The factor by which each token's contribution has decayed at each later token of a chunk: [..., chunk, chunk]."""
     return (since - since.mT).masked_fill(~visible_tokens(since), float("-inf")).exp()
 
 

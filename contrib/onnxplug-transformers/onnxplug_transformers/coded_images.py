@@ -1,4 +1,4 @@
-"""Images padded to one size that become codes, and these words of the text (Emu3), while a model is captured.
+"""Images padded to one size whose codes become words of the text (Emu3), while a model is captured.
 
 transformers cuts each image's codes out in a loop over the images. Here the code of each word is found by the word's number. Sizes
 that transformers refuses are an index out of range in the exported model.
@@ -31,10 +31,10 @@ def codes_of_any_number_of_images() -> Iterator[None]:
 
 
 def _is_other(self: Any, pixel_values: Any, image_sizes: Any, **kwargs: Any) -> bool:
-    """Videos, sizes that are numbers, and a call that asks for more of the encoder's states are left to transformers."""
+    """Whether a call is left to transformers: videos, sizes that are no integer tensor, or further results."""
     are_tensors = isinstance(pixel_values, Tensor) and isinstance(image_sizes, Tensor)
     config = self.vqmodel.config
-    frames = config.temporal_downsample_factor  # of which a power of two becomes one
+    frames = config.temporal_downsample_factor  # a power of two of frames becomes one frame
     return (
         not are_tensors
         or pixel_values.dim() != 4
@@ -58,7 +58,7 @@ def words(self: Any, pixel_values: Tensor, image_sizes: Tensor) -> Tensor:
 
 
 def _words(model: Any, codes: Tensor, image_sizes: Tensor) -> Tensor:
-    """The words of the codes that lie in each image, and one behind each row, [words].
+    """The words of the codes that lie in each image, and an end of line behind each row, [words].
 
     Args:
         model: The model of images and text.

@@ -1,4 +1,4 @@
-"""Decoders as ONNX has them: one step, from tokens and a cache to logits and the new cache."""
+"""Decoders in the form of ONNX models: one step, from tokens and a cache to logits and the new cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from onnxplug_transformers.windows import windows_by_position
 _KEYS, _STATES = ("full_attention", "sliding_attention"), ("linear_attention", "conv", "hybrid")
 _LAYERS = (*_KEYS, *_STATES, "moe", "mlp")
 _DynamicLayer, _Linear = cache_utils.DynamicLayer, cache_utils.LinearAttentionLayer
-#: Their classes.
+#: Classes of the layers that text generation takes in a cache.
 _IN_CACHES = (
     *(_DynamicLayer, _Linear, cache_utils.LinearAttentionAndFullAttentionLayer),
     getattr(cache_utils, "DummyLayer", _Linear),  # transformers 5.22
@@ -49,7 +49,7 @@ class Decoder(Part):
     """A step of a language model.
 
     The cache keeps all tokens in every layer with keys and values; windows are in the mask. States of linear attention and
-    state spaces go on from the cache's, whatever the number of tokens; padding may stand anywhere in the first of them.
+    state spaces go on from the cache's, whatever the number of tokens; padding may stand anywhere in the first tokens.
 
     Args:
         last_logits: Logits of each row's last token alone, the last that the mask shows.
@@ -127,7 +127,7 @@ class Decoder(Part):
 
     @contextmanager
     def _states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[None]:
-        """Holds while the model is called: states go on from those in the cache, and padding is in front."""
+        """Holds while the model is called: states go on from the states in the cache, and padding is in front."""
         if not self.layers_with_states:
             yield
             return
@@ -139,7 +139,7 @@ class Decoder(Part):
             yield
 
     def new_cache(self) -> Any:
-        """A cache that has seen nothing."""
+        """A cache that has seen no tokens."""
         if not self._has_states:
             return DynamicCache()
         cache: Any = DynamicCache(config=self.config)
@@ -161,7 +161,7 @@ class Decoder(Part):
 
     @contextmanager
     def _before_logits(self, change: Callable[[torch.Tensor], torch.Tensor] | None) -> Iterator[None]:
-        """Holds while the model is called: the layer of the logits reads what ``change`` makes of its input."""
+        """Holds while the model is called: the layer of the logits reads ``change(x)`` instead of its input ``x``."""
         if change is None:
             yield
             return
@@ -173,7 +173,7 @@ class Decoder(Part):
 
 
 def _last(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """[batch, 1, width] of [batch, sequence, width]: what belongs to the last new token that the mask shows."""
+    """[batch, 1, width] of [batch, sequence, width]: the state of the last new token that the mask shows."""
     new = _of_new(attention_mask, states)
     place = (torch.arange(states.shape[1], device=new.device) * new).argmax(-1)
     return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1]))
@@ -185,9 +185,9 @@ def _of_new(attention_mask: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_changing_angles(model: Any) -> None:
-    """Rotary embeddings whose frequencies are computed anew as the text grows would be fixed by the export.
+    """Refuses rotary embeddings whose frequencies are computed anew as the text grows: the export would fix them.
 
-    Those of ``longrope`` are no such: there are two sets, and the graph takes one of them by the largest position.
+    ``longrope`` is accepted: it has two sets of frequencies, and the graph takes one of them by the largest position.
     """
     for name, module in model.named_modules():
         kinds = getattr(module, "rope_type", None)
@@ -203,7 +203,7 @@ def refuse_changing_angles(model: Any) -> None:
 
 @dataclass(frozen=True)
 class DecoderExample:
-    """What ``to_onnx`` is called with for a decoder.
+    """The arguments of ``to_onnx`` for a decoder.
 
     Attributes:
         kwargs: Example inputs by name.
@@ -212,7 +212,7 @@ class DecoderExample:
         layers: Layers with a cache.
         heads: Heads of keys and values; ``None`` where they have several shapes.
         head_size: Their width, or ``None``.
-        reason: Why the cache has not keys and values of one shape alone, for :func:`check_one_shape`.
+        reason: Why the cache has more than keys and values of one shape, for :func:`check_one_shape`; else ``""``.
     """
 
     kwargs: dict[str, Any]
@@ -228,7 +228,8 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     """Example inputs of a decoder, after a few tokens.
 
     Raises:
-        UsageError: Its cache is none of keys and values.
+        UsageError: The model takes no ``DynamicCache``, its cache has other layers than keys, values and states, or a
+            text that comes in pieces has other logits.
     """
     vocabulary, length = decoder.config.get_text_config().vocab_size, past + sequence
     generator = torch.Generator().manual_seed(0)
@@ -270,20 +271,20 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
 def check_pieces(
     decoder: Decoder, piece: Callable[[int, int, Any], dict[str, Any]], cache: Any, past: int, length: int
 ) -> None:
-    """Looks whether a text that comes in pieces has the logits of the text at once.
+    """Checks that a text that comes in pieces has the same logits as the text at once.
 
     Args:
-        piece: The inputs from a token to another one, after those of a cache.
-        cache: One that has seen nothing, whose states are zeros.
+        piece: The inputs for the tokens from a start to an end, after the tokens of a cache.
+        cache: A cache that has seen no tokens, whose states are zeros.
         past: Tokens of the first piece.
         length: Tokens of the text.
 
     Raises:
-        UsageError: It has others.
+        UsageError: The logits differ.
     """
     exact = decoder(**piece(0, length, decoder.new_cache()))["logits"].float()
     limits = {tuple(getattr(module, "time_step_limit", None) or NO_LIMIT) for module in decoder.modules()}
-    ends = (0, past, length - 1, length) if limits == {NO_LIMIT} else (0, past, length)  # one by itself has no limit
+    ends = (0, past, length - 1, length) if limits == {NO_LIMIT} else (0, past, length)  # a single token has no limit
     logits = []
     for start, end in pairwise(ends):
         result = decoder(**piece(start, end, cache))
@@ -319,7 +320,7 @@ def padded_prompt_of(example: DecoderExample) -> dict[str, Any]:
 
 
 def fused_example_of(example: DecoderExample) -> DecoderExample:
-    """The same example for a decoder with fused attention: how long the buffers are says nothing of the text's length."""
+    """The same example for a decoder with fused attention: the buffers' length is independent of the text's."""
     dynamic = {**example.dynamic_shapes, "attention_mask": {0: "batch", 1: "total"}}
     kwargs, dynamic = ({k: v for k, v in table.items() if k != "position_ids"} for table in (example.kwargs, dynamic))
     names = [name for name in example.input_names if name != "position_ids"]
@@ -327,7 +328,7 @@ def fused_example_of(example: DecoderExample) -> DecoderExample:
 
 
 def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
-    """Inputs that a decoder with fused attention is compared on: prompts, in buffers that are longer, and steps of one token.
+    """Inputs for comparing a decoder with fused attention: prompts, also in longer buffers, and steps of one token.
 
     Rows have padding on the left, on the right, in between, or none.
     """
@@ -349,7 +350,7 @@ def fused_cases_of(example: DecoderExample) -> list[dict[str, Any]]:
 
 
 def cases_of(decoder: Decoder, example: DecoderExample) -> list[dict[str, Any]] | None:
-    """Inputs that a decoder is compared on; ``None`` where any sizes can be drawn for its example's dimensions."""
+    """Inputs for comparing a decoder; ``None`` where any sizes can be drawn for its example's dimensions."""
     if decoder.fused:
         return fused_cases_of(example)
     if "total" not in example.dynamic_shapes["attention_mask"].values():
@@ -363,10 +364,10 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
 
     Args:
         last_logits: As of :class:`Decoder`.
-        fused: The same; where the attention can't be replaced, it stays.
+        fused: As of :class:`Decoder`; attention that can't be replaced stays.
 
     Returns:
-        Both, and why the attention stays, ``""`` where it does not.
+        The decoder, its example, and why the attention stays; ``""`` where it is replaced or ``fused`` is False.
     """
     example, reason = example_of(Decoder(model).eval()), ""
     if fused:
@@ -385,15 +386,16 @@ def decoder_of(model: Any, *, last_logits: bool, fused: bool) -> tuple[Decoder, 
 
 
 def check_cache(cache: Any, model: str, with_states: int = 0) -> tuple[int, int | None, int | None, str]:
-    """The layers of a cache; heads of keys and values, and their width; and why it has not these of one shape alone.
+    """The layers of a cache, the heads and width of keys and values, and why it has not these of one shape alone.
 
     Heads are ``None`` where there are several shapes, and 1 where there are no keys and values.
 
     Args:
-        with_states: How many layers that hand on states the model has.
+        with_states: The number of the model's layers that hand on states.
 
     Raises:
-        UsageError: It is none of keys and values and of states.
+        UsageError: The model has states outside of the cache, or the cache has layers other than keys, values and
+            states.
     """
     layers: Any = getattr(cache, "layers", ())
     linear = [
@@ -414,13 +416,13 @@ def check_cache(cache: Any, model: str, with_states: int = 0) -> tuple[int, int 
 
 
 def check_one_shape(reason: str, model: str, program: str) -> None:
-    """Looks whether a cache has keys and values of one shape alone.
+    """Checks that a cache has keys and values of one shape alone.
 
     Args:
-        reason: Why not, as of :func:`check_cache`.
+        reason: Why it has not, as of :func:`check_cache`, or ``""``.
 
     Raises:
-        UsageError: It has others, which this program does not take.
+        UsageError: The cache has more, which this program does not take.
     """
     if reason:
         raise UsageError(f"{model} has {reason.format(program)}")

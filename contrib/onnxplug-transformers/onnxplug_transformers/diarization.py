@@ -1,9 +1,10 @@
 """Nemotron 3 Diarization's chunks of a recording, and Nemotron 3.5 Transcribe's, while a model is captured.
 
-transformers loops over the chunks of a recording. Each sees frames of earlier ones too, kept in a queue and in a cache of the
-speakers, which grow from chunk to chunk. Here the loop is a scan: queue and cache have their full length, and the row of what a
-chunk sees is put together by places, with nothing behind it. A full cache keeps frames by ``torch.topk``, which leaves open
-which of equal ones it takes. Transcribe's encoder of speech sees some frames around each chunk: its chunks are one batch.
+transformers loops over the chunks of a recording. Each sees frames of earlier chunks too, kept in a queue and in a
+cache of the speakers, which grow from chunk to chunk. Here the loop is a scan: queue and cache have their full length,
+and the row of the frames that a chunk sees is gathered by index, with zeros behind it. A full cache keeps frames by
+``torch.topk``, which leaves open which of equal frames it takes. Transcribe's encoder of speech sees some frames around
+each chunk: its chunks are one batch.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _is_other_call(
     num_lookback_frames: int | None = None,
     **kwargs: Any,
 ) -> bool:
-    """Whether it has one chunk of a stream, or is asked for more than logits."""
+    """Whether a call has a chunk of a stream, asks for more than logits, trains, or has attention unknown here."""
     is_stream = any(one is not None for one in (speaker_cache, num_lookahead_frames, num_lookback_frames))
     names = "output_hidden_states", "output_attentions"
     is_asked = any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
@@ -67,12 +68,12 @@ class _Chunks(NamedTuple):
 
     Attributes:
         starts: The first frame of each chunk, [chunks].
-        ends: The frame after its last, [chunks].
-        first: The first frame that it sees, [chunks].
-        last: The frame after the last of them, [chunks].
-        windows: The frames that each sees, zeros behind them, [chunks, batch, frames, width].
-        inside: Which of them are frames of the recording, [chunks, 1, frames].
-        known: Which of these are no padding of the batch, [chunks, batch, frames].
+        ends: The frame after the last frame of each chunk, [chunks].
+        first: The first frame that each chunk sees, [chunks].
+        last: The frame after the last frame that each chunk sees, [chunks].
+        windows: The frames that each chunk sees, zeros behind them, [chunks, batch, frames, width].
+        inside: Which places of the windows have frames of the recording, [chunks, 1, frames].
+        known: Which of these frames are no padding of the batch, [chunks, batch, frames].
     """
 
     starts: Tensor
@@ -102,7 +103,7 @@ def _chunks(embeds: Tensor, mask: Tensor | None, config: Any) -> _Chunks:
 
 
 def _attention_mask(tower: Any, known: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask of keys, [batch, 1, 1, frames]. Where all are padding, eager attention sees those inside, all alike."""
+    """The mask of keys, [batch, 1, 1, frames]. Where all are padding, eager attention sees the frames inside alike."""
     if tower.config._attn_implementation == "sdpa":
         return known[:, None, None, :]
     zero = torch.zeros((), dtype=dtype, device=known.device)
@@ -111,7 +112,7 @@ def _attention_mask(tower: Any, known: Tensor, inside: Tensor, dtype: torch.dtyp
 
 
 class _Step(nn.Module):
-    """One chunk: from the cache, the queue, their lengths and the frames around the chunk to the next ones and its logits."""
+    """One chunk: from the state (cache, queue and their lengths) and the frames to the next state and the logits."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -141,8 +142,8 @@ class _Step(nn.Module):
             fifo: The queue, [batch, frames, width].
             lengths: How many frames of the cache and of the queue there are, and whether the cache was compressed, [3].
             window: The frames of the chunk and around it, zeros behind them, [batch, frames, width].
-            mask: Which of them are seen, [batch, frames].
-            parts: The frames before the chunk, in it, and all of the window's, [3].
+            mask: Which of the window's frames are seen, [batch, frames].
+            parts: The numbers of the window's frames before the chunk, in it, and in all, [3].
         """
         model, config, stream = self.model, self.model.config, self.stream
         factor, chunk, device = config.audio_config.subsampling_factor, config.chunk_length, embeds.device
@@ -201,7 +202,7 @@ class _Step(nn.Module):
 
 
 def _with_nothing(x: Tensor) -> Tensor:
-    """Frames [batch, frames, width], and zeros as one more."""
+    """Frames [batch, frames, width], and one more frame of zeros."""
     return functional.pad(x, (0, 0, 0, 1))
 
 
@@ -237,7 +238,7 @@ def recording(
 
 
 def _scanned(step: nn.Module, state: list[Tensor], sequences: list[Tensor]) -> Tensor:
-    """The results of all steps, along a new first axis: by a scan while a model is captured, whose operands are the weights too."""
+    """The logits of all steps, along a new first axis: a scan in a capture, with the weights as operands."""
     if not torch.compiler.is_compiling():
         steps = []
         for slices in zip(*sequences, strict=True):
@@ -258,7 +259,7 @@ def _scanned(step: nn.Module, state: list[Tensor], sequences: list[Tensor]) -> T
 
 @can_return_tuple
 def transcribed(self: Any, input_features: Tensor, input_features_mask: Tensor | None = None, **_: Any) -> Any:
-    """Transcribe's states of speech, to which those of the speakers are added, [batch, frames, width]."""
+    """Transcribe's states of speech plus the states of the speakers, [batch, frames, width]."""
     module, factor = modeling_of(self), self.config.subsampling_factor
     length = input_features.shape[1]
     if length % factor != 0:

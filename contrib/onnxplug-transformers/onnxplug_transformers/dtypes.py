@@ -17,11 +17,11 @@ from onnxplug_transformers.rounded import Sample, furthest
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How a file has its numbers.
+    """The number format of a file.
 
     Attributes:
-        suffix: What follows the name of a model in that of its file.
-        half: Whether what is not quantised is in float16.
+        suffix: The part of a file's name behind the model's name.
+        half: Whether numbers that are not quantised are in float16.
     """
 
     suffix: str
@@ -29,7 +29,8 @@ class NumberFormat:
     half: bool = False
 
 
-#: By the names of ``--dtypes``. 8 bits are unsigned by each name: sums of uint8 times int8 saturate on x86 without VNNI.
+#: By the names of ``--dtypes``. 8 bits are unsigned under each name: sums of uint8 times int8 saturate on x86 without
+#: VNNI.
 FORMATS = {
     "fp32": NumberFormat(""),
     "fp16": NumberFormat("_fp16", half=True),
@@ -42,7 +43,7 @@ FORMATS = {
 
 
 def check_dtypes(names: Sequence[str]) -> None:
-    """Looks whether all these formats can be written."""
+    """Checks that all these formats can be written."""
     for name in names:
         if name not in FORMATS:
             raise UsageError(f"--dtypes has no {name!r}", hint=f"They are {', '.join(FORMATS)}.")
@@ -62,7 +63,7 @@ def in_format(
 ) -> tuple[OnnxProgram, str | None]:
     """A program in another number format, and how far its results moved.
 
-    It ran on the samples, and gives NaN for none.
+    The new program ran on the samples, and gives NaN for none.
 
     Args:
         program: The program, in float32; it stays as it is.
@@ -114,7 +115,7 @@ def in_format(
 
 
 def _summary(report: Any) -> str:
-    """What was converted, and the output that moved most."""
+    """A line on the conversion, and on the output that moved most."""
     text = str(report).splitlines()[0]
     worst = min(report.accuracy, key=lambda item: item.cosine, default=None)
     return text if worst is None else f"{text}; of the outputs {worst.name} moved most, cosine {worst.cosine:.6f}"

@@ -1,8 +1,8 @@
-"""FastSpeech 2's frames, of which each token has as many as its duration says, while a model is captured.
+"""FastSpeech 2's frames, whose number for each token is its duration, while a model is captured.
 
 transformers loops over the batch, repeats each text's tokens, and branches on whether all durations are 0. Here the token of each
 frame is the number of tokens that end before it or with it. Positions are computed for the sequence's length, where transformers
-keeps those of 5000, and others once a sequence is longer.
+keeps the positions of a length of 5000, and computes others once a sequence is longer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def length_regulator(encoded_embeddings: Tensor, duration_labels: Tensor, speaki
     Args:
         encoded_embeddings: [batch, tokens, width].
         duration_labels: How many frames a token has, 0 or more, [batch, tokens].
-        speaking_speed: What durations are multiplied with.
+        speaking_speed: The factor of the durations.
 
     Returns:
         [batch, frames, width] of float32; after a text's last frame, zeros.
@@ -55,7 +55,7 @@ def length_regulator(encoded_embeddings: Tensor, duration_labels: Tensor, speaki
     counts = duration_labels.sum(1)
     frames: Any = counts.max().item()
     torch._check(frames >= 1)
-    # How many tokens end at each frame; the last place is of those that end with the longest text.
+    # How many tokens end at each frame; the last place counts the tokens that end with the longest text.
     ending = torch.zeros((ends.shape[0], frames + 1), dtype=torch.int64, device=ends.device)
     ending = ending.scatter_add(1, ends, torch.ones_like(ends))
     places = ending.cumsum(1)[:, :frames].clamp(max=ends.shape[1] - 1)
@@ -65,10 +65,10 @@ def length_regulator(encoded_embeddings: Tensor, duration_labels: Tensor, speaki
 
 
 def _positions(self: Any, feature_representation: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled states, and positions of each distance, from the largest one, [1, 2 * time - 1, width]."""
+    """Scaled states, and the embedding of each distance, from the largest distance, [1, 2 * time - 1, width]."""
     states, time = feature_representation, feature_representation.shape[1]
     distances = time - 1 - torch.arange(2 * time - 1, device=states.device)
-    # As transformers, of float32 numbers.
+    # In float32, as in transformers.
     steps = torch.arange(0, self.embed_dim, 2, dtype=torch.int64, device=states.device).float()
     angles = distances.float()[:, None] * torch.exp(steps * -(math.log(10000.0) / self.embed_dim))
     positions = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[None].to(states.dtype)

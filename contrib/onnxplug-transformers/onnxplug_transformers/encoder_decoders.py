@@ -1,4 +1,4 @@
-"""Encoders and decoders of two files: what the decoder looks at in the encoder's states is computed once, by the encoder's file."""
+"""Encoders and decoders in two files: the encoder's file computes the keys and values of the cross-attention once."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ class Encoder(Part):
     """The encoder, and the keys and values of its states in each layer of the decoder."""
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
-        """From the model's inputs to ``states``, a cache of one layer for each of the decoder's: [batch, heads, source, width]."""
+        """From the model's inputs to ``states``, a cache of as many layers as the decoder.
+
+        Keys and values are [batch, heads, source, width].
+        """
         states = self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
         mask = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
         return {"states": _projected(self._model, states, **mask)}
 
 
 class SpeechEncoder(Part):
-    """The encoder's states too, which onnxruntime-genai asks for."""
+    """The encoder, with its states as a result too, which onnxruntime-genai asks for."""
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
-        """From the model's inputs to ``last_hidden_state`` and ``states``, as ``States`` and ``Encoder`` have them."""
+        """From the model's inputs to ``last_hidden_state`` and ``states``, as of ``States`` and ``Encoder``."""
         states = self._model.get_encoder()(**inputs, return_dict=True).last_hidden_state
         return {"last_hidden_state": states, "states": _projected(self._model, states)}
 
@@ -50,12 +53,12 @@ class Projections(Part):
     """The keys and values of the encoder's states in each layer of the decoder."""
 
     def forward(self, encoder_hidden_states: torch.Tensor) -> dict[str, Any]:
-        """From the states to a cache of one layer for each of the decoder's: [batch, heads, source, width]."""
+        """From the states to a cache of as many layers as the decoder: [batch, heads, source, width]."""
         return {"states": _projected(self._model, encoder_hidden_states)}
 
 
 def _projected(model: Any, states: torch.Tensor, **mask: torch.Tensor) -> Any:
-    """What a decoder that reads a token keeps of the encoder's states."""
+    """The cache of the cross-attention, which the decoder makes of the encoder's states as it reads a token."""
     start = torch.zeros(states.shape[0], 1, dtype=torch.long, device=states.device)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     model(
@@ -78,7 +81,7 @@ class Decoder(Part):
 
         Args:
             input_ids: [batch, sequence] the new tokens.
-            past_key_values: An ``EncoderDecoderCache``: what the decoder has seen, and the encoder's ``states``.
+            past_key_values: An ``EncoderDecoderCache``: the decoder's own past, and the encoder's ``states``.
             encoder_attention_mask: [batch, source], 0 for padding, where the encoder takes a mask.
 
         Returns:
@@ -99,10 +102,11 @@ class Decoder(Part):
 
 
 class SpeechDecoder(Decoder):
-    """A step whose logits are those that ``generate`` chooses by: tokens that the settings of generation suppress are out.
+    """A step with the logits by which ``generate`` chooses: -inf for tokens that the settings of generation suppress.
 
     Args:
-        always, first: Numbers of the tokens that are suppressed in each step, and in the first alone, of a call without a past.
+        always, first: Numbers of the tokens that are suppressed in each step, and in the first step alone, a call
+            without a past.
     """
 
     def __init__(self, model: Any, always: Sequence[int], first: Sequence[int]) -> None:
@@ -115,11 +119,11 @@ class SpeechDecoder(Decoder):
     def forward(
         self, input_ids: torch.Tensor, past_key_values: Any, encoder_attention_mask: torch.Tensor | None = None
     ) -> dict[str, Any]:
-        """One step, as ``Decoder`` has it."""
+        """One step, as of :class:`Decoder`."""
         past = past_key_values.self_attention_cache.layers[0].keys.shape[2]
         result = super().forward(input_ids, past_key_values, encoder_attention_mask)
         length = input_ids.shape[1]
-        # The last token, of a call without a past: with one, no place is below length.
+        # The last token of a call without a past: with a past, no place is below length.
         begins = torch.arange(length, device=input_ids.device) + past * length == length - 1
         out = self.suppressed_always | (begins[:, None] & self.suppressed_first)
         return {**result, "logits": result["logits"].masked_fill(out, -torch.inf)}
@@ -135,7 +139,7 @@ def without_past(past: Any) -> Any:
 
 @dataclass(frozen=True)
 class PartExample:
-    """What ``to_onnx`` is called with for a part of the model."""
+    """The arguments of ``to_onnx`` for a part of the model."""
 
     kwargs: dict[str, Any]
     dynamic_shapes: dict[str, Any]
@@ -184,7 +188,7 @@ def examples_of(model: Any, example: TaskExample) -> tuple[PartExample, PartExam
 
 
 def _renamed(example: TaskExample) -> TaskExample:
-    """The length of the source has a name of its own, beside that of the text."""
+    """An example in which the source's length has a name of its own, beside the text's length."""
     return TaskExample(
         example.kwargs,
         {
@@ -212,7 +216,7 @@ class Merged:
         self._model, self._decoder, self._projections = model, decoder, projections
 
     def results(self, later: bool) -> dict[str, torch.Tensor]:
-        """Results by name: of a later step, or of the first one, which has seen no tokens."""
+        """Results by name: of a later step, or of the first step, which has seen no tokens."""
         kwargs = dict(self._decoder.kwargs)
         past = copy.deepcopy(kwargs["past_key_values"])
         if not later:

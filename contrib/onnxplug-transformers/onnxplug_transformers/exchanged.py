@@ -16,12 +16,13 @@ from onnxplug_transformers.caches import renamed
 
 @contextmanager
 def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]]) -> Iterator[None]:
-    """Holds while a model is captured: functions and methods of the modules in use are exchanged for those of the table.
+    """Holds while a model is captured: functions and methods of the modules in use are exchanged for those of a table.
 
-    One with other parameters than those known here, of another version of transformers, is left as it is.
+    A function with other parameters than its replacement, of another version of transformers, is left as it is.
 
     Args:
-        table: By the name of a function, or CLASS.METHOD: what is called instead, and for which calls it is not.
+        table: Name of a function, or CLASS.METHOD, to its replacement, and to the predicate of the calls that are left
+            to transformers' own.
     """
     with ExitStack() as stack:
         modules = _models()
@@ -35,7 +36,7 @@ def exchanged(table: Mapping[str, tuple[Callable[..., Any], Callable[..., bool]]
 
 
 def in_use(place: str, modules: Sequence[ModuleType] | None = None) -> Iterator[tuple[Any, str, Any]]:
-    """Each function of a name, or method as CLASS.METHOD, of the modules of models in use: its owner, name, and what it is."""
+    """Each function of a name, or method as CLASS.METHOD, of the modules of models in use: its owner, name, value."""
     owner_name, _, name = place.rpartition(".")
     for module in _models() if modules is None else modules:
         owner = vars(module).get(owner_name) if owner_name else module
@@ -55,12 +56,12 @@ def _models() -> list[ModuleType]:
 
 
 def never(*_: Any, **__: Any) -> bool:
-    """No call is left to transformers."""
+    """The predicate for a table of :func:`exchanged` by which no call is left to transformers."""
     return False
 
 
 def parameters(function: Any) -> list[str]:
-    """Names of the parameters, without the ones that take whatever else is given; that of a cache is ``cache``."""
+    """Names of the parameters, without ``*args`` and ``**kwargs``; the name of a cache is ``cache``."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [renamed(name) for name, one in inspect.signature(function).parameters.items() if one.kind not in kinds]
 

@@ -45,13 +45,14 @@ def exportable_experts() -> Iterator[None]:
 def _grouped(
     hidden: Tensor, index: Tensor, weights: Tensor, count: int, compute: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """The weighted sum of what experts make of the tokens.
+    """The weighted sum of the experts' results for the tokens.
 
     Args:
         hidden: [tokens, H]
-        index: [tokens, K], the experts of each token; one of ``count`` or more leaves it as it is.
+        index: [tokens, K], the experts of each token; an expert of ``count`` or more leaves the token as it is.
         weights: [tokens, K]
-        compute: Makes [tokens * K, H] of as many rows, sorted by expert, and of where each expert's end, [count] of int32.
+        compute: Computes [tokens * K, H] from rows of this shape, sorted by expert, and the ends of each expert's rows,
+            int32 [count].
     """
     expert, order = index.reshape(-1).sort(stable=True)
     ends = (expert.unsqueeze(-1) <= torch.arange(count, device=expert.device)).sum(0, dtype=torch.int32)
@@ -104,18 +105,18 @@ def _step(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: 
 
 
 def _switch(self: Any, hidden_states: Tensor, selected_experts: Tensor, routing_weights: Tensor) -> Tensor:
-    """Switch Transformers: ``selected_experts`` is 1 where an expert takes a token, [tokens, 1, experts]; none may."""
+    """Switch Transformers: ``selected_experts``, [tokens, 1, experts], is 1 for a token's expert, if it has any."""
     return _in_turn(self, hidden_states, lambda number: selected_experts[..., number] == 1, routing_weights)
 
 
 def _nllb(self: Any, hidden_states: Tensor, router_mask: Tensor, router_probs: Tensor) -> Tensor:
-    """NLLB: what transformers takes for numbers of experts, [tokens, K]."""
+    """NLLB: ``router_mask`` is compared with numbers of experts, [tokens, K], as in transformers."""
     kept = 1.0 if self.training else 1.0 - self.moe_token_dropout
     return _in_turn(self, hidden_states, lambda number: router_mask == number, router_probs * kept)
 
 
 def _in_turn(experts: Any, hidden: Tensor, chosen: Callable[[int], Tensor], weights: Tensor) -> Tensor:
-    """Each expert's module on the tokens that chose it, however few. Their weights would have to be copied to be sorted by."""
+    """Each expert's module on the tokens that chose it, however few: groups would need copies of all weights."""
     result = torch.zeros_like(hidden)
     for number in range(experts.num_experts):
         tokens, choice = chosen(number).nonzero().unbind(1)

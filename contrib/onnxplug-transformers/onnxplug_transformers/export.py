@@ -102,15 +102,15 @@ def export_folder(
     options: Mapping[str, Any] | None = None,
     stage: Callable[[str], None] = lambda _: None,
 ) -> list[ExportedFile]:
-    """Exports the model of a folder into another, which is written whole or not at all.
+    """Exports the model of a folder into another folder, which is written whole or not at all.
 
     Args:
         source: A folder of ``save_pretrained``, or a file of GGUF.
         output: The folder to write.
-        task: What the model is for; by default what its configuration says.
+        task: The task of the model; by default the task of the class that its configuration names.
         layout: The program that loads the folder: ``"genai"``, ``"transformers.js"`` or ``"optimum"``.
-        dtypes: Number formats, of each of which there are files: ``"fp32"``, ``"fp16"``, ``"q8"``, ``"int8"``, ``"uint8"``,
-            ``"q4"`` and ``"q4f16"``; for ``"genai"`` the first alone.
+        dtypes: Number formats of the files, one or several of ``"fp32"``, ``"fp16"``, ``"q8"``, ``"int8"``,
+            ``"uint8"``, ``"q4"`` and ``"q4f16"``; for ``"genai"`` ``"fp32"`` alone.
         random: Random weights; the folder needs a configuration alone.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         last_logits: Logits of each row's last token alone, of a model for text generation.
@@ -118,20 +118,22 @@ def export_folder(
         block_size: Numbers that share a scale, 32 unless given.
         int4_keep: Names of linear layers, or of the embedding, that stay as they are, with ``*`` for anything; by default none.
         int8_layers: Names of linear layers whose weights get eight bits instead of four, with ``*`` for anything; ``"mixed"``
-            stands for those whose errors count most. By default none.
+            stands for the layers whose errors count most. By default none.
         zero_points: Blocks of four bits have a zero point of their own, beside the scale.
-        accuracy_level: 4, unless given: ONNX Runtime rounds what these layers read to bytes, which is fast; 1: it does not.
-        fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the text's
-            greatest length, which onnxruntime-genai shares between past and present. Other attention stays, and a note says so.
-        static: Of a model for text generation, instead of one with dynamic sizes: the length of the cache, and how many tokens of
-            the prompt ``prefill.onnx`` takes at once; ``decode.onnx`` takes one token.
+        accuracy_level: 4, unless given: ONNX Runtime rounds the inputs of these layers to bytes, which is fast; 1: they
+            stay floats.
+        fused: Attention by ``GroupQueryAttention``, of a model for text generation; the cache is in buffers of the
+            text's greatest length, which onnxruntime-genai shares between past and present. Attention that can't be
+            replaced stays, and a note says so.
+        static: For text generation, instead of a model with dynamic sizes: the length of the cache, and the number of
+            the prompt's tokens that ``prefill.onnx`` takes at once; ``decode.onnx`` takes one token.
         merged_adapter: A folder of PEFT whose adapter is merged into the weights.
         adapters: Folders of PEFT by name, of a model for text generation: the adapters' factors are inputs of the graph, and each
             adapter is in a file ``NAME.onnx_adapter``.
-        tokenizer: Copy the tokenizer; ``False`` does without.
-        processor: Put the tokenizer or the image processor of a model with one call into the file, whose input is strings or
-            images, and the names of classes; of a model for text generation, all from prompts to texts.
-        overwrite: Replace what the folder holds.
+        tokenizer: Whether the tokenizer is copied, which must then be in the folder.
+        processor: Put the tokenizer or the image processor of a model with one call into the file, whose input is then
+            strings or images, and the names of classes; for text generation, all steps from prompts to texts.
+        overwrite: Replace the contents of the folder.
         verify: Compare with PyTorch.
         external_data: Weights in a file of their own; ``None`` decides by size.
         options: Further keyword arguments of ``onnxplug.to_onnx``.
@@ -187,7 +189,7 @@ def export_folder(
             changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
             notes.append(str(changed))
             if of_few_bits:
-                store_halves(model)  # what is neither packed nor rounded
+                store_halves(model)  # weights that are neither packed nor rounded
         with staged(output) as folder:
             call = _Call(
                 folder / chosen.models, chosen, dtypes, verify, external_data, stage, given, tuple(notes), level
@@ -225,14 +227,14 @@ def _check_decoder(
     flags: Sequence[str],
     processor: bool,
 ) -> None:
-    """Looks whether options fit the task and the layout.
+    """Checks that options fit the task and the layout.
 
     Args:
-        config, kind, layout, dtypes, dtype, processor: As ``export_folder`` has them.
-        flags: The options given that are for text generation.
+        config, kind, layout, dtypes, dtype, processor: As in :func:`export_folder`.
+        flags: The given options that are for text generation.
 
     Raises:
-        UsageError: One does not.
+        UsageError: An option does not fit.
     """
     if kind == IMAGES_AND_TEXT and layout.merged and (layout.name != BROWSERS or config.model_type not in IN_BROWSERS):
         raise UsageError(f"{config.model_type} for {kind} is for --for genai, and not for {layout.name}")
@@ -276,7 +278,7 @@ def _check_companions(source: Path, layout: Layout, model: Any) -> None:
 
 
 def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_logits: bool, fused: bool) -> None:
-    """A language model: one step, what onnxruntime-genai reads of it, and the files of its adapters."""
+    """Writes a language model: one step, its configuration for onnxruntime-genai, and the files of its adapters."""
     decoder, example, reason = decoder_of(model, last_logits=last_logits, fused=fused)
     fused = decoder.fused
     if call.layout.merged:
@@ -318,7 +320,7 @@ def _write_decoder(call: _Call, model: Any, adapters: Adapters | None, *, last_l
 
 
 def _write_generation(call: _Call, model: Any, source: Path, *, fused: bool) -> None:
-    """From texts to texts: the tokenizer, a loop over a language model's steps, and the text of the tokens, in one file."""
+    """Writes a model from texts to texts in one file: tokenizer, a loop over a language model's steps, detokenizer."""
     last = model.get_output_embeddings() is not None
     decoder, example, reason = decoder_of(model, last_logits=last, fused=fused)
     check_one_shape(example.reason, type(model).__name__, "--with-processor")
@@ -334,7 +336,7 @@ def _write_generation(call: _Call, model: Any, source: Path, *, fused: bool) -> 
 
 
 def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
-    """Two models of fixed sizes: a piece of the prompt, and one token. They share their weights' file."""
+    """Writes two models of fixed sizes, for a piece of the prompt and for one token, with one file of weights."""
     example = example_of(Decoder(model).eval())
     check_one_shape(example.reason, type(model).__name__, "--static")
     cache = example.kwargs["past_key_values"]
@@ -353,7 +355,7 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
 
 
 def _write_images_and_text(call: _Call, model: Any, source: Path) -> None:
-    """Three models: images, embeddings, and the decoder's step, as the program that loads them calls them."""
+    """Writes three models, for the program that loads them: images, embeddings, and the decoder's step."""
     in_browsers = call.layout.name == BROWSERS
     parts = images_and_text.parts_of(model, in_browsers=in_browsers)
     models = {
@@ -373,7 +375,7 @@ def _write_images_and_text(call: _Call, model: Any, source: Path) -> None:
 
 
 def _write_parts(call: _Call, model: Any, source: Path) -> None:
-    """An encoder that gives the keys and values of the cross-attention, and a decoder that takes them."""
+    """Writes an encoder that gives the keys and values of the cross-attention, and a decoder that takes them."""
     first, second = encoder_decoders.examples_of(model, task_example(model, source))
     if model.config.model_type != "whisper":
         call.write("encoder_model", encoder_decoders.Encoder(model).eval(), **first.arguments())
@@ -404,7 +406,7 @@ def _write_json(folder: Path, files: Mapping[str, Any]) -> None:
 
 
 def _write_merged(call: _Call, model: Any, source: Path) -> None:
-    """An encoder that gives its states, and a decoder whose first step computes the keys and values of the cross-attention."""
+    """Writes an encoder, and a decoder whose first step computes the keys and values of the cross-attention."""
     encoder, projections, decoder = encoder_decoders.merged_examples_of(model, task_example(model, source))
     call.write("encoder_model", encoder_decoders.States(model).eval(), **encoder.arguments())
     step, report = call.program(encoder_decoders.Decoder(model).eval(), **decoder.arguments())
@@ -418,23 +420,26 @@ def _write_merged(call: _Call, model: Any, source: Path) -> None:
 
 
 def _of_one_call(model: Any, kind: str, folder: Path) -> Any:
-    """A model as it is exported, that of sentences with what makes vectors."""
+    """A model as it is exported; a model of sentences with the modules that make vectors."""
     return (Sentences(model, folder) if kind == SENTENCES else Task(model)).eval()
 
 
 def _write_model(call: _Call, model: Any, example: TaskExample) -> None:
-    """A model of one call."""
+    """Writes a model of one call."""
     call.write("model", model, kwargs=example.kwargs, dynamic_shapes=example.dynamic_shapes)
 
 
 @dataclass
 class _Call:
-    """How the models of a folder are exported.
+    """The settings by which the models of a folder are exported.
 
     Attributes:
-        dtypes: Number formats, of each of which a file is written.
-        verify, external_data, stage, options, notes: As for ``export_folder``.
-        accuracy_level: What products with weights of four bits get once they are verified: with 4 they are not PyTorch's.
+        dtypes: Number formats; each model is written in each of them.
+        verify, external_data, stage, options: As in :func:`export_folder`.
+        notes: Lines about the export, for the user.
+        accuracy_level: The accuracy level that products with weights of four bits get after the verification: at level
+            4 their results are not PyTorch's.
+        files: The files written so far.
     """
 
     folder: Path
@@ -460,7 +465,7 @@ class _Call:
         """Exports one model, verifies it where that was asked for, and saves it.
 
         Args:
-            name: What its file is called.
+            name: The name of its file, without the ending.
             model: The model.
             cases: Inputs to compare on beside the example's.
             is_drawn: Whether inputs drawn at random are compared too.
@@ -508,7 +513,7 @@ class _Call:
         """Saves a program in each number format.
 
         Args:
-            samples: Inputs that it runs on in other formats, with PyTorch's results.
+            samples: Inputs on which the program runs in other formats, with PyTorch's results.
             has_layers: Whether the model has layers that can be quantised.
         """
         set_accuracy_level(program.model, self.accuracy_level)
@@ -539,7 +544,7 @@ def _with_domain(opsets: Any) -> dict[str, int]:
 
 def model_with_inputs(source: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The model of a folder as it is exported, and example inputs."""
-    register()  # whoever takes the inputs apart knows caches
+    register()  # so that the inputs' caches can be taken apart
     with as_folder(source, tokenizer=False) as source:
         config = load_config(source)
         kind, whole = task_of(config, None, source), source

@@ -1,4 +1,4 @@
-"""Folders: models are read from what ``save_pretrained`` wrote, and written complete or not at all."""
+"""Folders: models are read from folders of ``save_pretrained``, and written complete or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxplug import OnnxplugError, SaveError, UsageError
 
-#: What belongs to a model beside its weights; copied as it is.
+#: Files that belong to a model beside its weights, tokenizers' first; they are copied as they are.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -54,7 +54,7 @@ class SentenceModule:
 
     Attributes:
         type: The class that ``modules.json`` names.
-        path: Its folder, in that of the whole.
+        path: Its folder, relative to the folder of ``modules.json``.
     """
 
     type: str
@@ -62,13 +62,13 @@ class SentenceModule:
 
     @property
     def kind(self) -> str:
-        """The name of a class of sentence-transformers; of others the whole path."""
+        """The name of a class of sentence-transformers; the whole path of another class."""
         package, _, rest = self.type.partition(".")
         return rest.rpartition(".")[2] if package == "sentence_transformers" else self.type
 
 
 def sentence_modules(folder: Path) -> list[SentenceModule]:
-    """What ``modules.json`` of sentence-transformers names, the transformer first; nothing where there is no such file."""
+    """The modules in ``modules.json`` of sentence-transformers, the transformer first; none without that file."""
     path = folder / "modules.json"
     if not path.is_file():
         return []
@@ -84,13 +84,13 @@ def sentence_modules(folder: Path) -> list[SentenceModule]:
 
 
 def transformer_folder(folder: Path) -> Path:
-    """The folder of the transformer: of sentence-transformers it may be one within."""
+    """The folder of the transformer, which may lie within a folder of sentence-transformers."""
     modules = sentence_modules(folder)
     return folder / modules[0].path if modules else folder
 
 
 def check_folder(folder: Path, *, random: bool) -> None:
-    """Looks at what a model's folder has before anything is loaded."""
+    """Checks the contents of a model's folder before anything is loaded."""
     file = gguf_of(folder)
     if file is not None and not (folder / "config.json").is_file():
         return
@@ -113,7 +113,7 @@ def check_folder(folder: Path, *, random: bool) -> None:
 
 
 def gguf_of(source: Path) -> Path | None:
-    """The file of GGUF that a source is, or the one in a folder without weights of another kind."""
+    """The GGUF file that a source is, or the only GGUF file in a folder without other weights; else ``None``."""
     if source.suffix == ".gguf" and source.is_file():
         files = [source]
     elif source.is_dir() and not any((source / name).is_file() for name in _WEIGHTS):
@@ -133,7 +133,7 @@ def gguf_of(source: Path) -> Path | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a file of JSON says."""
+    """The object in a JSON file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -169,7 +169,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def check_safetensors(path: Path) -> None:
-    """Opens a file, which compares its length with what its header says."""
+    """Opens a safetensors file, which compares its length with its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -182,7 +182,7 @@ def check_safetensors(path: Path) -> None:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Looks for a tokenizer."""
+    """Checks that a folder has a tokenizer."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UsageError(
             f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, ...)",
@@ -191,7 +191,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def preprocessor_of(source: Path) -> dict[str, Any]:
-    """What ``preprocessor_config.json`` says, or the part of ``processor_config.json`` where transformers 5 has it."""
+    """The contents of ``preprocessor_config.json``, which are a part of ``processor_config.json`` in transformers 5."""
     if (source / "preprocessor_config.json").is_file():
         return read_json(source / "preprocessor_config.json")
     whole = read_json(source / "processor_config.json") if (source / "processor_config.json").is_file() else {}
@@ -203,14 +203,14 @@ def preprocessor_of(source: Path) -> dict[str, Any]:
 
 
 def copy_companions(source: Path, destination: Path, *, tokenizer: bool) -> None:
-    """Copies what belongs to a model beside its weights."""
+    """Copies the files that belong to a model beside its weights."""
     for name in COMPANIONS:
         if (source / name).is_file() and (tokenizer or name not in TOKENIZER_FILES):
             shutil.copyfile(source / name, destination / name)
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
-    """Looks whether a folder may be written, before anything is loaded."""
+    """Checks that a folder may be written, before anything is loaded."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UsageError(f"{folder} is not a folder", hint="--output names the folder to write.")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
@@ -224,9 +224,9 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder beside the one to be written, which takes its name at the end; it vanishes where something fails.
+    """A temporary folder beside the target, which takes the target's name at the end, or is removed after an error.
 
-    What stood at the name stays whole until then.
+    A folder that has the name stays whole until then.
     """
     target = folder.absolute()
     try:

@@ -10,7 +10,7 @@ from torch import nn
 from onnxplug_transformers.rounding import in_steps, restored, rounded, stored
 
 _DOMAIN = "com.microsoft"
-#: Beyond what activations are: no limit.
+#: Larger than any activation: it stands for no limit.
 _ANY = 1e30
 
 
@@ -29,7 +29,7 @@ def experts_nbits(
     gate: list[float],
     step: bool,
 ) -> torch.Tensor:
-    """The weighted sum of what experts make of rows: ``(up + beta) * gate * sigmoid(alpha * gate)``, and a product of it.
+    """The weighted sum of the experts' results for rows, products of ``(up + beta) * gate * sigmoid(alpha * gate)``.
 
     Args:
         x: [T, H] floats.
@@ -37,10 +37,11 @@ def experts_nbits(
         shares: [T, experts], the weights of their results.
         up: Levels, [experts, 2 * F, H / 2] bytes with two numbers in each, and scales, [experts, 2 * F, blocks]; rows of gate and
             up in turns.
-        up_zeros: [experts, 2 * F, (blocks + 1) / 2] bytes, two zero points in each; ``None``: all are in the middle.
+        up_zeros: [experts, 2 * F, (blocks + 1) / 2] bytes, two zero points in each; ``None``: all zero points are in
+            the middle.
         up_bias: [experts, 2 * F].
-        down, down_zeros, down_bias: The same of the second product: [experts, H, ...] of F.
-        gate: alpha, beta, and what gate and up are clamped to.
+        down, down_zeros, down_bias: The same for the second product: [experts, H, ...] of F.
+        gate: alpha, beta, and the limit to which gate and up are clamped.
         step: Whether blocks of the inputs of products are rounded to 127 steps, as ONNX Runtime does at accuracy level 4.
 
     Returns:
@@ -79,7 +80,7 @@ def _(x: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def convert(g: Any, node: Any) -> Any:
-    """The activations stay float; ``four_bits.set_accuracy_level`` sets what a finished model does."""
+    """Emits QMoE with float activations; ``four_bits.set_accuracy_level`` sets the level of a finished model."""
     x, chosen, shares, up, up_zeros, up_bias, down, down_zeros, down_bias, count, gate, _ = node.args
     alpha, beta, limit = gate
     (ups, up_scales), (downs, down_scales) = (
@@ -103,7 +104,7 @@ def convert(g: Any, node: Any) -> Any:
 
 
 class FourBitExperts(nn.Module):
-    """Experts as ``QMoE`` computes them, in the place of those of transformers.
+    """Experts as ``QMoE`` computes them, in the place of transformers' experts.
 
     Args:
         gate: alpha, beta and limit, of :func:`gate_of`.
@@ -131,7 +132,7 @@ class FourBitExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """[T, H] of [T, H], and the experts of each row with the weights of their results, [T, K]."""
+        """[T, H] of rows [T, H], the experts of each row and the weights of their results, both [T, K]."""
         none = hidden_states.new_zeros(hidden_states.shape[0], self.num_experts)
         weights = top_k_weights.to(hidden_states.dtype)
         result: torch.Tensor = experts_nbits(
@@ -152,10 +153,11 @@ class FourBitExperts(nn.Module):
 
 
 def gate_of(module: Any, size: int) -> list[float] | None:
-    """How experts of transformers go from the first product to the second: alpha, beta and limit.
+    """The constants of the gate between the two products of transformers' experts: alpha, beta and limit.
 
     Returns:
-        ``None`` where the module is none of these, ``QMoE`` has no such gate, or blocks of ``size`` numbers do not fit.
+        The constants; ``None`` where the module has no such experts, ``QMoE`` has no such gate, or blocks of ``size``
+        numbers do not fit.
     """
     plain = getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", True)
     weights = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
@@ -178,7 +180,7 @@ def gate_of(module: Any, size: int) -> list[float] | None:
 
 
 def _up(experts: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[experts, 2 * F, H], rows of gate and up in turns, and the bias."""
+    """The first weight, [experts, 2 * F, H], rows of gate and up in turns, and its bias."""
     weight = experts.gate_up_proj.detach()
     weight = weight.transpose(1, 2) if experts.is_transposed else weight
     bias = experts.gate_up_proj_bias.detach() if experts.has_bias else None
@@ -186,7 +188,7 @@ def _up(experts: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _down(experts: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[experts, H, F], and the bias."""
+    """The second weight, [experts, H, F], and its bias."""
     weight = experts.down_proj.detach()
     weight = weight.transpose(1, 2) if experts.is_transposed else weight
     return weight, experts.down_proj_bias.detach() if experts.has_bias else None

@@ -22,7 +22,7 @@ from onnxplug_transformers.rounding import in_steps, restored, rounded, stored
 DOMAIN = "com.microsoft"
 #: Sizes of blocks that the CPU's kernel has.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-#: What the activations are rounded to in products: 1 for float, 4 for bytes.
+#: Accuracy levels of products: 1 for float activations, 4 for activations rounded to bytes.
 ACCURACY_LEVELS = (1, 4)
 #: Stands for the layers whose errors count most.
 MIXED = "mixed"
@@ -48,10 +48,11 @@ def matmul_nbits(
 
     Args:
         x: [..., K] floats.
-        levels: [N, blocks, size * bits / 8] bytes; of 4 bits two numbers in each, the first one in its low half. The last block is
-            filled up.
+        levels: [N, blocks, size * bits / 8] bytes; of 4 bits two numbers in each, the first in its low half. The last
+            block is filled up.
         scales: [N, blocks] of x's dtype, or stored in float16.
-        zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each, or [N, blocks] of 8; ``None``: all are in the middle.
+        zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each, or [N, blocks] of 8; ``None``: all are in
+            the middle.
         bias: [N] of x's dtype.
         step: Whether blocks of ``x`` are rounded to 127 steps of their largest number, as ONNX Runtime does at accuracy level 4.
 
@@ -68,9 +69,9 @@ def _(x: torch.Tensor, levels: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def convert(g: Any, node: Any) -> Any:
-    """The activations stay float; :func:`set_accuracy_level` sets what a finished model does.
+    """Emits MatMulNBits with float activations; :func:`set_accuracy_level` sets the level of a finished model.
 
-    Of parts of one product, it is there once: nodes without a schema are not shared by the builder.
+    The parts of one product share one node, found here: the builder does not share nodes without a schema.
     """
     x, levels, scales, zeros, bias, bits, _ = node.args
     rows, _, size = levels.shape
@@ -103,7 +104,7 @@ def gather_nbits(
         levels: [N, blocks, size * bits / 8] bytes.
         scales: [N, blocks].
         zeros: As of :func:`matmul_nbits`.
-        bits: Of a level, 4 or 8.
+        bits: Bits of a level, 4 or 8.
         half: Whether the result is of float16, not of float32.
 
     Returns:
@@ -121,7 +122,7 @@ def _(tokens: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, _: Any, 
 
 
 def convert_gather(g: Any, node: Any) -> Any:
-    """GatherBlockQuantized, of the matrix that ``MatMulNBits`` may read too."""
+    """Emits GatherBlockQuantized on the matrix that ``MatMulNBits`` may read too."""
     import onnx_ir as ir
 
     tokens, levels, scales, zeros, bits, half = node.args
@@ -134,12 +135,12 @@ def convert_gather(g: Any, node: Any) -> Any:
 
 
 class FourBitLinear(nn.Module):
-    """A linear layer, or several that read the same, with weights of 16 levels, or of 256, in blocks of a row.
+    """A linear layer, or several with the same input, with weights of 16 or 256 levels in blocks of a row.
 
     Args:
         levels, scales, zeros, bias, bits: As :func:`matmul_nbits` takes them.
-        widths: How many results each layer has that is in it.
-        order: Which inputs the columns are of; ``None``: the first one of the first input, and so on.
+        widths: The output width of each layer in it.
+        order: The index of each column's input; ``None``: the columns are in the order of the inputs.
     """
 
     #: Whether the activations are rounded too.
@@ -172,7 +173,7 @@ class FourBitLinear(nn.Module):
 
     @classmethod
     def rounded(cls, linears: Sequence[nn.Linear], size: int, bits: int, zero_points: bool = False) -> FourBitLinear:
-        """Layers in one, in blocks of ``size`` numbers; their results are beside each other in its result."""
+        """Joins layers into one, rounded in blocks of ``size`` numbers; its result has their results side by side."""
         whole = torch.cat([linear.weight.detach() for linear in linears])
         levels, scales, zeros = rounded(whole, size, bits, zero_points=zero_points)
         biases: list[torch.Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in linears]
@@ -181,7 +182,7 @@ class FourBitLinear(nn.Module):
 
     @classmethod
     def joined(cls, layers: Sequence[FourBitLinear]) -> FourBitLinear:
-        """Layers in one, of blocks of the same size and bits, with the order of their inputs; all have a bias, or none has."""
+        """Joins layers of the same block size and bits, without an ``order``, into one; all have a bias, or none."""
         zeros: Any = None
         if any(layer.zeros is not None for layer in layers):
             rows = [layer.levels.shape[:2] for layer in layers]
@@ -206,9 +207,9 @@ class FourBitLinear(nn.Module):
 
 
 class _Part(nn.Module):
-    """What stands for a layer whose weight is in another's: one of its parts.
+    """The stand-in for a layer whose weight is in a joint layer: a part of the joint layer's result.
 
-    Each part computes the whole, and the graph that is exported has it once. That is right whatever the parts are called with.
+    Each part computes the joint layer, and the exported graph has it once. The parts are right for any inputs.
     """
 
     def __init__(self, joint: nn.Module, index: int) -> None:
@@ -226,7 +227,7 @@ class _Part(nn.Module):
 class FewBitEmbedding(nn.Embedding):
     """An embedding with weights of 8 bits, or of as many as the layer that shares its weight.
 
-    It is made of another one by :func:`round_embedding`. A class of its own that scales rows stays in front.
+    :func:`round_embedding` makes it of another embedding. A subclass that scales rows stays the first base class.
     """
 
     levels: torch.Tensor
@@ -237,11 +238,11 @@ class FewBitEmbedding(nn.Embedding):
 
     @property
     def weight(self) -> Any:  # type: ignore[override]
-        """Nothing, of the dtype that it had: who reads more of it than that, fails."""
+        """An empty tensor of the former weight's dtype: code that reads more of it than the dtype fails."""
         return self.scales.new_empty(0, dtype=torch.float16 if self.is_half else torch.float32)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[..., width] of tokens."""
+        """The rows of tokens, [..., width]."""
         result: torch.Tensor = gather_nbits(tokens, self.levels, self.scales, self.zeros, self.bits, self.is_half)
         return result
 
@@ -254,7 +255,7 @@ def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> 
         shared: The layer of the logits, where its weight is the embedding's.
 
     Returns:
-        Whether it was: its class takes its rows from ``nn.Embedding``.
+        Whether it was rounded: its class takes its rows from ``nn.Embedding``.
     """
     kind, weight, state = type(embedding), embedding.weight.detach(), dict(vars(embedding))
     levels, scales, zeros = rounded(weight, size, 8) if shared is None else (shared.levels, shared.scales, shared.zeros)
@@ -268,7 +269,7 @@ def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> 
     try:
         with torch.no_grad():
             embedding(torch.zeros(1, 1, dtype=torch.long))
-    except Exception:  # whatever its own forward meets where its weight is nothing
+    except Exception:  # any error of a forward that reads the empty weight
         embedding.__class__ = kind
         vars(embedding).clear()
         vars(embedding).update(state)
@@ -278,13 +279,14 @@ def round_embedding(embedding: Any, size: int, shared: FourBitLinear | None) -> 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What few bits have changed.
+    """The effects of rounding to few bits.
 
     Attributes:
-        layers: How many linear layers have weights of four bits.
-        experts: How many layers of experts have weights of four bits.
-        perplexity_before, perplexity_after: On text that the unrounded model wrote, drawn at random.
-        agreement: The share of places where both find the same token most likely.
+        layers: The number of linear layers with weights of four bits.
+        wide: The number of linear layers with weights of eight bits.
+        experts: The number of layers of experts with weights of four bits.
+        perplexity_before, perplexity_after: On text drawn at random from the unrounded model.
+        agreement: The share of places where the most likely token of both models is the same.
     """
 
     layers: int
@@ -308,8 +310,10 @@ class Rounding:
 
 
 def check_settings(size: int, accuracy_level: int) -> None:
-    """Raises:
-    UsageError: The kernel has no such blocks, or no such accuracy level.
+    """Checks the size of blocks and the accuracy level.
+
+    Raises:
+        UsageError: The kernel has no such blocks, or no such accuracy level.
     """
     if size not in BLOCK_SIZES:
         raise UsageError(f"--block-size {size} is none of {', '.join(map(str, BLOCK_SIZES))}")
@@ -332,8 +336,9 @@ def round_weights(
 
     Args:
         keep: Names of modules that stay as they are, with ``*`` for anything.
-        accuracy_level: That of the products, for what is said of the perplexity.
-        wide: Names of linear layers that get 8 bits, with ``*`` for anything; :data:`MIXED` for those whose errors count most.
+        accuracy_level: The accuracy level of the products at which the perplexity is computed.
+        wide: Names of linear layers that get 8 bits, with ``*`` for anything; :data:`MIXED` for the layers whose errors
+            count most.
         zero_points: Whether blocks of 4 bits have a zero point of their own.
     """
     check_settings(size, accuracy_level)
@@ -350,7 +355,7 @@ def round_weights(
     text = _drawn(model)
     with _inputs_of(modules, rounded) as inputs:
         before, bytes_before = _scores(model, text), _bytes(model)
-    # the layer reads such a weight itself: that of Mamba's dt_proj
+    # a layer with states may read the weight of a part itself, as of Mamba's dt_proj
     unread = {id(part) for layer in layers_with_states(model) for part in layer.children()}
     rounded = [name for name in rounded if name in inputs or id(modules[name]) not in unread]
     made: dict[str, Any] = {}
@@ -369,7 +374,7 @@ def round_weights(
         if name not in kept:
             weight = modules[name].weight
             sharing = [other for other in layers if modules[other].weight is weight]
-            if not kept.intersection(sharing):  # as it is, the matrix is there anyway
+            if not kept.intersection(sharing):  # where a kept layer shares the matrix, it is there anyway
                 round_embedding(modules[name], size, made[sharing[0]] if sharing else None)
     after = _scores(model, text)
     for joint in made.values():
@@ -386,7 +391,7 @@ def round_weights(
 
 
 def place(model: Any, names: Sequence[str], layer: nn.Module) -> None:
-    """Puts a layer in the place of the one, or of the several, that it stands for."""
+    """Puts a layer in the place of the layer, or of the layers, that it replaces."""
     if len(names) == 1:
         _put(model, names[0], layer)
         return
@@ -397,10 +402,10 @@ def place(model: Any, names: Sequence[str], layer: nn.Module) -> None:
 
 
 def joint_layers(kinds: Mapping[str, Any]) -> list[list[str]]:
-    """Names of layers, those of the projections of one attention together that are of the same kind.
+    """Names of layers in groups: projections of one attention that are of the same kind, or a layer alone.
 
     Args:
-        kinds: The kind of each; ``None`` for a layer that stays alone.
+        kinds: The kind of each layer by its name; ``None`` for a layer that stays alone.
     """
     groups: dict[Any, list[str]] = {}
     for name, kind in kinds.items():
@@ -415,11 +420,11 @@ def _place_of(name: str) -> int:
 
 
 def set_accuracy_level(model: Any, level: int) -> None:
-    """Sets what a finished model's products do with their activations.
+    """Sets the accuracy level of a finished model's products.
 
     Args:
         model: An ``onnx_ir`` model.
-        level: 1 for float; 4: ONNX Runtime rounds them to bytes.
+        level: 1 for float activations; 4: ONNX Runtime rounds them to bytes.
     """
     import onnx_ir as ir
 
@@ -449,8 +454,8 @@ def _matching(names: Sequence[str], patterns: Sequence[str], option: str = "--in
 def _sensitive(model: Any, names: Sequence[str]) -> set[str]:
     """The layers whose errors count most, by the rule of llama.cpp.
 
-    They are that of the logits and, in the first and last eighth of the model and in every third layer between, the
-    projections of queries, keys and values and the last layer of the MLP.
+    They are the layer of the logits and, in the first and last eighth of the model and in every third layer between,
+    the projections of queries, keys and values and the last layer of the MLP.
     """
     places = {name: int(place[1]) for name in names if (place := re.search(r"\.(\d+)\.", name))}
     count = max(places.values(), default=-1) + 1
@@ -467,7 +472,7 @@ def _sensitive(model: Any, names: Sequence[str]) -> set[str]:
 
 @contextmanager
 def _inputs_of(modules: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Holds while the model is called: the tensor that each of these layers reads."""
+    """Holds while the model is called: records the tensor that each layer reads, by its name."""
     inputs: dict[str, torch.Tensor] = {}
     with ExitStack() as stack:
         for name in names:
@@ -476,7 +481,7 @@ def _inputs_of(modules: dict[str, Any], names: Sequence[str]) -> Iterator[dict[s
         yield inputs
 
 
-#: Classes by their whole names: one of another library that is called so may compute something else.
+#: Classes by their full names: a class of the same name in another library may compute something else.
 _CONV1D = "transformers.pytorch_utils.Conv1D"
 _FALCON_LINEAR = "transformers.models.falcon.modeling_falcon.FalconLinear"
 

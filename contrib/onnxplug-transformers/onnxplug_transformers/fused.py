@@ -3,7 +3,7 @@
 The operator knows of no padding: each row of a batch has its tokens in the buffer from its beginning, without gaps. The graph
 therefore moves the new tokens of a row in front of the padding among them, whose keys and values the next step writes over, and
 moves the results back. Padding may be on the left, on the right or in between. A single new token stays where it is: the nodes
-that move are in a branch, since each one would be in every step of a text.
+that move tokens are in a branch, since each would otherwise run in every step of a text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onnxplug_transformers.rotary import joint_rows, turned_rows
 
 DOMAIN = "com.microsoft"
 _NAME = "onnxplug_group_query"
-#: What attention is told that changes no result here.
+#: Arguments of attention that change no result here.
 _WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "cache_position", "is_causal", "dropout"})
 
 
@@ -50,17 +50,17 @@ def group_query_attention(
     window: int,
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention of new tokens to the past ones and to themselves.
+    """Attention of new tokens to past tokens and to themselves.
 
     Args:
         query: [batch, sequence, heads * width].
         key, value: [batch, sequence, groups * width], of the new tokens.
-        past_key, past_value: [batch, groups, past, width], of the tokens before, each row's from its beginning.
+        past_key, past_value: [batch, groups, past, width], of the past tokens, each row's from the buffer's beginning.
         last: int32 [batch], the place of each row's last new token; where there is no past, ``sequence - 1``.
-        sinks: [heads], what is among the scores beside those of the keys; ``None`` for nothing.
-        bias: [1, heads, sequence, total], what is added to the scores; ``None`` for nothing.
-        total: The length of the mask; where it is that of the new tokens, ONNX Runtime takes them for a prompt.
-        window: How many tokens are seen, the own one among them; -1 for all.
+        sinks: [heads], a further score for each head, beside the scores of the keys; ``None`` for none.
+        bias: [1, heads, sequence, total], added to the scores; ``None`` for none.
+        total: The length of the mask; where it is the number of new tokens, ONNX Runtime takes them for a prompt.
+        window: The number of tokens that a token sees, itself among them; -1 for all.
         softcap: The scores' bound, 0 for none.
 
     Returns:
@@ -107,10 +107,10 @@ def in_front(tokens: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.
 
     Args:
         tokens: int64 [batch, sequence].
-        attention_mask: int64 [batch, total], 1 for a token and 0 for padding; the last ones are of ``tokens``.
+        attention_mask: int64 [batch, total], 1 for a token and 0 for padding; its end is the mask of ``tokens``.
 
     Returns:
-        The tokens, [batch, sequence]; int32 [batch], the place of the last one of each row in the cache.
+        The tokens, [batch, sequence]; int32 [batch], the place of each row's last new token in the cache.
     """
     seen, new = _parted(attention_mask, tokens.shape[1])
     moved = tokens.gather(1, new.argsort(dim=1, descending=True, stable=True))
@@ -123,12 +123,12 @@ def _(tokens: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def _parted(mask: torch.Tensor, sequence: int) -> tuple[torch.Tensor, ...]:
-    """What a mask has of the tokens before, and of the new ones."""
+    """The parts of a mask for the past tokens and for the new tokens."""
     return mask.split([mask.shape[1] - sequence, sequence], dim=1)
 
 
 def convert_in_front(g: Any, node: Any) -> Any:
-    """TopK leaves equal numbers in their order."""
+    """Emits TopK of the mask, which leaves equal numbers in their order."""
     import onnx_ir as ir
 
     tokens, mask = node.args
@@ -158,7 +158,7 @@ def _for_single(g: Any, tokens: Any, single: Any, several: Any, **outputs: int) 
 
 
 def _parts(g: Any, mask: Any, tokens: Any) -> tuple[Any, Any, Any]:
-    """How many tokens are new, [1], and :func:`_parted`."""
+    """The number of new tokens, [1], and the parts of the mask, as of :func:`_parted`."""
     sequence = g.op.Shape(tokens, start=1, end=2)
     lengths = g.op.Concat(g.op.Sub(g.op.Shape(mask, start=1, end=2), sequence), sequence, axis=0)
     return (sequence, *g.op.Split(mask, lengths, axis=1, _outputs=2))
@@ -224,13 +224,13 @@ def _rows_at(g: Any, x: Any, index: Any) -> Any:
 
 @torch.library.custom_op("onnxplug_transformers::moved_back", mutates_args=())
 def moved_back(x: torch.Tensor, tokens: torch.Tensor, attention_mask: torch.Tensor, last: bool) -> torch.Tensor:
-    """Results for tokens that :func:`in_front` moved, where the mask has the tokens.
+    """Moves results for tokens that :func:`in_front` moved to the places of the tokens in the mask.
 
     Args:
         x: [batch, sequence, width].
         tokens: [batch, sequence], before they were moved.
         attention_mask: int64 [batch, total].
-        last: For each row's last new token alone; of a row without one, the result for padding.
+        last: Whether only each row's last new token has a result; a row without a new token has the result for padding.
 
     Returns:
         [batch, sequence, width], padding has some token's result; [batch, 1, width] of the last tokens.
@@ -246,7 +246,7 @@ def _(x: torch.Tensor, tokens: torch.Tensor, attention_mask: torch.Tensor, last:
 
 
 def convert_moved_back(g: Any, node: Any) -> Any:
-    """The rows of more than one token."""
+    """Emits the move for more than one new token; the result of a single token stays."""
     x, tokens, mask, last = node.args
 
     def several() -> Any:
@@ -300,20 +300,20 @@ class _NewTokens(DynamicLayer):
     """A layer of a cache that leaves it to the attention to put past and new tokens together."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """The new ones, as they are."""
+        """The new keys and values, as they are."""
         return key_states, value_states
 
 
 class FusedCache:
-    """One call's cache: what the attention operators read and write.
+    """One call's cache, which the attention operators read and write.
 
     Args:
         past: The cache that came in, whose layers get the new keys and values.
-        tokens: [batch, sequence], the new ones.
+        tokens: [batch, sequence], the new tokens.
         attention_mask: [batch, total], 1 for a token and 0 for padding.
 
     Attributes:
-        tokens: [batch, sequence], those of each row in front of its padding.
+        tokens: [batch, sequence], the new tokens of each row in front of its padding.
         positions: [batch, sequence], their places.
     """
 
@@ -332,24 +332,24 @@ class FusedCache:
         self._bias: torch.Tensor | None = None
 
     def bias_of(self, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """[1, heads, sequence, total] of a table for places, [heads, length]; the same in every layer."""
+        """The bias [1, heads, sequence, total] from a table for places, [heads, length]; the same in every layer."""
         if self._bias is None:
             row = table[:, torch.arange(self.total, device=table.device)].to(query.dtype)
             self._bias = row[None, :, None].expand(-1, -1, query.shape[2], -1)
         return self._bias
 
     def moved_back(self, states: torch.Tensor) -> torch.Tensor:
-        """Results for ``tokens``, [batch, sequence, width], where the mask has the tokens; padding gets some token's result."""
+        """Results [batch, sequence, width] moved to the mask's places of the tokens; padding gets a token's result."""
         results: torch.Tensor = moved_back(states, *self._before, False)
         return results
 
     def last_of(self, states: torch.Tensor) -> torch.Tensor:
-        """The results for each row's last new token, [batch, 1, width]; of a row without one, those for padding."""
+        """The results for each row's last new token, [batch, 1, width]; in a row without any, for padding."""
         results: torch.Tensor = moved_back(states, *self._before, True)
         return results
 
     def check(self) -> None:
-        """Looks, after the call, whether every layer's attention was the operator."""
+        """Checks, after the call, that every layer's attention was the operator."""
         others = [index for index, calls in enumerate(self.calls) if calls != 1]
         if others:
             raise UsageError(f"the attention of layer {others[0]} can't be replaced")
@@ -392,7 +392,7 @@ def use_former_attention(model: Any, before: Sequence[tuple[Any, str]]) -> None:
     """Lets a model compute its attention as before :func:`use_fused_attention`.
 
     Args:
-        before: What :func:`attentions_of` gave then.
+        before: The result of :func:`attentions_of` from before.
     """
     restore_attention(model)
     for config, attention in before:
@@ -400,11 +400,11 @@ def use_former_attention(model: Any, before: Sequence[tuple[Any, str]]) -> None:
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The operator counts each row's tokens itself."""
+    """No mask: the operator counts each row's tokens itself."""
 
 
 def _some_mask(*_: Any, **__: Any) -> torch.Tensor:
-    """One that nothing reads."""
+    """A mask that nothing reads."""
     return torch.zeros(())
 
 
@@ -421,7 +421,7 @@ def _attention(
     bias: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers' models call, with queries [batch, heads, sequence, width]."""
+    """The attention function that transformers' models call, with queries [batch, heads, sequence, width]."""
     unknown = sorted(
         name
         for name, argument in others.items()

@@ -1,4 +1,4 @@
-"""``genai_config.json``: what onnxruntime-genai reads of a folder."""
+"""``genai_config.json``: the configuration of a folder for onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxplug_transformers.models import PACKED
 if TYPE_CHECKING:
     from onnxplug_transformers.images_and_text import Parts
 
-#: Settings of generation that both know, under the same name.
+#: Settings of generation that transformers and onnxruntime-genai have under the same name.
 _SEARCH = (
     "do_sample",
     "early_stopping",
@@ -27,7 +27,7 @@ _SEARCH = (
     "diversity_penalty",
 )
 _SESSION: dict[str, Any] = {"log_id": "onnxruntime-genai", "provider_options": []}
-#: What onnxruntime-genai calls an input of images, where it has another name for it.
+#: Inputs of images to their names in onnxruntime-genai, where these differ.
 _VISION = {"pixel_attention_mask": "attention_mask"}
 #: Mean and deviation of images where a processor names none: CLIP's.
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -40,14 +40,14 @@ SPEECH_FRAMES = 3000
 def genai_config(
     model: Any, *, positions: bool, layers: int, heads: int | None, head_size: int | None, shared_buffers: bool = False
 ) -> dict[str, Any]:
-    """What ``genai_config.json`` says of a decoder.
+    """The contents of ``genai_config.json`` for a decoder.
 
     The type is ``decoder``: with the names of models onnxruntime-genai connects graphs of another form (gpt2) or
     special cases of other exporters (phi3). States of convolutions without those of recurrences have the type ``lfm2``.
 
     Args:
         positions: Whether the graph has the input ``position_ids``.
-        shared_buffers: The graph writes the new keys and values into the buffers of the past ones.
+        shared_buffers: Whether the graph writes new keys and values into the buffers of the past keys and values.
     """
     config = model.config.get_text_config()
     generation = model.generation_config
@@ -91,15 +91,15 @@ def genai_config(
 
 
 def images_config(model: Any, parts: Parts, processor: str | None) -> dict[str, Any]:
-    """What ``genai_config.json`` says of a model that reads images and text.
+    """The contents of ``genai_config.json`` for a model that reads images and text.
 
-    The type is that of the loop that calls the three files, of which onnxruntime-genai has one for tokens with one position, and
-    one for tokens with three.
+    The type names the loop that calls the three files: onnxruntime-genai has a loop for tokens with one position, and a
+    loop for tokens with three.
 
     Args:
         model: The model.
         parts: Its files.
-        processor: The file that says how images are prepared, where there is one.
+        processor: The name of the file with the settings for preparing images, if there is such a file.
     """
     config, is_packed = model.config, model.config.model_type in PACKED
     about = genai_config(model, positions=is_packed, layers=parts.layers, heads=parts.heads, head_size=parts.head_size)
@@ -132,10 +132,10 @@ def images_config(model: Any, parts: Parts, processor: str | None) -> dict[str, 
 
 
 def patches_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
-    """What onnxruntime-genai reads of a processor that makes rows of patches, whose numbers are transformers' own.
+    """The configuration, for onnxruntime-genai, of a processor that makes rows of patches, with transformers' numbers.
 
     Args:
-        processor: What ``preprocessor_config.json`` says.
+        processor: The contents of ``preprocessor_config.json``.
     """
     patch, merged = processor.get("patch_size", 14), processor.get("merge_size", 2)
     size = processor.get("size") or {}
@@ -143,7 +143,7 @@ def patches_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
         "min_pixels": size.get("shortest_edge") or processor.get("min_pixels") or 56 * 56,
         "max_pixels": size.get("longest_edge") or processor.get("max_pixels") or 28 * 28 * 1280,
     }
-    # the size itself is computed from the image's, and by what follows
+    # the size itself is computed from the image's size and the settings that follow
     resize = {"width": patch * merged, "height": patch * merged, "smart_resize": 1, **pixels}
     numbers = {"mean": processor.get("image_mean", _MEAN), "std": processor.get("image_std", _STD), "qwen2_5_vl": 1}
     steps = [
@@ -177,7 +177,7 @@ def _operation(name: str, kind: str, attributes: Mapping[str, Any]) -> dict[str,
 
 
 def speech_config(model: Any) -> dict[str, Any]:
-    """What ``genai_config.json`` says of Whisper: an encoder, whose states' keys and values a decoder reads."""
+    """The contents of ``genai_config.json`` for Whisper: an encoder, whose states' keys and values a decoder reads."""
     config, generation = model.config, model.generation_config
     length = config.max_target_positions
 
@@ -216,10 +216,10 @@ def speech_config(model: Any) -> dict[str, Any]:
 
 
 def speech_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``audio_processor_config.json`` says: how onnxruntime-genai makes Whisper's spectrogram of a sound file.
+    """The contents of ``audio_processor_config.json``: the steps from a sound file to Whisper's spectrogram.
 
     Args:
-        processor: What ``preprocessor_config.json`` says.
+        processor: The contents of ``preprocessor_config.json``.
     """
     window, hop = processor.get("n_fft", 400), processor.get("hop_length", 160)
     spectrum = {"n_fft": window, "frame_length": window, "hop_length": hop}
@@ -234,8 +234,8 @@ def speech_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(config: Any, generation: Any, length: int) -> dict[str, Any]:
-    """The vocabulary, how long a text may be, and the tokens at its ends."""
-    eos = generation.eos_token_id  # what transformers stops at; the configuration's does not count
+    """The size of the vocabulary, the greatest length of a text, and the tokens at its ends."""
+    eos = generation.eos_token_id  # transformers stops at these tokens; the configuration's are not used
     ends = [eos] if isinstance(eos, int) else list(eos or ())
     pad = _first(generation.pad_token_id, getattr(config, "pad_token_id", None))
     start = _first(generation.bos_token_id, config.bos_token_id)
@@ -243,7 +243,7 @@ def _tokens(config: Any, generation: Any, length: int) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "context_length": length,
         "pad_token_id": pad if pad is not None else (ends[0] if ends else 0),
-        # onnxruntime-genai needs one, and takes token 0 where there is none; padding is none that a text goes on after.
+        # onnxruntime-genai needs an end, and takes token 0 where there is none; no text goes on after padding.
         "eos_token_id": ends or [pad or 0],
         **({} if start is None else {"bos_token_id": start}),
     }

@@ -1,4 +1,4 @@
-"""Text generation in one file: a tokenizer, a loop over the steps of a decoder that takes the best token of each, and the text."""
+"""Text generation in one file: a tokenizer, a loop over a decoder's steps that takes the best tokens, a detokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug_transformers.tasks import Part
 
 TEXTS = ("The cat sleeps on the sofa.", "", "The dog")
 COUNT, RESULT = "max_new_tokens", "generated_text"
-#: Settings of generation that change which token is the best, and their values that do not.
+#: Settings of generation that change the best token, with their values that do not.
 _CHANGING: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
@@ -29,7 +29,7 @@ _CHANGING: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stop_strings", "watermarking_config", "dola_layers"), ()),
     "token_healing": (False,),
 }
-#: What a step takes, and its result that the next step takes.
+#: Inputs of a step to its results that are these inputs of the next step.
 _NEXT = {
     "input_ids": "next_ids",
     "attention_mask": "next_mask",
@@ -40,11 +40,11 @@ _NEXT = {
 
 
 class Prompt(nn.Module):
-    """Texts to what the first step takes; padding is on the left, as ``generate`` has it.
+    """Texts to the inputs of the first step; padding is on the left, as in ``generate``.
 
     Args:
         tokenizer: A tokenizer of transformers.
-        example: That of the decoder.
+        example: The example of the decoder.
     """
 
     def __init__(self, tokenizer: Any, example: DecoderExample) -> None:
@@ -62,7 +62,7 @@ class Prompt(nn.Module):
         self._dtype = example.kwargs["past_key_values"].layers[0].keys.dtype
 
     def forward(self, texts: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the first step takes by name, ``past``, which is every tensor of its cache, and ``going``: whether there is a text.
+        """The first step's inputs by name, ``past`` for each tensor of its cache, and ``going``: if any text goes on.
 
         A text without tokens is finished.
         """
@@ -80,12 +80,12 @@ class Prompt(nn.Module):
 
 
 class Step(Part):
-    """A step of a decoder, and what ``generate`` makes of its logits without sampling.
+    """A step of a decoder, and the choice of the best tokens, as by ``generate`` without sampling.
 
     Args:
         decoder: The decoder.
         ends: Tokens that end a text.
-        padding: What follows them.
+        padding: The token that follows them.
     """
 
     def __init__(self, decoder: Decoder, ends: Sequence[int], padding: int) -> None:
@@ -109,7 +109,7 @@ class Step(Part):
             unfinished: bool [batch], the rows that go on.
 
         Returns:
-            ``going``, whether any row goes on, and what the next step takes.
+            ``going``, whether any row goes on, and the inputs of the next step.
         """
         positions = {} if position_ids is None else {"position_ids": position_ids}
         result = self._model(input_ids, attention_mask, past_key_values, **positions)
@@ -150,10 +150,11 @@ def parts_of(
     Args:
         model: The causal language model of transformers.
         decoder, example: Its step.
-        folder: Where the tokenizer is.
+        folder: The folder of the tokenizer.
 
     Raises:
-        UsageError: onnxplug-extensions is missing or has no such tokenizer, or the settings of generation ask for more.
+        UsageError: onnxplug-extensions is missing or has no such tokenizer, or the settings of generation change the
+            best token.
     """
     check_extensions()
     from transformers import AutoTokenizer
@@ -193,10 +194,10 @@ def _case(kwargs: Mapping[str, Any], ends: Sequence[int]) -> dict[str, Any]:
 
 
 def _check(settings: Any) -> tuple[str, ...]:
-    """Looks whether settings of generation change the best token.
+    """Checks that settings of generation do not change the best token; returns notes on settings that are ignored.
 
     Raises:
-        UsageError: One does.
+        UsageError: A setting changes it.
     """
     for name, without in _CHANGING.items():
         value = getattr(settings, name, None)
@@ -214,8 +215,8 @@ def join(prompt: ir.Model, step: ir.Model, text: ir.Model) -> None:
     """Puts a step into a loop, in place, with the prompt in front and the text behind.
 
     Args:
-        prompt: From ``texts`` to what the first step takes.
-        step: From there to what the next one takes.
+        prompt: From ``texts`` to the inputs of the first step.
+        step: From the inputs of a step to the inputs of the next step.
         text: From tokens to texts.
     """
     graph = step.graph

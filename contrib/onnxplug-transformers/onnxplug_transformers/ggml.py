@@ -12,7 +12,7 @@ import torch
 
 from onnxplug_transformers.blocks import Blocks, Form
 
-#: What the sixteen numbers of IQ4_NL and IQ4_XS stand for.
+#: The integers that the sixteen numbers of IQ4_NL and IQ4_XS stand for.
 _LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 _Tensors = dict[str, torch.Tensor]
@@ -36,7 +36,7 @@ def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """The low halves of bytes, and behind them the high ones."""
+    """The low halves of bytes, and behind them the high halves."""
     return torch.cat([packed & 15, packed >> 4], -1)
 
 
@@ -67,7 +67,7 @@ def _q8_0(x: torch.Tensor) -> _Tensors:
 
 
 def _fourths(packed: torch.Tensor) -> torch.Tensor:
-    """The numbers of 2 bits: those lowest in 32 bytes, then the next of the same bytes, and so on; then of the next 32."""
+    """Numbers of 2 bits: the lowest in 32 bytes, then the next in these bytes, and so on; then of the next 32 bytes."""
     groups = packed.unflatten(-1, (-1, 1, 32))
     return ((groups >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3).flatten(-3)
 
@@ -121,7 +121,7 @@ def _iq4_xs(x: torch.Tensor) -> _Tensors:
     return {"numbers": numbers, "scale_steps": steps, "scales": _half(x, 0)}
 
 
-#: How weights are, the bytes of a block in the file, and what reads it, by the names of GGUF.
+#: The form of weights, the bytes of a block in the file, and the function that reads it, by the names of GGUF.
 FORMATS: dict[str, tuple[Form, int, Callable[[torch.Tensor], _Tensors]]] = {
     "Q4_0": (Form(32, 4, 8), 18, _q4_0),
     "Q4_1": (Form(32, 4), 20, _q4_1),

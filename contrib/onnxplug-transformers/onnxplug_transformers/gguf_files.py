@@ -1,4 +1,4 @@
-"""Files of GGUF: llama.cpp's, with weights in blocks of few bits, which stay so."""
+"""GGUF files of llama.cpp, with weights in blocks of few bits, which stay in these blocks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from onnxplug_transformers.four_bits import joint_layers, place
 from onnxplug_transformers.ggml import FORMATS, take_blocks
 from onnxplug_transformers.weightless import load_around
 
-#: What is a float for each weight.
+#: Formats with a float for each weight.
 _FLOATS = ("F32", "F16", "BF16")
 
 
 @contextlib.contextmanager
 def as_folder(source: Path, *, tokenizer: bool = True) -> Iterator[Path]:
-    """A folder for a file of GGUF, with configuration, tokenizer and a link to the file; a folder of ``save_pretrained`` is itself.
+    """A temporary folder for a GGUF file, with configuration, tokenizer and a link to it; another source itself.
 
-    The tokenizer is the one that lies beside the file, or made of what the file has.
+    The tokenizer is copied from beside the file, or made of the file's contents.
     """
     file = gguf_of(source)
     if file is None:
@@ -80,10 +80,10 @@ def load_gguf(file: Path, config: Any, loader: Any, dtype: torch.dtype) -> tuple
     """The model of a file, its linear layers and its embedding in the file's blocks.
 
     Args:
-        dtype: Element type of what is not in blocks.
+        dtype: Element type of the tensors that are not in blocks.
 
     Returns:
-        The model, and what transformers says of the loading.
+        The model, and transformers' information on the loading.
     """
     with torch.device("meta"):
         skeleton = loader.from_config(config)
@@ -108,7 +108,7 @@ def load_gguf(file: Path, config: Any, loader: Any, dtype: torch.dtype) -> tuple
 
 
 def _read(file: Path, model: Any) -> tuple[dict[str, Blocks], dict[str, torch.Tensor]]:
-    """The matrices in blocks by their modules' names, and the other tensors by theirs."""
+    """The matrices in blocks by their modules' names, and the other tensors by their own names."""
     from gguf import GGUFReader, dequantize
     from transformers import modeling_gguf_pytorch_utils as gguf_of_transformers
 
@@ -135,7 +135,7 @@ def _read(file: Path, model: Any) -> tuple[dict[str, Blocks], dict[str, torch.Te
 
 
 def _order(processor: Any, tensor: Any, module: Any, names: dict[str, str]) -> torch.Tensor:
-    """Which rows of a tensor the rows of a linear layer's weight are."""
+    """The index, in a tensor of the file, of each row of a layer's weight."""
     from transformers.pytorch_utils import Conv1D
 
     form = tensor.tensor_type.name

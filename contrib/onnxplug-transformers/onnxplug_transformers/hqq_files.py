@@ -1,4 +1,4 @@
-"""Checkpoints of HQQ, ``weight = (number - zero) * scale`` with zeros that need be no integers.
+"""Checkpoints of HQQ, ``weight = (number - zero) * scale`` with zeros that need not be integers.
 
 They are folders with ``qmodel.pt``, as the package hqq saves them, or with safetensors in which each layer has ``W_q``, ``scale``,
 ``zero`` and the rest, as transformers 4 did. Numbers are in groups along the rows of the matrix (axis 1) or across them (axis 0).
@@ -20,7 +20,7 @@ from onnxplug_transformers.folders import read_json
 from onnxplug_transformers.four_bits import BLOCK_SIZES, joint_layers, place
 from onnxplug_transformers.weightless import load_around
 
-#: Bits of a number, the highest bit of the first one, and the bits of a word, by the names of packings.
+#: Bits of a number, and bits of a word that numbers fill, by the names of packings.
 _PACKINGS = {"8bit_u8": (8, 8), "4bit_u8": (4, 8), "2bit_u8": (2, 8), "1bit_u8": (1, 8), "3bit_32": (3, 30)}
 
 
@@ -28,10 +28,10 @@ def load_hqq(folder: Path, config: Any, loader: Any, dtype: torch.dtype) -> tupl
     """The model of a folder, its linear layers in the checkpoint's numbers.
 
     Args:
-        dtype: Element type of what has no numbers.
+        dtype: Element type of the tensors that are not quantised.
 
     Returns:
-        The model, and what transformers says of the loading.
+        The model, and transformers' information on the loading.
     """
     states, tensors = _read(folder)
     with torch.device("meta"):
@@ -52,7 +52,7 @@ def load_hqq(folder: Path, config: Any, loader: Any, dtype: torch.dtype) -> tupl
 
 
 def _read(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]:
-    """What is said of each linear layer, by its name, and the other tensors."""
+    """The entries of each quantised linear layer, by its name, and the other tensors."""
     states: dict[str, dict[str, Any]] = {}
     tensors: dict[str, torch.Tensor] = {}
     if (folder / "qmodel.pt").is_file():
@@ -100,7 +100,7 @@ def _layer(name: str, state: Mapping[str, Any], bias: torch.Tensor | None) -> Bl
 
 
 def _plain(key: str, value: Any) -> Any:
-    """What a value says: safetensors has all of them as tensors, texts as their letters."""
+    """The plain value of an entry: safetensors has all entries as tensors, strings as their bytes."""
     if not isinstance(value, torch.Tensor) or key in ("W_q", "scale", "zero"):
         return value.detach() if isinstance(value, torch.Tensor) else value
     if key in ("packing", "unpack_view_dtype", "compute_dtype"):
@@ -109,7 +109,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _numbers(packed: torch.Tensor, packing: str) -> torch.Tensor:
-    """[rows, columns] bytes: the numbers of each word stand as far apart as there are words, the first one highest."""
+    """[rows, columns] bytes: first the numbers in the highest bits of all words, then in the next bits, and so on."""
     bits, length = _PACKINGS[packing]
     words = packed.view(torch.uint8) if length == 8 else packed.view(torch.int32)
     places = torch.arange(length - bits, -1, -bits, dtype=words.dtype)[:, None, None]

@@ -29,7 +29,7 @@ class Images(Part):
 
 
 class MarkedImages(Images):
-    """Images with one more number, 1, by which :class:`StepBetweenMarks` knows them from tokens."""
+    """Images with one more number, 1, by which :class:`StepBetweenMarks` tells them from tokens."""
 
     def forward(self, pixel_values: torch.Tensor) -> dict[str, Any]:
         """[images * tokens, width + 1] of [images, channels, height, width]."""
@@ -40,7 +40,7 @@ class Tiles(Part):
     """Tiles of images as the decoder reads them."""
 
     def forward(self, pixel_values: torch.Tensor, pixel_attention_mask: torch.Tensor) -> dict[str, Any]:
-        """Those that are no padding, as transformers has it: tiles of zeros alone are left away.
+        """The states of the tiles that are no padding: as in transformers, tiles of zeros alone are left out.
 
         Args:
             pixel_values: [batch, tiles, channels, height, width].
@@ -78,7 +78,7 @@ class Tokens(Part):
     """Tokens alone."""
 
     def forward(self, input_ids: torch.Tensor) -> dict[str, Any]:
-        """[batch, sequence, width] of [batch, sequence]; where images are, the numbers are of no meaning."""
+        """[batch, sequence, width] of [batch, sequence]; in the places of images, the numbers have no meaning."""
         config = self._model.config
         if config.image_token_id >= config.get_text_config().vocab_size:
             input_ids = input_ids.masked_fill(input_ids == config.image_token_id, 0)
@@ -94,7 +94,7 @@ class MarkedTokens(Tokens):
 
 
 class Embeddings(Tokens):
-    """Tokens, and what images gave in the places of their tokens."""
+    """Tokens, with the features of images in the places of their tokens."""
 
     def forward(self, input_ids: torch.Tensor, image_features: torch.Tensor) -> dict[str, Any]:  # type: ignore[override]
         """[batch, sequence, width].
@@ -109,7 +109,7 @@ class Embeddings(Tokens):
         rows = torch.cat([image_features, image_features.new_zeros(1, image_features.shape[1])])
         place = torch.where(is_image.flatten(), is_image.flatten().cumsum(0) - 1, count).clamp(max=count)
         images = rows[place].unflatten(0, input_ids.shape).to(embedded.dtype)
-        # a token of an image that was generated is one like others
+        # an image's token that was generated is a token like others
         is_given = (place < count).unflatten(0, input_ids.shape)
         return {"inputs_embeds": torch.where(is_given.unsqueeze(-1), images, embedded)}
 
@@ -130,7 +130,8 @@ class Step(Part):
             inputs_embeds: [batch, sequence, width].
             attention_mask: [batch, past + sequence], 0 for padding.
             past_key_values: A ``DynamicCache`` without windows.
-            position_ids: [3, batch, sequence], where tokens have three positions; others count what the mask shows.
+            position_ids: [3, batch, sequence], where tokens have three positions; ``None``: a position counts the
+                tokens that the mask shows.
 
         Returns:
             ``logits``, [batch, sequence, vocabulary], and ``past_key_values``, the new cache.
@@ -180,7 +181,7 @@ class StepBetweenImages(Part):
         past = total - sequence
         positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
         starts = is_image & ~nn.functional.pad(is_image, (1, 0))[:, :-1]
-        number = torch.where(is_image, starts.cumsum(-1), 0)  # of the image, from 1
+        number = torch.where(is_image, starts.cumsum(-1), 0)  # the number of the image, from 1
         seen = nn.functional.pad(number, (past, 0))
         places = torch.arange(total, device=is_image.device)
         of_queries = places[past:]
@@ -188,7 +189,7 @@ class StepBetweenImages(Part):
         together = (number[:, :, None] == seen[:, None]) & (number[:, :, None] > 0)
         near = positions[:, past:, None] - positions[:, None] < config.get_text_config().sliding_window
         shown = attention_mask[:, None].bool()
-        own = places == of_queries[:, None]  # padding sees itself, or its row would be none
+        own = places == of_queries[:, None]  # padding sees itself, or its row of the mask would be empty
         masks = {
             "full_attention": ((before | together) & shown) | own,
             "sliding_attention": (((before & near) | together) & shown) | own,
@@ -206,7 +207,7 @@ class StepBetweenImages(Part):
 
 
 class StepBetweenMarks(StepBetweenImages):
-    """The same, for a client that gives the decoder no tokens."""
+    """:class:`StepBetweenImages` for a client that gives the decoder no tokens."""
 
     def forward(  # type: ignore[override]
         self, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor, past_key_values: Any
@@ -215,7 +216,7 @@ class StepBetweenMarks(StepBetweenImages):
 
         Args:
             inputs_embeds: [batch, sequence, width + 1], the last number 1 where images are.
-            attention_mask, past_key_values: As there.
+            attention_mask, past_key_values: As of :class:`StepBetweenImages`.
         """
         return self._between(inputs_embeds[..., -1] > 0.5, inputs_embeds[..., :-1], attention_mask, past_key_values)
 
@@ -225,7 +226,7 @@ class PartOfFolder:
     """A file of the folder.
 
     Attributes:
-        model: What it computes.
+        model: The module that the file computes.
         example: Example inputs.
         cases: More inputs to compare on.
         is_drawn: Whether inputs drawn at random are compared too.
@@ -243,7 +244,7 @@ class Parts:
 
     Attributes:
         images, embeddings, tokens, step: The files; of ``embeddings`` and ``tokens`` a folder has one.
-        layers, heads, head_size: The cache's.
+        layers, heads, head_size: The number of layers, the heads and the head size of the cache.
     """
 
     images: PartOfFolder
@@ -263,7 +264,8 @@ def parts_of(model: Any, *, in_browsers: bool = False) -> Parts:
         in_browsers: Whether the client is transformers.js: it has booleans for masks of pixels, and no tokens for the decoder.
 
     Raises:
-        UsageError: It is of another kind, or its cache is none of keys and values of the same shape in every layer.
+        UsageError: The model is of another kind, or its cache has more than keys and values of one shape in every
+            layer.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     kind = config.model_type
@@ -364,7 +366,7 @@ def _tiled(model: Any, generator: torch.Generator, *, in_browsers: bool) -> Part
 
 
 def _packed(model: Any, generator: torch.Generator) -> PartOfFolder:
-    """Images of several sizes; numbers drawn at random would be no sizes of theirs."""
+    """Images of several sizes; inputs drawn at random would not fit one another."""
     about = model.config.vision_config
     merged = about.spatial_merge_size
     channels = getattr(about, "in_channels", None) or about.in_chans

@@ -20,20 +20,20 @@ def selected_tokens(
     attention_mask: Tensor,
     cache: Any,
 ) -> Tensor:
-    """Qwen4's indexer. The tokens that a query may see are taken in blocks; it sees those of the best blocks, and the last ones.
+    """Qwen4's indexer: of the tokens that a query may see, it sees the best blocks and an incomplete last block.
 
-    A block's key is the mean of its tokens' keys, and a block that isn't full is seen whole. A Scan over the queries keeps the
-    keys of one query's blocks at a time.
+    A block's key is the mean of its tokens' keys. A Scan over the queries keeps the keys of one query's blocks at a
+    time.
 
     Args:
         self: The module ``Qwen4ExpTextQSAIndexer``.
         hidden_states: [batch, queries, width]
         position_embeddings: Cosines and sines of all keys' positions, [batch, keys, rotated size].
-        attention_mask: What a query may see, [batch, 1, queries, keys]: a bool, or a float that is 0 there.
+        attention_mask: The keys that a query may see, [batch, 1, queries, keys]: True, or a float 0.
         cache: The cache, or ``None``.
 
     Returns:
-        What it does see, [batch, 1, queries, keys].
+        True for the keys that a query sees, [batch, 1, queries, keys].
     """
     rotated = vars(modeling_of(self))["apply_rotary_pos_emb"]
     batch, queries, _ = hidden_states.shape
@@ -48,7 +48,8 @@ def selected_tokens(
         keys = cache.update_indexer(keys, self.layer_idx)
     visible = (attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0)[:, 0]
     tokens = attention_mask.shape[-1]
-    # So many blocks at least as are chosen; those beyond the tokens never are. The visible tokens come first, in their order.
+    # At least as many blocks as are chosen; blocks beyond the tokens never are. The visible tokens come first, in
+    # order.
     blocks = (tokens + ratio - 1) // ratio + most
     places = torch.where(visible, torch.arange(tokens), tokens).sort(-1).values.clamp(max=tokens - 1)
     places = functional.pad(places, (0, blocks * ratio - tokens)).unflatten(-1, (blocks, ratio))

@@ -1,8 +1,8 @@
 """Images whose tokens models list image by image, and join at once, while a model is captured: any number of images.
 
-DeepSeek-OCR 2, Unlimited-OCR and Step 3.7 have the tokens of an image's parts before those of the whole image. Numbers of parts in
-a tensor may be any; those in a list are those of the example. Numbers that aren't those of the images or of the parts are an
-index out of range in the exported model.
+DeepSeek-OCR 2, Unlimited-OCR and Step 3.7 have the tokens of an image's parts before those of the whole image. Numbers
+of parts in a tensor may be any; numbers in a list are fixed to the example's. Numbers that don't fit the images or the
+parts are an index out of range in the exported model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _are_counted_otherwise(
 
 
 def _listed(images: Any = ()) -> Any:
-    """What ``list`` gives in a module: the rows of any number of images stay together."""
+    """Stands for ``list`` in a module: the rows of any number of images stay together."""
     if not isinstance(images, Tensor) or images.dim() < 2 or _is_static(images):
         return list(images)
     return States((images.flatten(0, 1),))
@@ -102,7 +102,7 @@ def _results(kind: Any, outputs: Any, tokens: Tensor, **further: Any) -> Any:
 
 
 def _behind(tokens: Tensor, vector: Tensor) -> Tensor:
-    """One more token, [..., tokens + 1, width]."""
+    """The tokens and a vector as one more token behind them, [..., tokens + 1, width]."""
     return torch.cat([tokens, vector.to(tokens.device).expand(*tokens.shape[:-2], 1, -1)], -2)
 
 
@@ -114,7 +114,7 @@ def separated(
     num_local_patches: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """DeepSeek-OCR 2's tokens of all images: of an image's parts, of the whole, and one that separates."""
+    """DeepSeek-OCR 2's tokens of all images: of an image's parts, of the whole image, and a separator."""
     kind = modeling_of(self).DeepseekOcr2ModelOutputWithPooling
     outputs = self.vision_tower(pixel_values, **kwargs)
     tokens = _behind(self.multi_modal_projector(outputs.last_hidden_state), self.view_separator)
@@ -140,7 +140,7 @@ def with_ends_of_rows(
     patches_grid: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Unlimited-OCR's tokens of all images without parts: one ends each row of an image, and one the image."""
+    """Unlimited-OCR's tokens of all images without parts, with a token at the end of each row and of each image."""
     kind = modeling_of(self).UnlimitedOcrModelOutputWithPooling
     outputs = self.vision_tower(pixel_values, **kwargs)
     projected = self.multi_modal_projector(outputs.last_hidden_state)
@@ -157,7 +157,7 @@ def after_parts(
     num_local_patches: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Step 3.7's tokens of all images: of an image's parts, and of the whole."""
+    """Step 3.7's tokens of all images: of an image's parts, and of the whole image."""
     outputs = self.vision_model(pixel_values, **kwargs)
     tokens = self.multi_modal_projector(outputs.last_hidden_state)
     if pixel_values_local is None or num_local_patches is None:

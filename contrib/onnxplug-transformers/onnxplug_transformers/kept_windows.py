@@ -1,7 +1,7 @@
-"""Hiera's windows that masking keeps, as many of each image, while a model is captured.
+"""Hiera's windows that masking keeps, the same number for each image, while a model is captured.
 
-transformers takes the kept windows' tokens by a mask, of which torch doesn't know how many there are. There are as many as the
-configuration says, whatever the noise is: their places are sorted.
+transformers takes the kept windows' tokens by a mask, so that torch doesn't know their number. It follows from the
+configuration, whatever the noise is: here the windows' places are sorted, and this number of them is taken.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def forward(
 
     Args:
         pixel_values: Images, [batch, channels, height, width].
-        noise: A number for each window, the smallest ones of which are kept, [batch, windows].
+        noise: A number for each window, [batch, windows]; the windows with the smallest numbers are kept.
         output_attentions: As transformers' own.
         output_hidden_states: As transformers' own.
         interpolate_pos_encoding: As transformers' own.
@@ -96,7 +96,7 @@ def _of_windows(tokens: Tensor, mask: Tensor, area: int, count: int) -> Tensor:
     """The tokens of the windows that are kept.
 
     Args:
-        tokens: The first token of each window, then the second ones, [batch, area * windows, width].
+        tokens: The first token of each window, then the second token of each, [batch, area * windows, width].
         mask: True for ``count`` windows of each image, [batch, windows].
         area: How many tokens a window has.
         count: How many windows are kept.

@@ -1,8 +1,9 @@
-"""Keypoints, of which each image has as many as its values give, while a model is captured: SuperPoint, SuperGlue, LightGlue.
+"""Keypoints, whose number depends on an image's values, while a model is captured: SuperPoint, SuperGlue, LightGlue.
 
-transformers detects the keypoints image by image, and pads them to the largest number of the batch; here one ``nonzero`` finds
-the keypoints of all images. Where no image of a batch has a keypoint, matching gets one that its mask hides, and the results
-lose it again. LightGlue drops pairs of images that are done from its tensors; here they stay, and so do their results.
+transformers detects the keypoints image by image, and pads them to the largest number of the batch; here one
+``nonzero`` finds the keypoints of all images. Where no image of a batch has a keypoint, matching gets a keypoint that
+its mask hides, and the results lose it again. LightGlue drops pairs of images that are done from its tensors; here they
+and their results stay.
 """
 
 from __future__ import annotations
@@ -80,14 +81,15 @@ def detected(
 
 
 def _slots(decoder: Any, scores: Tensor) -> Tensor:
-    """The place of each pixel among its image's keypoints, [batch, height, width]; -1 of a pixel that is none.
+    """The place of each pixel among its image's keypoints, [batch, height, width]; -1 for other pixels.
 
-    They are in the order of the pixels, and where there are more than ``max_keypoints``, in that of their scores.
+    Keypoints are in the order of the pixels, and where there are more than ``max_keypoints``, in the order of their
+    scores.
     """
     _, height, width = scores.shape
     border, limit = decoder.border_removal_distance, decoder.max_keypoints
     rows, columns = (torch.arange(size, device=scores.device) for size in (height, width))
-    # transformers takes the height and width for those before the encoder.
+    # transformers multiplies height and width by 8 here, as if they were in the encoder's cells.
     inside = (
         ((rows >= border) & (rows < height * 8 - border))[:, None]
         & (columns >= border)
@@ -103,7 +105,7 @@ def _slots(decoder: Any, scores: Tensor) -> Tensor:
 
 
 def _of_one_or_more(match: Callable[..., Any]) -> Callable[..., Any]:
-    """With one keypoint that the mask hides where there is none, which the results do not have.
+    """A matching that adds a keypoint, hidden by the mask, where there is none, and takes it out of the results.
 
     Args:
         match: The matching of pairs of images. Its tensors are [batch, 2, keypoints, ...], and so are its results.
@@ -154,8 +156,8 @@ def lightly_matched(
     Args:
         keypoints: [pairs, 2, keypoints, 2], with at least one keypoint.
         descriptors: [pairs, 2, keypoints, width].
-        height: Of the images.
-        width: Of the images.
+        height: The height of the images.
+        width: The width of the images.
         mask: Not 0 where there is a keypoint, [pairs, 2, keypoints].
 
     Returns:
@@ -221,7 +223,7 @@ def _through_layer(model: Any, index: int, states: Tensor, angles: Any, mask: Te
     """The states [images, size, width] after a layer of LightGlue's transformer."""
     if (
         model.config._attn_implementation == "sdpa"
-    ):  # takes another way for a single query, which a hidden key does not change
+    ):  # it computes a single query in another way; a hidden key changes no result
         states, mask, *angles = (torch.cat([x, torch.zeros_like(x[:, :1])], 1) for x in (states, mask, *angles))
     attention_mask = modeling_of(model).create_bidirectional_mask(
         config=model.config, inputs_embeds=states[:, 0:1, :], attention_mask=mask, allow_is_bidirectional_skip=False
@@ -234,7 +236,7 @@ def _through_layer(model: Any, index: int, states: Tensor, angles: Any, mask: Te
 
 
 def _of_images(values: Tensor) -> Tensor:
-    """Values of pairs as those of their images."""
+    """Values of pairs, repeated for the two images of each pair."""
     return values[:, None].expand(-1, 2).reshape(-1)
 
 
@@ -243,10 +245,10 @@ def _taken(x: Tensor, place: Tensor) -> Tensor:
 
 
 def _placed(values: Tensor, numbers: Tensor, count: Any, otherwise: int, at_end: bool = True) -> Tensor:
-    """Values of the keypoints that are left, [images, left], among all of them, [images, count].
+    """Values of the keypoints that are left, [images, left], in the places of all keypoints, [images, count].
 
     Args:
-        at_end: Whether a number of -1 in the last column is that of the last keypoint, as it is where transformers indexes by it.
+        at_end: Whether a number of -1 in the last column means the last keypoint, as where transformers indexes by it.
     """
     row = values.new_full((values.shape[0], count + 1), otherwise)
     row = row.scatter(1, numbers.where(numbers >= 0, count), values).narrow(1, 0, count)

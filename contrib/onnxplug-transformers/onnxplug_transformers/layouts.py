@@ -1,4 +1,4 @@
-"""Folders as the programs that load them know them: names of files and dimensions, and what lies beside the models."""
+"""Layouts of folders for the programs that load them: names of files and dimensions, and files beside the models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onnxplug import OnnxplugError, OnnxProgram, UsageError
 from onnxplug.run.save import LARGE_MODEL_BYTES, save_model, weight_bytes
 from onnxplug_transformers.folders import preprocessor_of, read_json
 
-#: Bytes of a data file: what browsers take as one buffer.
+#: The largest size of a data file in bytes, which browsers take as one buffer.
 _CHUNK_BYTES = 2_000_000_000
-#: Data files of a model that transformers.js loads.
+#: The largest number of data files that transformers.js loads for a model.
 _MAX_CHUNKS = 100
 
-#: What ``--for`` calls the layout that is read in browsers.
+#: The name of the layout for browsers in ``--for``.
 BROWSERS = "transformers.js"
 _DIMENSIONS = {
     "batch": "batch_size",
@@ -40,8 +40,9 @@ class Layout:
     """A kind of folder.
 
     Attributes:
-        name: What ``--for`` calls it.
-        dimensions: What dynamic dimensions are called, by their names here.
+        name: Its name in ``--for``.
+        models: The folder of the models in it.
+        dimensions: Names of dynamic dimensions here to their names in the program.
         merged: Whether the decoder computes the keys and values of the encoder's states in its first step.
         tasks_without: Tasks that the program has no models for.
     """
@@ -53,7 +54,7 @@ class Layout:
     tasks_without: Sequence[str] = ()
 
     def check_task(self, task: str) -> None:
-        """Looks whether the program has models for a task."""
+        """Checks that the program has models for a task."""
         if task in self.tasks_without:
             raise UsageError(f"{self.name} has no model for {task}", hint="--for transformers.js has one.")
 
@@ -86,7 +87,7 @@ def layout_of(name: str) -> Layout:
 
 
 def check_for_browsers(source: Path, *, texts: bool, others: bool) -> None:
-    """Looks for what transformers.js reads beside a model.
+    """Checks that a folder has the files that transformers.js reads beside a model.
 
     Args:
         texts, others: Whether the model takes texts, and images or sound.
@@ -104,11 +105,11 @@ def check_for_browsers(source: Path, *, texts: bool, others: bool) -> None:
 
 
 def write_browser_configuration(source: Path, folder: Path, config: Any, dtypes: Sequence[str]) -> None:
-    """Adds what transformers.js reads to the configuration in a folder.
+    """Writes the configurations that transformers.js reads into a folder.
 
     Args:
         folder: The folder that is written, with the models.
-        dtypes: The number formats of the models; the first is taken by whoever asks for none.
+        dtypes: The number formats of the models; the first is the default.
     """
     about = read_json(source / "config.json")
     if config.id2label:

@@ -19,7 +19,8 @@ def merge(decoder: ir.Model, projections: ir.Model) -> None:
 
     The decoder has inputs ``past_key_values.N.encoder.key`` and ``.value``, and the projections have outputs of these names, made
     from ``encoder_hidden_states``. Afterwards ``use_cache_branch`` chooses: where it is true, the inputs are read; where it is
-    false, as in the first step, the projections are. Both are among the results, as ``present.N.encoder.key``.
+    false, as in the first step, the projections are. The chosen keys and values are among the
+    results, as ``present.N.encoder.key`` and ``.value``.
     """
     graph = decoder.graph
     branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
@@ -61,7 +62,7 @@ def merge(decoder: ir.Model, projections: ir.Model) -> None:
 
 
 def merged_samples(step: Mapping[str, Any], first: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Inputs of the merged model: those of a first step, and those of a later one."""
+    """Inputs of the merged model: of a first step, and of a later step."""
     states = first[STATES]
     later = {**step, STATES: states, BRANCH: torch.tensor([True])}
     empty = {name: value[:, :, :0] for name, value in step.items() if name.startswith("past_key_values.")}
@@ -69,7 +70,7 @@ def merged_samples(step: Mapping[str, Any], first: Mapping[str, Any]) -> list[di
 
 
 def move_nodes(model: ir.Model, other: ir.Model, prefix: str) -> list[ir.Node]:
-    """The nodes of a model, taken out of it; its weights and functions go to the other one. No name is one of the other's."""
+    """Takes the nodes out of a model; its weights and functions go to the other model. The names get a prefix."""
     for domain, version in model.opset_imports.items():
         assert other.opset_imports.setdefault(domain, version) == version  # all are exported with the same options
     other.functions.update(model.functions)
@@ -88,7 +89,7 @@ def move_nodes(model: ir.Model, other: ir.Model, prefix: str) -> list[ir.Node]:
 
 
 def _order(graph: ir.Graph, past: Mapping[str, ir.Value], states: ir.Value, branch: ir.Value) -> None:
-    """Each layer's own keys and values before those of the encoder, as its results have them."""
+    """Orders the inputs: each layer's own keys and values before the encoder's."""
     own = {str(value.name): value for value in graph.inputs if str(value.name).startswith("past_key_values.")}
     rest = [value for value in graph.inputs if value.name not in own]
     layers = sorted({int(name.split(".")[1]) for name in own})

@@ -19,13 +19,13 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 SENTENCES = "sentence-similarity"
 #: The task of models that read images and text.
 IMAGES_AND_TEXT = "image-text-to-text"
-#: Kinds of these whose tokens of an image see all of it.
+#: Kinds of such models in which the tokens of an image see the whole image.
 BETWEEN_IMAGES = ("gemma3",)
-#: Those whose images are tiles of one size, with a mask of pixels.
+#: Kinds whose images are tiles of one size, with a mask of pixels.
 TILED = ("idefics3", "smolvlm")
-#: Those whose images are patches in one row, with their sizes as an input, and whose tokens have three positions.
+#: Kinds whose images are patches in one row, with their sizes as an input, and whose tokens have three positions.
 PACKED = ("qwen2_vl", "qwen2_5_vl")
-#: Those that transformers.js calls by embeddings alone, and whose configuration it reads.
+#: Kinds that transformers.js calls by embeddings alone, and whose configuration it reads.
 IN_BROWSERS = (*BETWEEN_IMAGES, *TILED, "qwen2_5_vl")
 KINDS_WITH_IMAGES = (*BETWEEN_IMAGES, *TILED, *PACKED)
 #: Task to the class that loads its models, and the table of transformers that names their classes.
@@ -52,7 +52,7 @@ TASKS: dict[str, tuple[str, str]] = {
 
 
 def task_of(config: Any, asked: str | None, folder: Path) -> str:
-    """The task of a model: the one asked for, or that of the class that its configuration names.
+    """The task of a model: the task asked for, or the task of the class that its configuration names.
 
     A folder of sentence-transformers is for sentences.
     """
@@ -87,7 +87,7 @@ def _names_of(task: str) -> set[str]:
 
 
 def load_config(folder: Path, *, random: bool = False) -> Any:
-    """The configuration of a folder, once it has been looked through."""
+    """The configuration of a folder, after its files have been checked."""
     check_folder(folder, random=random)
     folder = transformer_folder(folder)
     import transformers
@@ -102,12 +102,12 @@ def load_config(folder: Path, *, random: bool = False) -> Any:
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a configuration is that of a checkpoint of GPTQ, AWQ, HQQ or torchao, or of a file of GGUF."""
+    """Whether a configuration belongs to a checkpoint of GPTQ, AWQ, HQQ or torchao, or to a GGUF file."""
     return method_of(config) in ("gptq", "awq", "hqq", "torchao", "gguf")
 
 
 def method_of(config: Any) -> str | None:
-    """How the weights of a checkpoint are quantised, by the name that transformers has for it."""
+    """The method by which a checkpoint's weights are quantised, by transformers' name."""
     about = getattr(config, "quantization_config", None)
     return about.get("quant_method") if isinstance(about, dict) else None
 
@@ -118,9 +118,9 @@ def load_model(
     """The model of a folder, in evaluation mode.
 
     Args:
-        folder: The folder of the model, of sentence-transformers that of the transformer.
+        folder: The folder of the model; of sentence-transformers, the folder of the transformer.
         random: Random weights, of the configuration alone.
-        halves: Of a checkpoint of few bits, what float16 holds without loss is stored in it.
+        halves: Whether, in a checkpoint of few bits, weights that float16 holds without loss are stored in it.
     """
     import transformers
 
@@ -153,7 +153,7 @@ def load_model(
                 folder, config=config, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
             )
     missing = sorted(about["missing_keys"])
-    if task == SENTENCES:  # whose vector is made of the states
+    if task == SENTENCES:  # the vector is made of the states
         missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -170,7 +170,7 @@ def load_model(
 
 @contextlib.contextmanager
 def _transformers(what: str) -> Iterator[None]:
-    """Errors of transformers and safetensors as one of ours."""
+    """Raises errors of transformers and safetensors as :class:`~onnxplug.OnnxplugError`."""
     try:
         yield
     except OnnxplugError:

@@ -1,4 +1,4 @@
-"""Attention that transformers computes in a model's own modules, by the function that its other models call."""
+"""Attention that models compute in modules of their own, by a function such as other models of transformers call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from onnxplug_transformers.exchanged import modeling_of
 from onnxplug_transformers.genai import context_length
 
-#: What other models call: ``(module, query, key, value, mask, scaling=, bias=)``, queries as [batch, heads, sequence, width].
+#: The attention function of other models: ``(module, query, key, value, mask, scaling=, bias=)``, queries as
+#: [batch, heads, sequence, width].
 Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 
@@ -65,7 +66,7 @@ def _gptj(attention: Attention) -> Callable[..., Any]:
     return attend
 
 
-#: By the class of a module: the method that computes its attention, and what makes another of it.
+#: Class of a module to the method that computes its attention, and to the function that makes its replacement.
 _METHODS: dict[str, tuple[str, Callable[[Attention], Callable[..., Any]]]] = {
     "FalconAttention": ("forward", _falcon),
     "BloomAttention": ("forward", _bloom),
@@ -76,18 +77,18 @@ _METHODS: dict[str, tuple[str, Callable[[Attention], Callable[..., Any]]]] = {
 
 
 def _modules(model: Any) -> list[tuple[Any, str, Callable[[Attention], Callable[..., Any]]]]:
-    # One of another library that is called so may compute something else.
+    # A class of the same name in another library may compute something else.
     own = (m for m in model.modules() if type(m).__module__.startswith("transformers.models."))
     return [(m, *_METHODS[type(m).__name__]) for m in own if type(m).__name__ in _METHODS]
 
 
 def has_own_attention(model: Any) -> bool:
-    """Whether a model has modules that are known here."""
+    """Whether a model has modules of attention that are known here."""
     return bool(_modules(model))
 
 
 def bias_of(model: Any) -> torch.Tensor | None:
-    """[heads, length of texts]: what is added to the scores of the key at each place, of the models here with ALiBi."""
+    """[heads, length of texts]: the bias on the scores of the key at each place; ``None`` for models without ALiBi."""
     kinds, config = {type(module).__name__ for module, *_ in _modules(model)}, model.config
     functions, length = modeling_of(model), context_length(config)
     if "MptAttention" in kinds:
@@ -102,7 +103,7 @@ def bias_of(model: Any) -> torch.Tensor | None:
 
 
 def asks_for_a_mask(model: Any) -> bool:
-    """Whether it calls methods of the mask, which there has to be therefore."""
+    """Whether a model calls methods of its mask, and so needs a mask."""
     return any(type(module).__name__ == "MptAttention" for module, *_ in _modules(model))
 
 
@@ -116,7 +117,7 @@ def use_attention(model: Any, attention: Attention) -> None:
 
 
 def restore_attention(model: Any) -> None:
-    """Lets them compute it by themselves again."""
+    """Lets the modules compute their attention by themselves again."""
     for module, method, _ in _modules(model):
         module.__dict__.pop(method, None)
         module._buffers.pop("bias_of_keys", None)

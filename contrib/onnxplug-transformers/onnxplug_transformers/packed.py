@@ -24,10 +24,10 @@ from onnxplug_transformers.rounding import together, zero_bytes
 from onnxplug_transformers.weightless import LoadingQuantizer
 
 _METHOD = "onnxplug_packed"
-#: Which column each of the eight numbers of an AWQ int32 belongs to, the low half byte first.
+#: The column of each of the eight numbers in an AWQ int32, the low half byte first.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
-#: torchao's tensors of integers, and what they have where activations are changed too.
+#: torchao's tensors of integers, and the attributes that they have where activations are changed too.
 _OF_TORCHAO = {
     "IntxUnpackedToInt8Tensor": ("activation_quantization",),
     "Int8Tensor": ("act_quant_kwargs", "act_pre_scale"),
@@ -39,6 +39,9 @@ def take_packed(config: Any, folder: Path) -> bool:
 
     Args:
         config: The configuration of the folder, which is changed.
+
+    Returns:
+        Whether the checkpoint is of GPTQ or AWQ.
     """
     if method_of(config) not in ("gptq", "awq"):
         return False
@@ -97,7 +100,7 @@ class _Quantizer(LoadingQuantizer):
 
 
 class _Packed(nn.Module):
-    """What a checkpoint has of a linear layer."""
+    """The tensors of a linear layer in a checkpoint."""
 
     qweight: torch.Tensor
     qzeros: torch.Tensor
@@ -136,7 +139,7 @@ class _Packed(nn.Module):
 
 
 def take_torchao(model: Any) -> None:
-    """Puts layers of few bits in the place of those whose weights torchao has in integers."""
+    """Puts layers of few bits in the place of the layers whose weights torchao has in integers."""
     layers = {}
     for name, module in model.named_modules():
         for key, weight in module.named_parameters(recurse=False):
@@ -205,7 +208,7 @@ def _place(model: Any, layers: dict[str, FourBitLinear]) -> None:
 
 
 def _kind_of(layer: FourBitLinear) -> Any:
-    """What layers have in common that can be one; nothing where the inputs are in an order of their own."""
+    """The properties that layers must share to be joined; ``None`` for a layer that reorders its inputs."""
     if layer.order is not None:
         return None
     return layer.bits, layer.levels.shape[1:], layer.scales.dtype, layer.bias is None
@@ -220,7 +223,7 @@ def _numbers(packed: torch.Tensor) -> torch.Tensor:
 def _in_groups(
     levels: torch.Tensor, groups: torch.Tensor, size: int, name: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Columns ordered by their groups, and that order; ``None`` where they are so already."""
+    """Columns ordered by their groups, and the order; ``None`` where they are in order already."""
     if (groups[1:] >= groups[:-1]).all():
         order = None
     else:
@@ -241,7 +244,7 @@ class _Halves(nn.Module):
         self.embeds, self.dtype = isinstance(module, nn.Embedding), module.weight.dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the module gives."""
+        """The result of the module."""
         weight: Any = self.weight
         if self.embeds:
             return nn.functional.embedding(x, weight).to(self.dtype)
@@ -249,7 +252,7 @@ class _Halves(nn.Module):
 
 
 def store_halves(model: Any) -> None:
-    """Large weights that float16 holds without loss, as they were in the checkpoint, are stored in it."""
+    """Stores float32 weights of linear layers and embeddings in float16 where it holds them without loss."""
     shared: dict[int, bool] = {}
     for name, module in list(model.named_modules()):
         if type(module) not in (nn.Linear, nn.Embedding) or module.weight.dtype != torch.float32:

@@ -1,8 +1,8 @@
 """Sounds packed in one row (Qwen3-ASR's encoder), of any number and lengths, while a model is captured.
 
-transformers loops over the sounds to find the windows in which attention is computed, one after another. Here the windows are
-computed from the sounds' lengths, and attention has a mask. Windows that are not all of the row, which transformers refuses, end
-in an index out of range.
+transformers loops over the sounds to find the windows in which attention is computed, one after another. Here the
+windows are computed from the sounds' lengths, and attention has a mask. Windows that don't cover the whole row, which
+transformers refuses, end in an index out of range.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _are_given(*args: Any, kwargs: Mapping[str, Any] | None = None, **_: Any) ->
 
 
 def _after_convolutions(lengths: Tensor, chunk: int) -> Tensor:
-    """How many states sounds of these lengths have: 13 for each whole chunk, and an eighth of the rest's frames."""
+    """The numbers of states of sounds by their lengths: 13 for each whole chunk, and an eighth of the rest's frames."""
     rest = lengths % chunk
     for _ in range(3):
         rest = (rest - 1) // 2 + 1
@@ -71,7 +71,9 @@ def _after_convolutions(lengths: Tensor, chunk: int) -> Tensor:
 def windows(
     chunk_lengths: Tensor, feature_lens: Tensor, n_window_infer: int, n_window: int, kwargs: Any = None
 ) -> Tensor:
-    """The bounds of the windows of all sounds, [windows + 1]: as long as some of the longest chunk, or what is left of a sound.
+    """The bounds of the windows of all sounds, [windows + 1].
+
+    A window is as long as ``n_window_infer // (2 * n_window)`` times the longest chunk, or as the rest of a sound.
 
     Args:
         chunk_lengths: The frames of each chunk of all sounds, [chunks].

@@ -1,9 +1,9 @@
 """Patches of several images in one row, whose sizes are an input (``grid_thw``), while a model is captured.
 
-transformers' encoders of such images (Qwen2-VL and those after it) loop over the images, whose numbers of patches they ask the
-tensor for, and compute attention image by image. Here the image, row and column of each patch are computed from its place in the
-row, and attention has a mask. Models split the encoder's states by images, of which there may be any number, and join them again:
-while a model is captured they stay together.
+transformers' encoders of such images (Qwen2-VL and later models) loop over the images, whose numbers of patches they
+read from the tensor, and compute attention image by image. Here the image, row and column of each patch are computed
+from its place in the row, and attention has a mask. Models split the encoder's states by images, of which there may be
+any number, and join them again: while a model is captured they stay together.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _FLASH = "is_flash_attention_requested"
 #: How many axes of an encoder's input count patches, by its rank: [patches, width], [patches, channels, height, width], and the
 #: latter after a batch of 1 (PaddleOCR-VL). With another rank the model stays as it is.
 _AXES_OF_PATCHES = {2: 1, 4: 1, 5: 2}
-#: How many patches the encoder has that is being called, and masks by the tensor of the bounds that they are made of. ``None``
-#: of an encoder of sounds, whose bounds may not be those of all states; with others the exported model has an error.
+#: The number of patches of the encoder that is being called, and masks by the id of the tensor of bounds that they are
+#: made of. The number is ``None`` for an encoder whose bounds may not cover all states; the exported model then has an
+#: error.
 PACKED: ContextVar[tuple[Any, dict[int, tuple[Tensor, Tensor]]] | None] = ContextVar("called", default=None)
 
 
@@ -95,7 +96,7 @@ def images_of_any_size() -> Iterator[None]:
 
 
 def _is_encoder(owner: type[nn.Module]) -> bool:
-    """A part of an encoder may take patches and sizes too, without a configuration that tells how attention is computed."""
+    """Whether a class is a whole model: its parts may take patches and sizes too, but have no setting of attention."""
     return issubclass(owner, PreTrainedModel)
 
 
@@ -125,7 +126,7 @@ def _counted(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Grid(list[Any]):
-    """Lists of the frames, rows and columns of each image, with the tensor that they are of."""
+    """Lists of the frames, rows and columns of each image, with the tensor that they are made of."""
 
     def __init__(self, sizes: Any, tensor: Tensor) -> None:
         super().__init__(sizes)
@@ -133,7 +134,7 @@ class _Grid(list[Any]):
 
 
 class _Sizes(_Grid):
-    """Stands for the sizes of all images, of which nothing but a split asks, or what has the tensor."""
+    """Stands for the sizes of any number of images, which only a split, or code that reads the tensor, may use."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__((), tensor)
@@ -164,7 +165,7 @@ pytree.register_pytree_node(States, _refused, lambda states, _: States(states))
 
 
 class _Together(TorchFunctionMode):
-    """Leaves together what is split by sizes that aren't known."""
+    """Leaves tensors together that are split by unknown sizes."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (torch.split, Tensor.split) and isinstance(args[1], _Sizes) and kwargs in (None, {}, {"dim": 0}):
@@ -211,7 +212,10 @@ def _with_tensor(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_packed_or(before: Callable[..., bool]) -> Callable[..., bool]:
-    """transformers gives attention whole rows, and the bounds of images in them, where flash attention is asked for."""
+    """A function that says whether flash attention is asked for: as before, or True while packed images are encoded.
+
+    transformers then gives attention whole rows, and the bounds of images in them.
+    """
 
     @functools.wraps(before)
     def asked(*args: Any, **kwargs: Any) -> bool:
@@ -233,7 +237,7 @@ def is_not_packed(*_: Any, **__: Any) -> bool:
 
 
 def number_of_patches() -> Any:
-    """How many patches the encoder has that is being called."""
+    """The number of patches of the encoder that is being called."""
     called = PACKED.get()
     assert called is not None
     return called[0]
@@ -261,12 +265,12 @@ def _within_images(
     max_length_k: int | None = None,
     **settings: Any,
 ) -> Any:
-    """Attention of [1, heads, patches, width], in which a patch sees those of its own image or window."""
+    """Attention of [1, heads, patches, width], in which a patch sees the patches of its own image or window."""
     called = PACKED.get()
     if cu_seq_lens_q is not None and called is not None:
         known = called[1].get(id(cu_seq_lens_q))
         if known is None:
-            places = torch.arange(query.shape[2], device=query.device)  # an image may have other states than of patches
+            places = torch.arange(query.shape[2], device=query.device)  # an image may have states of no patch
             number = (places[:, None] >= cu_seq_lens_q[1:]).sum(-1)
             if called[0] is None:
                 is_whole = cu_seq_lens_q[-1] == query.shape[2]
@@ -276,7 +280,7 @@ def _within_images(
             )
             known = called[1][id(cu_seq_lens_q)] = (cu_seq_lens_q, mask[None, None])
         attention_mask = known[1]
-        # transformers' function of sdpa asks whether there is one state.
+        # transformers' function of sdpa branches on whether there is a single state.
         if called[0] is None and module.config._attn_implementation == "sdpa":
             scale, dropout = settings.get("scaling"), settings.get("dropout", 0.0)
             states = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scale)
@@ -319,9 +323,9 @@ def _in_windows(sizes: Tensor, count: Any, window: tuple[int, int], frames: Any 
 def get_vision_position_ids(
     grid_thw: Tensor, spatial_merge_size: Any, include_temporal: bool = False, kwargs: Any = None
 ) -> Tensor:
-    """Row and column of each patch, [patches, 2], before them its frame where that is asked for.
+    """Row and column of each patch, [patches, 2], and before them its frame if ``include_temporal``.
 
-    Patches stand by squares of ``spatial_merge_size``, one size or one for each image.
+    Patches are ordered by squares of ``spatial_merge_size``, one size for all images or one for each image.
     """
     image, sizes, place = images_of(grid_thw, number_of_patches(), 1)
     merged = spatial_merge_size if isinstance(spatial_merge_size, int) else spatial_merge_size[image]
@@ -354,9 +358,9 @@ def convolved(self: Any, hidden_states: Tensor, grid_thw: Any, **_: Any) -> Tens
 
 
 def _neighbours(grid_thw: Tensor, merged: int, side: int) -> list[Tensor]:
-    """For each cell of a square window, where the patch lies that it has above the patch in its middle, [patches].
+    """For each cell of a square window with a patch in its middle, the place of the patch in this cell, [patches].
 
-    That is in the same frame, or behind all patches.
+    The patch is in the same frame; a cell outside of the frame has the place behind all patches.
     """
     frame, row, column = get_vision_position_ids(grid_thw, merged, include_temporal=True).unbind(-1)
     _, sizes, place = images_of(grid_thw, number_of_patches(), 1)
@@ -375,7 +379,7 @@ def _neighbours(grid_thw: Tensor, merged: int, side: int) -> list[Tensor]:
 def get_vision_window_index(
     grid_thw: Tensor, spatial_merge_size: int, window_size: int, patch_size: int, kwargs: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """The order of cells by windows, [cells], and the windows' bounds in patches, [cells + 1], with empty ones among them."""
+    """The order of cells by windows, [cells], and the windows' bounds in patches, [cells + 1], some of them empty."""
     unit, side = spatial_merge_size**2, window_size // spatial_merge_size // patch_size
     count = number_of_patches() // unit
     _, sizes, place = images_of(grid_thw, count, unit)
@@ -399,7 +403,7 @@ def get_vision_frame_index(grid_thw: Tensor, kwargs: Any = None) -> Tensor:
 
 
 def _merge_of_frames() -> Callable[..., Any]:
-    """The function for the transformers that is installed: before 5.24 patches were gathered, since then they are added up."""
+    """The function for the installed transformers: before 5.24 patches were gathered, since then they are added up."""
     models = (m for name, m in list(sys.modules.items()) if name.startswith("transformers.models.kimi_k25"))
     adds = any(hasattr(getattr(module, "Kimi_K25VisionModel", None), "temporal_merge") for module in models)
     return token_of_each_patch if adds else get_vision_temporal_merge_index
@@ -427,7 +431,8 @@ def get_vision_temporal_merge_index(
 ) -> Tensor:
     """The patches that become one token, [tokens, frames, kernel_height * kernel_width], from patches row by row.
 
-    transformers joins what it has of each image, which fails for different numbers of frames; here places that aren't there do.
+    transformers joins the images' places, which fails for different numbers of frames; here the places are then out of
+    range.
     """
     frames = grid_thw[0, 0].item()
     window = kernel_height, kernel_width
@@ -438,7 +443,7 @@ def get_vision_temporal_merge_index(
 
 
 def get_vision_pixel_shuffle_index(grid_thw: Tensor, merge_size: int, kwargs: Any = None) -> Tensor:
-    """Where each patch comes from, [patches], when squares of ``merge_size`` are put together that lie row by row."""
+    """The former place of each patch, [patches], when patches in rows are reordered by squares of ``merge_size``."""
     frame, row, column = get_vision_position_ids(grid_thw, merge_size, include_temporal=True).unbind(-1)
     _, sizes, place = images_of(grid_thw, number_of_patches(), 1)
     _, height, width = sizes.unbind(-1)
@@ -447,7 +452,9 @@ def get_vision_pixel_shuffle_index(grid_thw: Tensor, merge_size: int, kwargs: An
 
 
 def frames_in_pairs(self: Any, hidden_states: Tensor, grid_thw: Tensor) -> Tensor:
-    """The states of two frames beside each other, [tokens, 2 * width]: an image's frame twice, a video without an odd last.
+    """The states of two frames beside each other, [tokens, 2 * width].
+
+    An image has its frame twice; a video loses an odd last frame.
 
     Args:
         hidden_states: A token for each square of ``spatial_merge_size``, [squares, width].
@@ -469,8 +476,8 @@ def frames_in_pairs(self: Any, hidden_states: Tensor, grid_thw: Tensor) -> Tenso
 def squares_averaged(self: Any, hidden_states: Tensor, grid_thw: Tensor, merge_sizes: Tensor) -> Tensor:
     """A token for each square of an image's ``merge_sizes``, [tokens, width]: the mean of the four patches around its middle.
 
-    That is bilinear interpolation to a size that divides an image's; an odd size has one patch in the middle. Where squares don't
-    divide an image, for which transformers has an error, the places are those of no patch.
+    This is bilinear interpolation to a size that divides an image's; an odd size has one patch in the middle. Where
+    squares don't divide an image, for which transformers has an error, the places are out of range.
 
     Args:
         hidden_states: Patches by squares, [patches, width].
@@ -498,7 +505,7 @@ def get_vision_nearest_position_ids(target_sizes: Tensor, num_patches_per_side: 
 def in_whole_windows(target_sizes: Tensor, patches: Any, window: tuple[int, int]) -> Tensor:
     """The patches of each window, [windows, patches of a window], of images that windows divide.
 
-    Where they don't, for which transformers has an error, the places are those of no patch.
+    Where windows don't divide an image, for which transformers has an error, the places are out of range.
     """
     places, _ = _in_windows(target_sizes, patches // math.prod(window), window)
     divided = target_sizes % torch.tensor(window, device=target_sizes.device) == 0
@@ -517,7 +524,7 @@ def whole_windows(self: Any, target_sizes: Tensor, kwargs: Any = None) -> tuple[
 
 
 def merged(self: Any, hidden_states: Tensor, target_sizes: Tensor) -> tuple[Tensor]:
-    """The tokens of all images, of windows that become one token, as often as the model has layers for it."""
+    """The tokens of all images: each of the model's layers makes one token of each window."""
     states, window = hidden_states[0], self.merge_kernel_size
     for layer in self.mlp:
         states = layer(states[in_whole_windows(target_sizes, states.shape[0], window)].flatten(1))

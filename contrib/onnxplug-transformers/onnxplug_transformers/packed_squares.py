@@ -35,7 +35,7 @@ def squares_of_any_number() -> Iterator[None]:
 
 
 def _are_no_sizes(self: Any, *args: Any, **kwargs: Any) -> bool:
-    """Sizes that are numbers are left to transformers."""
+    """Whether a call is left to transformers: sizes are no integer tensor."""
     sizes = args[1] if len(args) > 1 else next((kwargs[name] for name in kwargs if name.endswith("grid_thw")), None)
     return not isinstance(sizes, Tensor) or sizes.is_floating_point()
 
@@ -57,7 +57,7 @@ def joined(self: Any, image_features: Tensor, image_grid_thw: Tensor) -> Tensor:
     """
     patches, window = image_features.shape[0], self.merge_kernel_size
     grid = image_grid_thw.to(image_features.device)
-    # Frames below one another are an image as well, as squares divide each of them.
+    # Frames below one another are like one image, as squares divide each frame.
     places = in_whole_windows(torch.stack([grid[:, 0] * grid[:, 1], grid[:, 2]], -1), patches, window)
     fits = (grid[:, 1] % window[0] == 0).all() & (grid.prod(-1).sum() == patches)
     squares = self.pre_norm(image_features)[places.where(fits, patches)]
@@ -95,12 +95,13 @@ def states(self: Any, pixel_values: Tensor, grid_thw: Tensor, **kwargs: Any) -> 
 
 
 def marked(merger: Any, patches: Tensor, grid_thw: Tensor) -> Tensor:
-    """The tokens of all images, [tokens, width]: a mark, those of each row and a mark, and a last mark.
+    """The tokens of all images, [tokens, width]: a mark, each row's tokens and a mark, and a last mark.
 
     Args:
         merger: The model's part that makes tokens of one image.
         patches: Row by row, [patches, width].
-        grid_thw: Frames, of which there is one, rows and columns of each image, [images, 3]. What no square fills is left out.
+        grid_thw: Frames, of which there is one, rows and columns of each image, [images, 3]. Patches that fill no
+            square are left out.
     """
     side, grid = merger.spatial_merge_size, grid_thw.to(patches.device)
     fits = (grid[:, 0] == 1).all() & (grid[:, 1:] > 1).all()

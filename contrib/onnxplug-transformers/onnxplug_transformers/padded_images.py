@@ -42,7 +42,7 @@ def _weights(place: Tensor, size: Tensor, count: int) -> Tensor:
     """The weights of ``count`` cells for the cell at ``place`` when they are resized to ``size`` cells, [..., count].
 
     Bilinear with antialiasing, as in ``torch.nn.functional.interpolate``: a triangle around the place, as wide as a cell of the
-    smaller of both.
+    smaller size.
     """
     scale = count / size.float()
     cells = torch.arange(count, device=place.device) + 0.5
@@ -59,7 +59,7 @@ def _resized(table: Tensor, row: Tensor, column: Tensor, height: Tensor, width: 
 
 
 def padded_positions(positional_embeddings: Tensor, spatial_shapes: Tensor, max_length: Any) -> Tensor:
-    """The position of each patch, [images, max_length, channels]; behind an image's patches that of the first."""
+    """The position of each patch, [images, max_length, channels]; behind an image's patches, the first position."""
     counts = spatial_shapes.prod(-1)
     images = torch.arange(spatial_shapes.shape[0], device=counts.device)
     fits = (counts <= max_length) & (spatial_shapes > 0).all(-1)
@@ -79,7 +79,7 @@ def packed_positions(positional_embeddings: Tensor, grid_thw: Tensor, spatial_me
 def features(
     self: Any, pixel_values: Tensor, spatial_shapes: Tensor, pixel_attention_mask: Tensor, **kwargs: Any
 ) -> Any:
-    """As transformers' own; the tokens of all images together, one for each square of the projector's factor."""
+    """As transformers' own, with the tokens of all images together, one for each square of the projector's factor."""
     kwargs["return_dict"] = True
     outputs = self.vision_tower(
         pixel_values=pixel_values, spatial_shapes=spatial_shapes, pixel_attention_mask=pixel_attention_mask, **kwargs

@@ -34,7 +34,7 @@ def padding_in_front(layers: Sequence[nn.Module], mask: torch.Tensor) -> Iterato
     """Holds while a model is called: layers see the tokens of each row behind its padding, and results are moved back.
 
     Args:
-        layers: The layers, whose results have the axes of the tokens in front.
+        layers: The layers, whose results have the axes batch and sequence in front.
         mask: [batch, sequence], 0 for padding among the new tokens.
     """
     order = mask.argsort(dim=1, stable=True)
@@ -47,7 +47,7 @@ def padding_in_front(layers: Sequence[nn.Module], mask: torch.Tensor) -> Iterato
             layer.register_forward_hook(_moved_back(back)),
         )
     ]
-    try:  # an ExitStack might take errors, for all that the capture knows
+    try:  # the capture can't know that an ExitStack suppresses no errors
         yield
     finally:
         for hook in hooks:

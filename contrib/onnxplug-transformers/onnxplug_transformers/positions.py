@@ -14,7 +14,7 @@ from torch.nn.functional import embedding
 from onnxplug.capture.patching import patched
 from onnxplug_transformers.exchanged import exchanged, in_use, never
 
-#: Families whose rotary positions are kept for the last call's length, and where.
+#: Families whose rotary positions are kept for the last call's length, and the attributes that keep them.
 _ROTARY = ("Clvp", "SeamlessM4TConformer", "Wav2Vec2Bert", "Wav2Vec2Conformer")
 _KEPT = ("cached_sequence_length", "cached_rotary_positional_embedding")
 
@@ -23,7 +23,8 @@ _KEPT = ("cached_sequence_length", "cached_rotary_positional_embedding")
 def positions_of_any_length() -> Iterator[None]:
     """Holds while a model is captured.
 
-    Funnel's and Reformer's, the masks of CPM-Ant and FSMT, and rotary positions kept for an earlier length.
+    The positions of Funnel and Reformer, the masks of CPM-Ant and FSMT, and rotary positions kept for an earlier length
+    are exchanged.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(
@@ -67,7 +68,7 @@ def axial_embeddings(self: Any, position_ids: Tensor) -> Tensor:
 
 
 def _forgetful(before: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that computes its result as one that is called for the first time, and leaves what it keeps as it was."""
+    """A method that computes its result as if called for the first time, and leaves the kept values as they were."""
 
     @functools.wraps(before)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,13 +81,13 @@ def _forgetful(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Positions(NamedTuple):
-    """A first position, and after it as many others at equal distances.
+    """A first position, and after it other positions at equal distances.
 
     Attributes:
-        first: The position.
-        second: The one after it.
-        step: The distance from that on.
-        others: How many there are after the first.
+        first: The first position.
+        second: The position after it.
+        step: The distance between positions from the second on.
+        others: The number of positions after the first.
     """
 
     first: int
@@ -95,13 +96,13 @@ class _Positions(NamedTuple):
     others: Any
 
     def pooled(self, block: int, of_class: bool, cut: bool) -> _Positions:
-        """Every second position; that of the class stays, where there is one, and the last one may be cut off."""
+        """Every second position; the class token's stays, if ``of_class``, and the last position may be cut off."""
         if of_class:
             return _Positions(1 - 2**block, self.second, 2 * self.step, (self.others + (0 if cut else 1)) // 2)
         return _Positions(self.first, self.first + 2 * self.step, 2 * self.step, self.others // 2)
 
     def distances(self, stride: int, pooled: _Positions, shift: int, device: Any) -> Tensor:
-        """All distances from ``pooled`` to these, the largest first."""
+        """All distances from ``pooled`` to these positions, the largest first."""
         last = self.second + self.step * (self.others - 1)
         largest = pooled.first - self.first + shift * (pooled.others + 1) * stride
         return torch.arange(largest, pooled.first - last - 1, -stride, dtype=torch.long, device=device)
@@ -112,7 +113,7 @@ def _is_factorized(self: Any, *_: Any, **__: Any) -> bool:
 
 
 def get_position_embeds(self: Any, seq_len: Any, dtype: torch.dtype, device: torch.device) -> list[list[Tensor | None]]:
-    """Funnel's sines and cosines of all distances, for each block: within its positions, and from those before to its own."""
+    """Funnel's sines and cosines of all distances, for each block: within its positions, and from the block before."""
     width, config = self.config.d_model // 2, self.config
     frequencies = 1 / (10000 ** (torch.arange(width, dtype=torch.int64, device=device).to(dtype) / width))
     farthest = seq_len * 2
@@ -130,7 +131,7 @@ def get_position_embeds(self: Any, seq_len: Any, dtype: torch.dtype, device: tor
 
 
 def _prepare_attention_mask(self: Any, input_ids: Tensor, span: Tensor, context: Tensor, length: Tensor) -> Tensor:
-    """CPM-Ant's: the prompt is seen by all, later tokens by those after them, and padding on the left by none."""
+    """CPM-Ant's mask: all see the prompt, later tokens see the tokens before them, none sees padding on the left."""
     tokens = input_ids.shape[1]
     places = torch.arange(tokens, device=input_ids.device)
     visible = context[:, None, :] | (~context[:, :, None] & (places <= places[:, None]))
@@ -140,5 +141,5 @@ def _prepare_attention_mask(self: Any, input_ids: Tensor, span: Tensor, context:
 
 
 def make_padding_mask(input_ids: Tensor, padding_idx: int = 1) -> Tensor:
-    """FSMT's: true for padding; transformers has no mask for a batch without padding, which sees the same."""
+    """FSMT's mask: True for padding; transformers has no mask for a batch without padding, with the same results."""
     return input_ids.eq(padding_idx)

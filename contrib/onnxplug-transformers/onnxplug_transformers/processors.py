@@ -1,4 +1,4 @@
-"""Models with what is around them in the file: the tokenizer or image processor in front, labels behind. By onnxplug-extensions."""
+"""Models with a tokenizer or image processor in front and labels behind, in one file, by onnxplug-extensions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _TEXTS = ("A cat sleeps on the sofa.", "")
 
 
 class _WithProcessor(nn.Module):
-    """A model of one call with what makes its inputs.
+    """A model of one call with the processor of its inputs.
 
     Args:
-        model: The model as it would be exported without, which takes its inputs by name and gives results by name.
+        model: The model as it would be exported without a processor, which takes inputs by name and gives results by
+            name.
         labels: The names of classes, for a result ``label`` beside ``logits``; none for a model that doesn't classify.
     """
 
@@ -42,7 +43,7 @@ class WithTokenizer(_WithProcessor):
     """A model whose input is texts, a vector of strings.
 
     Args:
-        takes: The names of the inputs that its own model takes.
+        takes: The names of the inputs that the model takes.
     """
 
     def __init__(self, model: nn.Module, labels: list[str] | None, takes: set[str], tokenizer: Any) -> None:
@@ -86,11 +87,11 @@ def check_extensions() -> None:
 
 
 def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> tuple[nn.Module, TaskExample]:
-    """A model of one call with its tokenizer or image processor in front and, where it classifies, its labels behind; examples.
+    """A model of one call with tokenizer or image processor in front, labels behind if it classifies; and examples.
 
     Args:
-        model: The model as it would be exported without.
-        folder: Where the tokenizer or the processor is.
+        model: The model as it would be exported without a processor.
+        folder: The folder of the tokenizer or the processor.
     """
     takes = set(inspect.signature(original.forward).parameters)
     inputs = takes & {"input_ids", "pixel_values"}
@@ -123,5 +124,5 @@ def with_processor(model: nn.Module, original: Any, kind: str, folder: Path) -> 
 
 
 def _images() -> torch.Tensor:
-    """Two of one size, with all values."""
+    """Two images of one size, with all values of uint8."""
     return (torch.arange(2 * 48 * 64 * 3) * 7).remainder(256).to(torch.uint8).reshape(2, 48, 64, 3)

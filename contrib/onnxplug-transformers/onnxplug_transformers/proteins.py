@@ -1,6 +1,7 @@
 """Evolla's adapters, which read proteins where a mask has any, while a model is captured.
 
-transformers asks the masks' values; here the adapter is computed, and its result taken where a mask has any place.
+transformers branches on the masks' values; here the adapter is always computed, and its result taken if any mask shows
+a place.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def aligned(
     msa_batch_mask: Tensor | None = None,
     cache: Any = None,
 ) -> Tensor:
-    """The text's states [batch, tokens, width] after the adapter, or as they are where no mask has a place.
+    """The text's states [batch, tokens, width] after the adapter, or as they are if no mask shows a place.
 
     Args:
-        protein_kv_states: States of each protein, [batch, places, width]; others of structures, and of alignments.
-        protein_kv_attn_mask: Which places are there, [batch, places], or all of each protein of ``protein_batch_mask``, [batch].
+        protein_kv_states: States of each protein, [batch, places, width]; ``structure_kv_states`` and ``msa_kv_states``
+            are states of structures and of alignments.
+        protein_kv_attn_mask: Not 0 for places that are shown, [batch, places]; ``None``: all places of each protein
+            that ``protein_batch_mask``, [batch], shows.
     """
     kinds = (
         ("protein", protein_kv_states, protein_kv_attn_mask, protein_batch_mask),

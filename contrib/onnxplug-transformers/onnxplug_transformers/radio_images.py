@@ -1,7 +1,8 @@
 """C-RADIO's images, of any size or packed in one row with their sizes as an input, while a model is captured.
 
 transformers resizes the square table of positions to each image's longer side, and cuts it, in a loop over the images. Each image
-in a row has tokens of its class before its patches. Sizes that transformers refuses end in an index out of range there.
+in a row has tokens of its class before its patches. Sizes that transformers refuses are an index out of range in the
+exported model.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _has_other_attention(self: Any, *_: Any, **__: Any) -> bool:
 
 
 def _has_other_tokens(self: Any, *_: Any, **__: Any) -> bool:
-    """Whether tokens are no squares of two patches, by which transformers splits the tokens of all images."""
+    """Whether tokens are other than squares of two by two patches, by which transformers splits all images' tokens."""
     return bool(self.config.downsample_ratio != 0.5)
 
 
@@ -101,7 +102,7 @@ def packed_embeddings(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) ->
 
 
 def packed_states(self: Any, pixel_values: Tensor, image_grid_hw: Tensor, **kwargs: Any) -> Any:
-    """RadioModel's results for images in one row, each of which sees itself alone."""
+    """RadioModel's results for images in one row; the patches of an image see no other image."""
     config, before = self.config, self.config.num_summary_tokens
     squares = pixel_values.view(-1, config.num_channels, config.patch_size, config.patch_size)
     patches = self.input_conditioner(squares).flatten(1)

@@ -1,7 +1,8 @@
 """Rows of images of which some are padding (Idefics2, Idefics3, SmolVLM, ModernVBERT), while a model is captured.
 
-transformers leaves out images of zeros, splits the features of the others by the rows of the batch in a loop, and joins them
-again. Here they stay together where the batch is dynamic; the places of the images are computed once for pixels and mask.
+transformers leaves out images of zeros, splits the features of the others by the rows of the batch in a loop, and joins
+them again. Here the features stay together where the batch is dynamic; the places of the images are computed once for
+pixels and mask.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def any_number_of_real_images() -> Iterator[None]:
 
 
 def _are_real(pixel_values: Tensor) -> Tensor:
-    """Which images [images, channels, height, width] are no padding, and the first where all are, [images]."""
+    """True for images [images, channels, height, width] that are no padding, or for the first if all are, [images]."""
     is_real = (pixel_values != 0).flatten(1).any(1)
     first = is_real[0] | ~is_real.any()
     return torch.cat([first[None], is_real[1:]])
@@ -55,8 +56,8 @@ def _features(
         pixel_values: [batch, images, channels, height, width].
         pixel_attention_mask: [batch, images, height, width], 0 for padding; all pixels are shown without it.
         kwargs: For the encoder.
-        takes_padding: Whether transformers takes images that are all padding, and then the first. Otherwise they are an index out
-            of range.
+        takes_padding: Whether transformers accepts images that are all padding, and takes the first of them. Otherwise
+            such images are an index out of range.
     """
     batch, images = pixel_values.shape[:2]
     pixels = pixel_values.to(model.dtype).view(batch * images, *pixel_values.shape[2:])
@@ -88,7 +89,7 @@ def _features(
 
 @can_return_tuple
 def features(self: Any, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-    """As transformers' own of a model that refuses images that are all padding."""
+    """The features of a model that refuses images that are all padding."""
     return _features(self, pixel_values, pixel_attention_mask, kwargs, takes_padding=False)
 
 
@@ -96,5 +97,5 @@ def features(self: Any, pixel_values: Tensor, pixel_attention_mask: Tensor | Non
 def features_with_one(
     self: Any, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, **kwargs: Any
 ) -> Any:
-    """As transformers' own of a model that takes the first image where all are padding."""
+    """The features of a model that takes the first image where all are padding."""
     return _features(self, pixel_values, pixel_attention_mask, kwargs, takes_padding=True)

@@ -21,9 +21,9 @@ from onnxplug_transformers.state_spaces import checked_state_spaces, chunked_sta
 
 @contextlib.contextmanager
 def exportable_recurrences() -> Iterator[None]:
-    """Holds while a model is captured: functions and methods of the modules in use are exchanged for those here.
+    """Holds while a model is captured: functions and methods of the modules in use are exchanged for others.
 
-    One with other parameters than those known here, of another version of transformers, is left as it is.
+    A function with other parameters than its replacement, of another version of transformers, is left as it is.
     """
     from onnxplug_transformers.indexers import selected_tokens
 
@@ -52,8 +52,8 @@ def gated_delta_rule(
     Args:
         query: [batch, sequence, heads of keys, K]
         key: [batch, sequence, heads of keys, K]
-        value: [batch, sequence, heads, V]; a head of keys serves as many of them as there are for each.
-        g: [batch, sequence, heads], the logarithm of what is kept of the state.
+        value: [batch, sequence, heads, V]; a head of keys serves ``heads // heads of keys`` heads of values.
+        g: [batch, sequence, heads], the logarithm of the share of the state that is kept.
         beta: [batch, sequence, heads]
         initial_state: [batch, heads, K, V], or zeros.
         output_final_state: Whether the last state is returned.
@@ -100,11 +100,11 @@ def _delta_rule(
     final: bool,
     normalized: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """One of them; ``decay`` is [batch, sequence, heads, K or 1]. Everything is computed in float32, as in transformers.
+    """Both delta rules; ``decay`` is [batch, sequence, heads, K or 1]. All is computed in float32, as in transformers.
 
-    What the tokens of a chunk write depends on what those before them in the chunk have written: with the state S before
-    the chunk, and A strictly lower triangular, ``(I + A) W = beta (V - K S)``, where keys are decayed (S. Yang, J. Kautz and
-    A. Hatamizadeh, Gated Delta Networks, 2024).
+    The values that the tokens of a chunk write depend on the values that earlier tokens of the chunk have written: with
+    the state S before the chunk, and A strictly lower triangular, ``(I + A) W = beta (V - K S)``, where keys are
+    decayed (S. Yang, J. Kautz and A. Hatamizadeh, Gated Delta Networks, 2024).
     """
     dtype, (batch, _, heads, width) = query.dtype, key.shape
     query, key, value, decay, beta = (x.float() for x in (query, key, value, decay, beta.unsqueeze(-1)))
@@ -113,7 +113,7 @@ def _delta_rule(
 
     def step(state: Tensor, tokens: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         query, key, value, decay, beta = tokens
-        since = decay.cumsum(-2)  # what is left of the state before the chunk, as a logarithm
+        since = decay.cumsum(-2)  # the logarithm of the share that is left of the state before the chunk
         last = since[..., -1:, :]
         written, read = _within(key * beta, query, key, since)
         wanted = beta * (value - (key * since.exp()) @ state)
@@ -133,7 +133,8 @@ def _delta_rule(
 def _within(left: Tensor, query: Tensor, key: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:
     """Products of two tensors with the keys of a chunk up to each token, decayed in between: [..., chunk, chunk], twice.
 
-    The logarithms are subtracted before they are exponentials, of numbers that are never positive: nothing overflows.
+    The logarithms are subtracted before the exponential, which is of numbers that are never positive: nothing
+    overflows.
     """
     if since.shape[-1] == 1:
         kept = left_by(since)
@@ -147,7 +148,7 @@ def _within(left: Tensor, query: Tensor, key: Tensor, since: Tensor) -> tuple[Te
 
 
 def _inverse(strict: Tensor, limit: int) -> Tensor:
-    """``(I + strict)⁻¹`` of strictly lower triangular matrices of ``limit`` rows at most: of blocks of 1, of 2, of 4, ...
+    """``(I + strict)⁻¹`` of strictly lower triangular matrices of ``limit`` rows at most: by blocks of 1, 2, 4, ...
 
     ``[[P, 0], [M, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ M P⁻¹, Q⁻¹]]``; a power series would lose all digits where keys are alike.
     """
@@ -182,7 +183,7 @@ def weighted_key_values(
         key: [batch, sequence, channels]
         value: [batch, sequence, channels]
         state: Sums of weighted values and of weights, without the factor ``exp(top)``, and ``top``: [batch, channels] each.
-        return_state: Whether the last state is returned where none is given.
+        return_state: Whether the last state is returned although no ``state`` is given.
 
     Returns:
         [batch, sequence, channels], and the last state, or ``None``.
@@ -216,7 +217,7 @@ def linear_recurrence(
     recurrent_states: Tensor | None,
     acc_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """RecurrentGemma's: ``h = a h + x`` for each token, with ``a`` 0 where ``reset`` says that a text begins.
+    """RecurrentGemma's recurrence: ``h = a h + x`` for each token, with ``a`` 0 where ``reset`` marks a beginning.
 
     Args:
         hidden_states: x, [batch, sequence, channels]
@@ -265,13 +266,13 @@ def matrix_memory(
         value: [batch, heads, sequence, V]
         igate: [batch, heads, sequence]
         fgate: [batch, heads, sequence]
-        c_initial: [batch, heads, K, V], or zeros, as the two others.
+        c_initial: [batch, heads, K, V]; ``None`` for zeros, also of the next two.
         n_initial: [batch, heads, K]
         m_initial: [batch, heads, 1]
         return_last_states: As in the module's own ``forward``, which is called for training.
 
     Returns:
-        [batch, heads, sequence, V], and the last three states.
+        [batch, heads, sequence, V], and the last states C, n and m.
     """
     (batch, heads, length, width), dtype = query.shape, query.dtype
     chunk, eps = self.config.chunk_size, self.config.eps
@@ -279,7 +280,7 @@ def matrix_memory(
     keeps = functional.logsigmoid(fgate.float())
 
     def chunks(x: Tensor, filling: float = 0.0) -> Tensor:
-        """[count, batch, heads, chunk, ...]; what is behind the end neither forgets nor adds."""
+        """[count, batch, heads, chunk, ...]; padding behind the end neither forgets nor adds."""
         padding = (*(0 for _ in range(2 * x.dim() - 6)), 0, count * chunk - length)
         return functional.pad(x.float(), padding, value=filling).unflatten(2, (count, chunk)).movedim(2, 0)
 
@@ -324,7 +325,7 @@ def lightning_attention(
 ) -> tuple[Tensor, Tensor]:
     """MiniMax's linear attention of a prompt: the sum of ``k vᵀ``, which decays by a factor of each head's own.
 
-    The blocks are filled from the end: zeros in front of the text leave the state zero, and the last block is a whole one.
+    The blocks are filled from the end: zeros in front of the text leave the state zero, and the last block is whole.
     """
     length, block = hidden_states.shape[1], self.block_size
     count = (length + block - 1) // block
@@ -351,11 +352,11 @@ def lightning_attention(
     return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * result), state
 
 
-# -- what is exchanged for what ----------------------------------------------------------------------------------------
+# -- functions and methods that are exchanged --------------------------------------------------------------------------
 
 
 def _is_packed(*_: Any, **arguments: Any) -> bool:
-    """Whether packed sequences are to be kept apart; transformers' own functions say what becomes of them."""
+    """Whether a call has packed sequences to be kept apart: it is left to transformers' own functions."""
     return arguments.get("cu_seqlens") is not None or arguments.get("seq_idx") is not None
 
 
@@ -367,7 +368,7 @@ def _continues(module: Any, *_: Any, cache: Any = None, **__: Any) -> bool:
     return cache is not None and cache.get_linear_cache(module.layer_idx) is not None
 
 
-#: Functions of transformers' modules and methods of its classes: what is called instead, and for which calls it is not.
+#: The table for :func:`~onnxplug_transformers.exchanged.exchanged`.
 _EXCHANGED: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
     "torch_chunk_gated_delta_rule": (gated_delta_rule, _is_packed),
     "chunk_kimi_delta_attention": (kimi_delta_attention, _is_packed),

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 _ops = torch.ops.aten
-#: What may leave a tensor as it is.
+#: Operators that may leave a tensor as it is.
 _CONVERSIONS = (_ops.to.dtype, _ops.to.device, _ops._to_copy.default, _ops.slice.Tensor)
 
 
@@ -25,7 +25,7 @@ class Turned(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """``x * cos + rotated(x) * sin`` of [batch, H, sequence, E]: what is turned, and by which cosines and sines."""
+    """``x * cos + rotated(x) * sin`` of [batch, H, sequence, E]: the operand, the cosines and the sines."""
 
     x: Any
     cosines: Any
@@ -83,7 +83,7 @@ def _table(frequencies: torch.Tensor, wave: Any, limit: int, factor: float) -> t
 
 
 def joint_rows(node: Any, turned: Turned | None) -> Any:
-    """What queries, keys and values, before they are turned, are the consecutive parts of."""
+    """The tensor whose consecutive parts are queries, keys and values before they are turned; else ``None``."""
     heads = [_heads_of(node.fx.args[i]) for i in (0, 1, 2)]
     if turned is not None:
         turns = [_turn(x) for x in heads[:2]]
@@ -106,7 +106,7 @@ class _Part(NamedTuple):
 
 
 def _part(x: Any) -> _Part | None:
-    """Which columns of another tensor ``x`` is."""
+    """The columns of another tensor that make ``x``; ``None`` where ``x`` is made otherwise."""
     cut = _made_by(x, _ops.slice.Tensor)
     chosen = _made_by(x, operator.getitem)
     source: Any = cut.args[0] if cut is not None else None
@@ -135,7 +135,7 @@ def _made_by(x: Any, *targets: Any) -> Any:
 
 
 def _plain(x: Any) -> Any:
-    """A tensor without conversions to the type that it has, slices of all of it, and empty parts beside it."""
+    """A tensor without conversions to its own type, slices of the whole tensor, and empty parts beside it."""
     node: Any = x
     while isinstance(node, fx.Node):
         before: Any = node.args[0] if node.args else None
@@ -172,7 +172,7 @@ def _rows_of(heads: Any) -> Any:
 
 
 def _turn(x: Any) -> _Turn | None:
-    """The rotation that makes ``x``: halves, or whatever a half is that stands behind the other one."""
+    """The rotation that makes ``x`` of the two halves of a width; ``None`` where ``x`` is made otherwise."""
     total = _made_by(_plain(x), _ops.add.Tensor)
     products = [_made_by(_plain(part), _ops.mul.Tensor) for part in total.args[:2]] if total is not None else []
     if len(products) != 2 or total is None or total.kwargs.get("alpha", 1) != 1:
@@ -188,7 +188,7 @@ def _turn(x: Any) -> _Turn | None:
 
 
 def _is_rotated(rotated: Any, x: Any) -> bool:
-    """Whether it is ``cat([-x[..., half:], x[..., :half]], -1)``."""
+    """Whether ``rotated`` is ``cat([-x[..., half:], x[..., :half]], -1)``."""
     both = _made_by(rotated, _ops.cat.default)
     if both is None or len(both.args[0]) != 2 or not isinstance(x, fx.Node) or x.meta["val"].dim() != 4:
         return False
@@ -218,7 +218,7 @@ def _is_slice(value: Any, x: Any, start: int, end: int) -> bool:
 
 
 def _angles(value: Any, wave: Any) -> _Angles | None:
-    """[batch, 1, sequence, E], the same for every head: a wave of angles that stand in it twice."""
+    """[batch, 1, sequence, E], the same for every head: a wave of angles, each of which it has twice."""
     heads = _made_by(value, _ops.unsqueeze.default)
     x = heads.args[0] if heads is not None and heads.args[1] == 1 else None
     factor = 1.0

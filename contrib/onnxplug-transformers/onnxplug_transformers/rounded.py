@@ -1,9 +1,9 @@
-"""How far the numbers of a format may move results: as far as PyTorch's own model moves when its numbers are rounded so.
+"""How far a number format may move results: as far as PyTorch's own model moves when it is rounded to the format.
 
-A file with fewer bits never has PyTorch's numbers, and how far it is from them is up to the model. So PyTorch's model is the
-measure: its weights, and what its layers read, are rounded as the format has them, several times with other roundings up and
-down, and its results compared with its own in float32. A file may be twice as far from these as the furthest of them, and a unit
-of rounding more.
+A file with fewer bits never has PyTorch's results, and the distance depends on the model. So PyTorch's model is the
+measure: its weights, and the inputs of its layers, are rounded to the format, several times with other roundings up and
+down, and its results compared with its own in float32. A file may be twice as far from these as the furthest of the
+rounded runs, and a unit of rounding more.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from onnxplug import VerificationError
 from onnxplug.capture.eager import inference
 from onnxplug.torch_private import pytree
 
-#: How often PyTorch's model is rounded, and how many times as far a file may be.
+#: The number of times that PyTorch's model is rounded, and the multiple of its distance that a file may have.
 _DRAWS, _FACTOR = 4, 2.0
 _BLOCK = 32
-#: A tensor and the part of a step, from -1/2 to 1/2, that is added to each element before it is rounded.
+#: Rounds a tensor, after a part of a step, from -1/2 to 1/2, is added to each element.
 _Round = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Results = Mapping[str, torch.Tensor]
 
@@ -34,7 +34,7 @@ class Sample:
     """Inputs of a graph, and PyTorch's results.
 
     Attributes:
-        run: Computes the results by the names of the graph's.
+        run: Computes PyTorch's results by the names of the graph's outputs.
     """
 
     feed: Mapping[str, Any]
@@ -47,7 +47,8 @@ class Distance:
 
     Attributes:
         own: The norm of the difference, as a share of the norm of PyTorch's result.
-        rounded: The same of PyTorch's model with rounded numbers.
+        rounded: The same for PyTorch's model with rounded numbers.
+        unit: The unit of rounding of the format.
     """
 
     name: str
@@ -81,7 +82,7 @@ def furthest(
 
     Args:
         kind: The kind of quantisation: ``"dynamic"``, ``"int4"`` or ``None``.
-        half: Whether what is not quantised is in float16.
+        half: Whether numbers that are not quantised are in float16.
 
     Returns:
         The output that is furthest away; ``None`` where none is in floating point.
@@ -146,7 +147,7 @@ def _rounded(model: nn.Module, kind: str | None, half: bool, generator: torch.Ge
 
     kept = [(p, p.data) for p in model.parameters() if p.is_floating_point() and p.dim() > 1]
     layers = [m for m in model.modules() if not any(True for _ in m.children())]
-    if not half:  # others read floats
+    if not half:  # other layers read float32
         layers = [m for m in layers if getattr(getattr(m, "weight", None), "ndim", 0) == 2]
     hooks = [layer.register_forward_pre_hook(hook) for layer in layers]
     try:
@@ -162,7 +163,7 @@ def _rounded(model: nn.Module, kind: str | None, half: bool, generator: torch.Ge
 
 def _in_half(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     moved = (x * (1 + part * 2.0**-10)).half().to(x.dtype)
-    return torch.where(moved.isfinite(), moved, x)  # what overflows stays wide
+    return torch.where(moved.isfinite(), moved, x)  # elements that overflow stay wide
 
 
 def _in_steps(x: torch.Tensor, part: torch.Tensor, step: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Weights in levels of few bits, ``(level - zero) * scale``: a scale for each block of a row, and a zero point where asked for.
 
-Of all scales and zero points that were tried for a block, those stay whose block is nearest to the weights.
+Of the scales and zero points tried for a block, the pair with the least squared error is taken.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-#: The scale of a block as a share of the one that its farthest weights need.
+#: The scales tried for a block, as shares of the scale that its farthest weights need.
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
@@ -20,7 +20,8 @@ class Levels(NamedTuple):
     Attributes:
         levels: [N, blocks, size * bits / 8] bytes; of 4 bits two neighbours in each. The last block of a row is filled up.
         scales: [N, blocks] of the matrix's dtype, or in float16 where that changes none.
-        zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each; ``None``: all are in the middle.
+        zeros: [N, (blocks + 1) / 2] bytes, two zero points of 4 bits in each; ``None``: all zero points are in the
+            middle.
     """
 
     levels: torch.Tensor
@@ -29,7 +30,7 @@ class Levels(NamedTuple):
 
 
 def rounded(weight: torch.Tensor, size: int, bits: int, *, zero_points: bool = False) -> Levels:
-    """A matrix in levels that are as near to it as any that were tried. Each level is the nearest one for its scale.
+    """A matrix in levels, with the best scales and zero points of those tried; each level is the nearest for its scale.
 
     Args:
         weight: [N, K].
@@ -66,7 +67,7 @@ def _around_the_middle(
 
 
 def _with_zeros(blocks: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same, of 4 bits; zero is a level in every block."""
+    """The same with zero points, for 4 bits; zero is a level in every block."""
     low, high = blocks.amin(-1, keepdim=True).clamp(max=0), blocks.amax(-1, keepdim=True).clamp(min=0)
     kind = _dtype_of((high - low) / 15, dtype)
     scales, errors, zeros = torch.ones_like(low), torch.full_like(low, torch.inf), torch.full_like(low, 8.0)
@@ -94,13 +95,13 @@ def _dtype_of(scales: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
 def _fitted(
     blocks: torch.Tensor, scale: torch.Tensor, low: torch.Tensor | int, high: torch.Tensor | int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The scale with which the levels that another one gives are nearest to the weights."""
+    """The scale with which the levels of another scale are nearest to the weights."""
     steps = _steps(blocks, scale, low, high)
     return _scale((blocks * steps).sum(-1, keepdim=True) / steps.square().sum(-1, keepdim=True), dtype)
 
 
 def _scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As it is stored; 1 for blocks of zeros."""
+    """The scale as it is stored; 1 for blocks of zeros."""
     rounded = scale.to(dtype).float()
     return torch.where(rounded.isfinite() & (rounded != 0), rounded, 1.0)
 
@@ -112,7 +113,7 @@ def _steps(
 
 
 def stored(scales: torch.Tensor) -> torch.Tensor:
-    """In float16, where that changes none."""
+    """The scales in float16, where that changes none of them."""
     half = scales.half()
     return half if torch.equal(half.to(scales.dtype), scales) else scales
 
@@ -127,7 +128,7 @@ def zero_bytes(zeros: torch.Tensor) -> torch.Tensor | None:
 
 
 def restored(levels: torch.Tensor, scales: torch.Tensor, bits: int, zeros: torch.Tensor | None = None) -> torch.Tensor:
-    """[N, blocks * size], of the scales' dtype."""
+    """The weights, [N, blocks * size], of the scales' dtype."""
     numbers = (apart(levels) if bits == 4 else levels).to(scales.dtype)
     middle: torch.Tensor | int = 1 << (bits - 1)
     if zeros is not None:
@@ -141,7 +142,7 @@ def together(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def apart(packed: torch.Tensor) -> torch.Tensor:
-    """The two numbers of each byte beside each other, the low one first."""
+    """The two numbers of each byte beside each other, the low half first."""
     return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
 
 

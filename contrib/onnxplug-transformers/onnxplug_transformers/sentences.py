@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: the transformer, and what makes one vector of its states, as ``modules.json`` says."""
+"""Folders of sentence-transformers: the transformer, and the modules of ``modules.json`` that make one vector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxplug import OnnxplugError, UsageError
 from onnxplug_transformers.folders import SentenceModule, read_json, sentence_modules
 from onnxplug_transformers.tasks import Task
 
-#: By ``pooling_mode``; with ``pooling_mode_NAME`` in older files. What several give stands in this order in the vector.
+#: ``pooling_mode`` to NAME of ``pooling_mode_NAME`` in older files. The vectors of several modes stand in this order.
 _POOLINGS = {
     "cls": "cls_token",
     "max": "max_tokens",
@@ -52,7 +52,7 @@ class Pooling(nn.Module):
     """One vector of the tokens that the mask shows.
 
     Args:
-        modes: In which ways; what several give stands side by side.
+        modes: The ways of pooling; the vectors of several ways stand side by side.
     """
 
     def __init__(self, modes: list[str]) -> None:
@@ -150,7 +150,7 @@ def _activation(place: Path, name: Any) -> nn.Module:
 
 
 def _load(module: nn.Module, place: Path, name: str) -> None:
-    """The weights of a module, which are called NAME.weight and NAME.bias."""
+    """Loads the weights of a module, which are called NAME.weight and NAME.bias."""
     try:
         if (place / "model.safetensors").is_file():
             from safetensors.torch import load_file

@@ -1,7 +1,7 @@
 """TimesFM's time series, of which there may be any number, while a model is captured.
 
-transformers loops over the series, which may differ in length. Those of one tensor are as long as each other: here the model sees
-them as one series, whose items are rows of numbers, until they are padded to the context.
+transformers loops over the series, which may differ in length. Series in one tensor have the same length: here the
+model sees them as one series, whose items are rows of numbers, until they are padded to the context.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def any_number_of_series() -> Iterator[None]:
 
 
 def _of_one_tensor(before: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's forward: series in one tensor [series, time] become one of rows [time, series], and their frequencies one."""
+    """A model's forward: series in a tensor [series, time], and their frequencies, become one series of rows."""
 
     @functools.wraps(before)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def _of_one_tensor(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _for_rows(function: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called for series of rows; transformers' own is for series of numbers."""
+    """Calls ``function`` for series of rows, and transformers' own for series of numbers."""
 
     @functools.wraps(before)
     def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -76,8 +76,8 @@ def _preprocess(self: Any, inputs: Sequence[Tensor], freq: Any = None, context_l
     """Series of the context's length, zeros in front of shorter ones, and their padding; frequencies, if there are any.
 
     Args:
-        inputs: One of rows [time, series], or two, the trend and what is left of it, which alternate in the results.
-        freq: As many, each 0 for all series or [series].
+        inputs: One series of rows [time, series], or two, the trend and the rest, which alternate in the results.
+        freq: As many frequencies, each 0 for all series or [series].
 
     Returns:
         [rows, context], where the padding is 1, [rows, context + horizon], and frequencies [rows, 1].
@@ -99,6 +99,6 @@ def _preprocess(self: Any, inputs: Sequence[Tensor], freq: Any = None, context_l
 
 
 def _moving_average(arr: Tensor, window_size: int) -> list[Tensor]:
-    """Means of each item of [time, series] and those before it, and what the series are beyond them."""
+    """Means of each item of [time, series] and the items before it, and the series minus these means."""
     smooth = functional.pad(arr, (0, 0, window_size - 1, 0)).unfold(0, window_size, 1).mean(-1)
     return [smooth, arr - smooth]

@@ -20,9 +20,9 @@ from onnxplug_transformers.exchanged import exchanged
 
 
 def _padded(x: Tensor, axis: int, size: Any, multiple: int) -> Tensor:
-    """Zeros behind an axis of so many elements, up to a multiple.
+    """Zeros behind an axis of ``size`` elements, up to a multiple.
 
-    The result's size is written as a multiple: torch sees at once what it is when it is divided again.
+    The result's size is written as a multiple, so that torch knows its quotient when it is divided again.
     """
     return functional.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, (size + multiple - 1) // multiple * multiple - size])
 
@@ -60,7 +60,7 @@ def window_reverse(windows: Tensor, window_size: int, height: Any, width: Any) -
 
 
 def shift_of(self: Any, input_resolution: tuple[Any, Any]) -> None:
-    """No shift where a map is one window high or wide, as a number: transformers' own asks, and keeps the answer.
+    """No shift where a map is one window high or wide, by a number: transformers' own branches, and keeps the result.
 
     A smaller map does not fit the position biases, in transformers neither.
     """
@@ -86,7 +86,7 @@ def mask_of_regions(self: Any, height: Any, width: Any, dtype: torch.dtype, devi
 def mask_of_resolution(
     self: Any, input_resolution: tuple[Any, Any], device: Any = None, dtype: torch.dtype = torch.float32
 ) -> Tensor | None:
-    """MaskFormer's form of it."""
+    """MaskFormer's form of :func:`mask_of_regions`."""
     return mask_of_regions(self, *input_resolution, dtype=dtype, device=device)
 
 
@@ -105,7 +105,7 @@ def donut_layer(
     output_attentions: bool | None = False,
     always_partition: bool | None = False,
 ) -> tuple[Tensor, ...]:
-    """As Donut's own, which asks for the sign of the shift."""
+    """As Donut's own layer, which branches on the sign of the shift."""
     if not always_partition:
         self.set_shift_and_window_size(input_dimensions)
     (height, width), (batch, length, channels) = input_dimensions, hidden_states.shape
@@ -120,7 +120,7 @@ def donut_layer(
 
 
 def _is_known(*arguments: Any, **_: Any) -> bool:
-    """Whether height and width are plain numbers: then transformers' own functions do, and no padding is there in vain."""
+    """Whether height and width are plain numbers: transformers' own functions are then right, and pad less."""
     sizes = [size for one in arguments for size in (one if isinstance(one, tuple) else (one,))]
     sizes += [size for one in arguments if isinstance(one, Tensor) for size in one.shape[1:3]]
     return not any(isinstance(size, torch.SymInt) for size in sizes)

@@ -55,8 +55,8 @@ def states(self: Any, pixel_values: Tensor, image_sizes: Tensor | None = None, *
 
     Args:
         pixel_values: [images, channels, height, width].
-        image_sizes: Height and width of each image, [images, 2], or of further ones, which are ignored. Without them, an image
-            has all its pixels.
+        image_sizes: Height and width of each image, [images, 2]; further rows are ignored. ``None``: an image has all
+            its pixels.
     """
     embeds = self.patch_conv(pixel_values.to(dtype=self.patch_conv.weight.dtype))
     count, _, rows, columns = embeds.shape
@@ -96,14 +96,14 @@ def _cut(end: Tensor, length: Any) -> Tensor:
 
 
 def whole_squares(sizes: Tensor, side: int, patches: Any) -> Tensor:
-    """The patches of each whole square of images in one row, [squares, side * side], row by row; others are left out.
+    """The patches of each whole square of images in one row, [squares, side * side], row by row; the rest is left out.
 
-    Where an image has no square, or the images don't have as many patches in all, the places are those of no patch.
+    Where an image has no square, or the images don't have ``patches`` patches in all, the places are out of range.
 
     Args:
         sizes: Rows and columns of each image, [images, 2].
         side: Rows and columns of a square.
-        patches: How many there are in all.
+        patches: The number of patches in all.
     """
     counts, squares = sizes.prod(-1), sizes // side
     ends = squares.prod(-1).cumsum(0)

@@ -1,4 +1,4 @@
-"""transformers' own conversions of sizes to plain numbers while a model is captured: a dynamic size stays one."""
+"""transformers' own conversions of sizes to plain numbers while a model is captured: a dynamic size stays dynamic."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnxplug_transformers.exchanged import exchanged, modeling_of
 
 
 def torch_int(x: Any) -> Any:
-    """The size itself; a quotient or product of sizes is cut as int() does it. transformers' own makes a constant of it."""
+    """The size itself, a quotient or product of sizes cut as by int(), where transformers' own makes a constant."""
     return x if isinstance(x, torch.SymInt) else torch.sym_int(x)
 
 
 def torch_float(x: Any) -> Any:
-    """The size as a float, which transformers' own makes a constant of."""
+    """The size as a float, where transformers' own makes a constant."""
     return torch.sym_float(x)
 
 
@@ -28,9 +28,10 @@ def _is_plain(x: Any) -> bool:
 
 
 def unfolding(self: Any, features: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """MobileViT's patches: rows of the pixels at each place within them.
+    """MobileViT's patches: for each place within a patch, a row of all patches' pixels at this place.
 
-    A map whose sides are no multiples of the patches' is resized to such sides, and any other to its own, which changes nothing.
+    A map whose sides are no multiples of a patch's is resized to multiples, any other map to its own size, which
+    changes nothing.
     """
     batch, channels, height, width = features.shape
     down, across = self.patch_height, self.patch_width
@@ -55,10 +56,10 @@ def _is_of_known_size(self: Any, features: Tensor) -> bool:
 
 
 def _padded(self: Any, sound: Tensor) -> Tensor:
-    """Sound padded for a convolution, to a multiple of its stride, with the numbers of the convolution.
+    """Sound padded for a convolution, to a multiple of its stride, by the kernel size, stride and dilation.
 
-    transformers has them in buffers, whose values are known only when the model runs, and computes what the length lacks in
-    float32.
+    transformers has these numbers in buffers, whose values are known only when the model runs, and computes the missing
+    length in float32.
     """
     (stride,), (kernel,), (dilation,) = self.conv.stride, self.conv.kernel_size, self.conv.dilation
     total, length = (kernel - 1) * dilation + 1 - stride, sound.shape[-1]
@@ -72,12 +73,12 @@ def _padded(self: Any, sound: Tensor) -> Tensor:
 
 
 def _reflected(sound: Tensor, left: Any, right: Any) -> Tensor:
-    """Sound with what lies next to its ends reflected beyond them; one that is too short is filled up with zeros before that.
+    """Sound reflected at its ends; a sound that is too short is filled up with zeros before.
 
     Args:
         sound: [batch, channels, length], of 1 sample at least.
-        left: How many samples are added in front.
-        right: And how many after it.
+        left: The number of samples to add in front.
+        right: The number of samples to add behind.
 
     Returns:
         [batch, channels, left + length + right].
@@ -95,13 +96,13 @@ def _reflected(sound: Tensor, left: Any, right: Any) -> Tensor:
 
 
 def encodec_convolution(self: Any, hidden_states: Tensor) -> Any:
-    """EnCodec's, of sound of any length."""
+    """EnCodec's convolution, of sound of any length."""
     hidden_states = self.conv(_padded(self, hidden_states))
     return self.norm(hidden_states) if self.norm_type == "time_group_norm" else hidden_states
 
 
 def mimi_convolution(self: Any, hidden_states: Tensor, padding_cache: Any = None) -> Any:
-    """Mimi's, of sound of any length."""
+    """Mimi's convolution, of sound of any length."""
     return self.conv(_padded(self, hidden_states))
 
 
@@ -117,7 +118,7 @@ def encode(
     Args:
         input_values: [batch, channels, samples].
         padding_mask: 0 for samples that become 0, [batch, samples] or [batch, channels, samples].
-        bandwidth: One of the configuration's.
+        bandwidth: One of the configuration's bandwidths; by default the first.
         return_dict: As transformers' own.
 
     Returns:
@@ -150,14 +151,14 @@ def decode(
     return_dict: bool | None = None,
     last_frame_pad_length: Any = 0,
 ) -> Any:
-    """EnCodec's sounds of such codes, cut to the padding's length, where transformers asks first whether they are longer.
+    """EnCodec's sounds of codes, cut to the padding's length; transformers branches on whether they are longer.
 
     Args:
         audio_codes: [1, batch, codebooks, frames].
         audio_scales: One scale [batch, 1] or None.
-        padding_mask: Its last axis is as long as sounds are at most.
+        padding_mask: Its last axis has the greatest length of a sound.
         return_dict: As transformers' own.
-        last_frame_pad_length: How many of the last frames are left out.
+        last_frame_pad_length: The number of last frames that are left out.
 
     Returns:
         [batch, channels, samples].

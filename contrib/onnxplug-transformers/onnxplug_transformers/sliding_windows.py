@@ -1,9 +1,9 @@
 """Longformer's and LED's attention within sliding windows, and to and from global tokens, while a model is captured.
 
-transformers pads texts to a multiple of the largest window, views the chunks by strides, and branches on whether any token is
-global. Here each layer computes its blocks of half a window, each of which sees itself and the two beside it; the last one is
-filled up with places that no token sees. Global tokens are gathered, as many as the text of a batch that has most of them, but one
-at least, which no token sees where there is none.
+transformers pads texts to a multiple of the largest window, views the chunks by strides, and branches on whether any
+token is global. Here each layer computes its blocks of half a window, each of which sees itself and the two blocks
+beside it; the last block is filled up with places that no token sees. Global tokens are gathered, as many of each text
+as the text with most of them has, but at least one, which no token sees where it isn't global.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def windows_of_any_text() -> Iterator[None]:
 
 
 def _with_inputs(before: Callable[..., Any], padding: Any, inputs: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's forward in which what pads inputs to a multiple of the window is exchanged."""
+    """A model's forward in which the method that pads inputs to a multiple of the window is exchanged."""
 
     @functools.wraps(before)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def _inputs(
 def _inputs_of_led(
     self: Any, input_ids: Any, attention_mask: Any, inputs_embeds: Any, pad_token_id: Any
 ) -> tuple[Any, ...]:
-    """As :func:`_inputs`, LED's."""
+    """LED's inputs, as of :func:`_inputs`."""
     return 0, input_ids, attention_mask, inputs_embeds
 
 
@@ -94,7 +94,7 @@ def attention(
     is_global_attn: Any = None,
     output_attentions: Any = False,
 ) -> tuple[Tensor]:
-    """Each token attends to those of a window around it and to the global ones, and a global one to all; padding is seen by none.
+    """Each token attends to a window around it and to global tokens, a global token to all tokens; none sees padding.
 
     Args:
         hidden_states: [batch, tokens, width].
@@ -135,7 +135,7 @@ def attention(
 
 
 def _of_tokens(self: Any, tokens: Tensor, hidden_states: Tensor, is_index_masked: Tensor) -> Tensor:
-    """What global tokens [batch, global, width] see of all tokens [batch, tokens, width]."""
+    """The attention of global tokens, [batch, global, width], to all tokens, [batch, tokens, width]."""
     query = _heads(self.query_global(tokens) / math.sqrt(self.head_dim), self.num_heads)
     key, value = (_heads(layer(hidden_states), self.num_heads) for layer in (self.key_global, self.value_global))
     scores = query @ key.mT
@@ -150,7 +150,7 @@ def _heads(states: Tensor, heads: int) -> Tensor:
 
 
 class _Blocks:
-    """Blocks of the tokens that are the third axis of tensors, the last one filled up with zeros or ``False``."""
+    """Blocks of the tokens that are the third axis of tensors, the last block filled up with zeros or ``False``."""
 
     def __init__(self, tokens: Any, size: int, device: Any) -> None:
         self.tokens, self.size, self.device = tokens, size, device
@@ -162,7 +162,7 @@ class _Blocks:
         return functional.pad(x, (0, 0, 0, self.added)).unflatten(2, (self.number, self.size))
 
     def around(self, x: Tensor) -> Tensor:
-        """Each block with those beside it: [batch, heads, tokens, width] as [batch, heads, blocks, 3 * size, width]."""
+        """Blocks with the two beside each: [batch, heads, tokens, width] as [batch, heads, blocks, 3 * size, width]."""
         padded = functional.pad(x, (0, 0, self.size, self.size + self.added))
         blocks = padded.unflatten(2, (self.number + 2, self.size))
         return torch.cat([blocks.narrow(2, place, self.number) for place in range(3)], 3)
@@ -172,7 +172,7 @@ class _Blocks:
         return x.flatten(2, 3).split([self.tokens, self.added], dim=2)[0]
 
     def window(self) -> Tensor:
-        """Which tokens of those around its block lie in a token's window, [size, 3 * size]."""
+        """Which tokens around a token's block lie in the token's window, [size, 3 * size]."""
         places = torch.arange(3 * self.size, device=self.device)
         distance = places - places[: self.size, None]
         return (distance >= 0) & (distance <= 2 * self.size)
@@ -183,25 +183,25 @@ class _Tokens:
 
     Attributes:
         is_global: [batch, tokens].
-        places: Their places, [batch, global]; any where a text has fewer of them than another.
-        are_there: Whether a text has as many, [batch, global].
+        places: The places of global tokens, [batch, global]; any places where a text has fewer of them than another.
+        are_there: Which of these places are global tokens, [batch, global].
     """
 
     def __init__(self, is_global: Tensor) -> None:
         self.is_global, length = is_global, is_global.shape[1]
         counts = is_global.sum(1)
-        # ONNX Runtime's fusions don't run a layer of no tokens: one place is there in any case.
+        # ONNX Runtime's fusions don't run a layer of no tokens: there is always at least one place.
         numbers = torch.arange(counts.max().clamp(min=1).item(), device=is_global.device)
         places = torch.arange(length, device=is_global.device).where(is_global, length).sort(1).values
         self.places = places[:, numbers].clamp(max=length - 1)
         self.are_there = numbers < counts[:, None]
 
     def of(self, states: Tensor) -> Tensor:
-        """Theirs of [batch, tokens, width], [batch, global, width]."""
+        """The global tokens' states, [batch, global, width], of all states [batch, tokens, width]."""
         return states.gather(1, self.places[:, :, None].expand(-1, -1, states.shape[2]))
 
     def instead_of(self, states: Tensor, theirs: Tensor) -> Tensor:
-        """The states of all tokens, with others for these; arguments and result as in :meth:`of`."""
+        """All states, [batch, tokens, width], with ``theirs``, [batch, global, width], for the global tokens."""
         number = (self.is_global.long().cumsum(1) - 1).clamp(min=0)
         own = theirs.gather(1, number[:, :, None].expand(-1, -1, states.shape[2]))
         return own.where(self.is_global[:, :, None], states)

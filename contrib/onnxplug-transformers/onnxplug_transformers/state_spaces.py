@@ -1,4 +1,4 @@
-"""Mamba's state spaces while a model is captured, as scans; and from any state, whatever the number of tokens."""
+"""Mamba's state spaces while a model is captured: as scans, from any state, whatever the number of tokens."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def chunked_state_space(
         hidden_states: x, [batch, sequence, heads, P]
         dt: [batch, sequence, heads]
         A: [heads]
-        B: [batch, sequence, groups, N]; a group serves as many heads as there are for each.
+        B: [batch, sequence, groups, N]; a group serves ``heads // groups`` heads.
         C: [batch, sequence, groups, N]
-        chunk_size: Tokens whose results are products of matrices; the number changes nothing but the time.
+        chunk_size: The number of tokens whose results are one product of matrices; it changes the time alone.
         D: [heads]
         dt_bias: [heads], added to ``dt``.
         initial_states: [batch, heads, P, N], or zeros.
@@ -143,7 +143,7 @@ def chunked_state_space(
 
 
 def _limited(dt: Tensor, least: float, greatest: float) -> Tensor:
-    """``dt`` [batch, sequence, heads] within its limits, but for a single token after others, which transformers does not limit."""
+    """``dt`` [batch, sequence, heads] within its limits, except a single token after others, which has none."""
     limited = dt.clamp(least, greatest)
     if not _pasts or (least, greatest) == NO_LIMIT:
         return limited
@@ -161,16 +161,16 @@ def checked_state_spaces() -> Iterator[None]:
         yield
 
 
-#: How many tokens came before those of a decoder that is called.
+#: For each decoder that is being called, the number of tokens that came before.
 _pasts: list[Any] = []
 
 
 @contextlib.contextmanager
 def state_spaces_go_on(past: Any) -> Iterator[None]:
-    """Holds while a decoder is called, captured or not: any number of tokens goes on from the state that the cache has.
+    """Holds while a decoder is called, captured or not: any number of tokens goes on from the state in the cache.
 
     Args:
-        past: How many tokens came before.
+        past: The number of tokens that came before.
     """
     _pasts.append(past)
     try:
@@ -182,9 +182,9 @@ def state_spaces_go_on(past: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mixers_changed(change: Callable[[Any, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Holds with another ``forward`` of the classes in use, made of their module and their own."""
+    """Holds with another ``forward`` of the classes in use, which ``change`` makes of module and ``forward``."""
     before: dict[Any, Any] = {}
-    try:  # an ExitStack might take errors, for all that the capture knows
+    try:  # the capture can't know that an ExitStack suppresses no errors
         for path, module in list(sys.modules.items()):
             for name in _FROM_ZERO if path.startswith("transformers.models.") else ():
                 owner = vars(module).get(name)
@@ -201,7 +201,7 @@ def _mixers_changed(change: Callable[[Any, Callable[..., Any]], Callable[..., An
 
 
 def _going_on(module: Any, before: Callable[..., Any]) -> Callable[..., Any]:
-    whole = inspect.unwrap(before)  # without what refuses several tokens
+    whole = inspect.unwrap(before)  # without the check that refuses several tokens
 
     def goes_on(self: Any, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **options: Any) -> Any:
         state = None if cache is None else cache.get_recurrent_state(self.layer_idx)
@@ -228,7 +228,7 @@ def _checked(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mixer(self: Any, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **_: Any) -> None:
-    """Refuses what transformers' state spaces don't compute: a number of tokens that isn't known to be 1, after others."""
+    """Refuses a number of tokens that isn't known to be 1 after others: transformers' state spaces don't compute it."""
     if cache is None or isinstance(hidden_states.shape[1], int):
         return
     if cache.get_recurrent_state(self.layer_idx) is not None:

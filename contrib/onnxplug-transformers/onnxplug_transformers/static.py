@@ -1,7 +1,8 @@
 """Decoders whose sizes are all fixed: a model of a piece of the prompt and a model of one token, over buffers of one length.
 
-The buffers hold keys and values of all tokens; each call writes those of its tokens behind what is there. A piece that the prompt
-does not fill has any tokens at its end: later tokens write over theirs, and none sees them before.
+The buffers hold keys and values of all tokens; each call writes those of its tokens behind the past ones. A piece that
+the prompt does not fill has any tokens at its end: later tokens overwrite their keys and values, and no token sees them
+before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def written(buffer: torch.Tensor, new: torch.Tensor, start: torch.Tensor) -> tor
     Args:
         buffer: [batch, heads, length, width].
         new: [batch, heads, sequence, width].
-        start: int64 [batch], the place of the first new row; all have to fit.
+        start: int64 [batch], the place of the first new row; all rows have to fit.
 
     Returns:
         [batch, heads, length, width].
@@ -71,7 +72,8 @@ class StaticDecoder(Part):
 
         Args:
             input_ids: [1, sequence] the new tokens.
-            past_length: int64 [1], how many tokens are in the buffers.
+            past_length: int64 [1], the number of tokens in the buffers.
+            past_key_values: A cache with the buffers, keys and values [1, heads, length, width].
 
         Returns:
             ``logits`` [1, sequence, vocabulary], and ``past_key_values``, the buffers with the new tokens.
@@ -99,7 +101,7 @@ class StaticDecoder(Part):
         return {"logits": result.logits, "past_key_values": after}
 
     def _masks(self, positions: torch.Tensor, length: int) -> Any:
-        """What is added to scores, [1, 1, sequence, length], for each kind of layer where the model has several."""
+        """The mask to add to scores, [1, 1, sequence, length]; a mask for each kind of layer if there are several."""
         config, places = self.config.get_text_config(), torch.arange(length)
         kinds = set(getattr(config, "layer_types", None) or ())
         window: Any = getattr(config, "sliding_window", None)
@@ -117,19 +119,19 @@ class StaticDecoder(Part):
 
 
 class _Buffers(DynamicLayer):
-    """Keys and values of a fixed length, in which new ones are written."""
+    """Buffers of a fixed length, into which new keys and values are written."""
 
     start: torch.Tensor
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """The whole buffers: the mask hides what lies behind the new tokens."""
+        """The whole buffers: the mask hides the places behind the new tokens."""
         self.keys = written(self.keys, key_states, self.start)
         self.values = written(self.values, value_states, self.start)
         return self.keys, self.values
 
 
 def parse_sizes(text: str) -> tuple[int, int]:
-    """``LENGTH,PROMPT``."""
+    """Parses ``LENGTH,PROMPT``."""
     length, comma, prompt = text.partition(",")
     if not comma or not (length.strip().isdigit() and prompt.strip().isdigit()) or not 0 < int(prompt) <= int(length):
         raise UsageError(
@@ -140,7 +142,7 @@ def parse_sizes(text: str) -> tuple[int, int]:
 
 
 def check_static(model: Any, length: int) -> None:
-    """Looks whether a model can have buffers of a length."""
+    """Checks that a model can have buffers of a length."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UsageError(f"--static: {type(model).__name__} computes positions from a mask over the whole cache")
     most = context_length(model.config.get_text_config())
@@ -152,7 +154,7 @@ def check_static(model: Any, length: int) -> None:
 
 
 def static_example(decoder: StaticDecoder, cache: Any, length: int, sequence: int, start: int) -> dict[str, Any]:
-    """Inputs of a step: random tokens, after some that are in the buffers.
+    """Inputs of a step: random tokens, after ``start`` tokens in the buffers.
 
     Args:
         cache: A cache of the model, of any length, for the shapes of its layers.
@@ -184,7 +186,7 @@ def check_step(decoder: StaticDecoder, example: Mapping[str, Any]) -> None:
 
 
 def share_data(first: Path, second: Path) -> None:
-    """Lets a model read the weights from another one's data file, in the same folder; those that are not there stay."""
+    """Lets a model read its weights from another's data file in the same folder; weights that are not there stay."""
     models = [onnx.load(path, load_external_data=False) for path in (first, second)]
     stored = [
         {tensor.name: (tensor, ExternalDataInfo(tensor)) for tensor in model.graph.initializer if tensor.external_data}

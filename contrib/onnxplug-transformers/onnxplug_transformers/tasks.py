@@ -21,13 +21,13 @@ _SAMPLES, _FRAMES = 6000, 40
 
 @dataclass
 class TaskExample:
-    """What ``to_onnx`` is called with for a model of one call."""
+    """The arguments of ``to_onnx`` for a model of one call."""
 
     kwargs: dict[str, torch.Tensor] = field(default_factory=dict)
     dynamic_shapes: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def add(self, name: str, value: torch.Tensor, *names: str | None) -> None:
-        """Adds an input with the names of its dimensions; ``None`` for one that is fixed."""
+        """Adds an input with the names of its dimensions; ``None`` for a fixed dimension."""
         self.kwargs[name] = value
         self.dynamic_shapes[name] = {axis: size for axis, size in enumerate(names) if size is not None}
 
@@ -48,28 +48,28 @@ class Part(nn.Module):
 
 
 class Task(Part):
-    """A model without what is for training or for a next call: its results are logits, states or embeddings."""
+    """A model without results for training or for a next call: its results are logits, states or embeddings."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self._without = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
-        """The results that are there, by name."""
+        """The results that are not ``None``, by name."""
         result = self._model(**inputs, **self._without, return_dict=True)
         return {name: value for name, value in result.items() if value is not None and not _is_part(value)}
 
 
 def _is_part(value: Any) -> bool:
-    """Whether a result is that of a model within the model, of which it has the embeddings beside it."""
+    """Whether a result is the result of a model within the model, whose embeddings are another result."""
     return isinstance(value, ModelOutput)
 
 
 def task_example(model: Any, folder: Path) -> TaskExample:
-    """Example inputs of a model, by what its ``forward`` takes and its configuration says of sizes.
+    """Example inputs of a model, by the parameters of its ``forward`` and the sizes in its configuration.
 
     Args:
-        folder: Where ``preprocessor_config.json`` or ``processor_config.json`` may be.
+        folder: The folder that may have ``preprocessor_config.json`` or ``processor_config.json``.
     """
     takes = set(inspect.signature(model.forward).parameters)
     processor = preprocessor_of(folder)
@@ -87,7 +87,7 @@ def task_example(model: Any, folder: Path) -> TaskExample:
     elif name == "pixel_values":
         _add_images(example, model.config, processor, generator, "batch", 2)
         if "pixel_mask" in takes:
-            mask = torch.ones(2, 64, 64, dtype=torch.long)  # of any size: it is brought to that of the features
+            mask = torch.ones(2, 64, 64, dtype=torch.long)  # of any size: the model resizes it to the features
             mask[1, :, 48:] = 0
             example.add("pixel_mask", mask, "batch", "mask_height", "mask_width")
     else:
@@ -172,7 +172,7 @@ def _keeps_proportions(processor: Mapping[str, Any]) -> bool:
 
 
 def _image_size(config: Any, processor: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width: what the model itself says, or what its images are brought to."""
+    """Height and width: the model's own, or the size to which the processor brings images."""
     for size in (getattr(config, "image_size", None), processor.get("crop_size"), processor.get("size")):
         if isinstance(size, int):
             return size, size

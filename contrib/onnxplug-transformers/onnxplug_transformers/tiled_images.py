@@ -1,9 +1,9 @@
 """Images and the tiles that they are cut into, whose sizes are an input, while a model is captured.
 
-For LLaVA-NeXT, LLaVA-OneVision and Granite 4 Vision, transformers asks for the size of each image, chooses its grid of tiles, puts
-the tiles' features together, cuts off what the image does not fill, makes a large image smaller (LLaVA-OneVision), and sets a mark
-behind each row. Here the place of each token's feature is computed from its number. Sizes and numbers of tiles that transformers
-refuses are an index out of range in the exported model.
+For LLaVA-NeXT, LLaVA-OneVision and Granite 4 Vision, transformers asks for the size of each image, chooses its grid of
+tiles, puts the tiles' features together, cuts off features that the image does not fill, makes a large image smaller
+(LLaVA-OneVision), and sets a mark behind each row. Here the place of each token's feature is computed from its number.
+Sizes and numbers of tiles that transformers refuses are an index out of range in the exported model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tiled_images_of_any_size() -> Iterator[None]:
 
 
 def _is_other(self: Any, pixel_values: Any, image_sizes: Any, *_: Any, **__: Any) -> bool:
-    """Sizes that are numbers are left to transformers, and so is a configuration with tiles that no image fills."""
+    """Whether a call is left to transformers: sizes are no integer tensor, or configured grids aren't of tiles."""
     side = self.config.vision_config.image_size
     are_tensors = isinstance(pixel_values, Tensor) and isinstance(image_sizes, Tensor)
     return (
@@ -93,7 +93,7 @@ def best_grids(image_sizes: Tensor, resolutions: Sequence[Sequence[int]], side: 
 
 
 def _padding(image_sizes: Tensor, filled: Tensor) -> Tensor:
-    """How many rows and columns at each end an image does not fill, [images, 2].
+    """The numbers of rows and columns at each end that an image does not fill, [images, 2].
 
     Args:
         image_sizes: Heights and widths, [images, 2].
@@ -108,10 +108,10 @@ def _padding(image_sizes: Tensor, filled: Tensor) -> Tensor:
 
 
 def _fewer(shown: Tensor, most: int) -> Tensor:
-    """The rows and columns that images are resized to which have more than 1.21 times as many features as ``most``, [images, 2].
+    """The rows and columns of images, [images, 2], resized where they have more than 1.21 times ``most`` features.
 
     The steps are those of Python's ``//`` of floats: a quotient that is rounded up to an integer would be another size. ONNX
-    Runtime rounds each of them as Python does; torch's own square root of float64 may differ in the last bit.
+    Runtime rounds each step as Python does; torch's own square root of float64 may differ in the last bit.
 
     Args:
         shown: Rows and columns before, [images, 2].
@@ -122,13 +122,14 @@ def _fewer(shown: Tensor, most: int) -> Tensor:
 
 
 class _Tiles:
-    """Which tiles belong to images, and where the feature of each token is.
+    """The tiles of images, and the places of the tokens' features.
 
     Args:
-        is_tiled: The images that are cut into tiles, [images]; of others there is the whole image alone. All by default.
+        is_tiled: Which images are cut into tiles, [images]; the others have the whole image alone. ``None``: all are
+            cut.
 
     Attributes:
-        pixels: Those of all images' tiles together, [tiles, channels, height, width].
+        pixels: The pixels of all images' tiles together, [tiles, channels, height, width].
         starts: The number of each image's first tile, [images].
         fits: Whether transformers takes these sizes and tiles, [].
     """
@@ -156,10 +157,10 @@ class _Tiles:
         """The tokens of all images, [tokens, width].
 
         Args:
-            features: Of each tile, [tiles, side * side, width].
+            features: The features of each tile, [tiles, side * side, width].
             side: Rows and columns of a tile's features.
             newline: The mark behind a row, [width].
-            most: The features that an image is resized to where it has more than 1.21 times as many.
+            most: The number of features to which an image is resized that has more than 1.21 times as many.
         """
         if features.shape[1] != side * side:
             raise ValueError(f"a tile has {features.shape[1]} features, and not {side} rows and columns of them")
@@ -207,12 +208,15 @@ class _Tiles:
 def _between(
     place: Tensor, length: Tensor, made: Tensor, is_resized: Tensor, kind: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The two of ``length`` places that bilinear interpolation to ``made`` places reads, and the second one's weight, [tokens, 1].
+    """The two of ``length`` places that bilinear interpolation to ``made`` places reads, and the second's weight.
 
     Args:
-        place: Of ``made`` places, [tokens].
-        is_resized: Where it isn't, the first is the place itself.
-        kind: The type that the weight is computed in.
+        place: A place of ``made`` places, [tokens].
+        is_resized: Whether the token is resized, [tokens]; otherwise both are the place itself.
+        kind: The dtype in which the weight is computed.
+
+    Returns:
+        [tokens], [tokens] and [tokens, 1].
     """
     source = ((place + 0.5).to(kind) * (length.to(kind) / made.clamp(min=1).to(kind)) - 0.5).clamp(min=0)
     first = torch.minimum(source.long(), length - 1).where(is_resized, place)
@@ -258,7 +262,7 @@ def features_of_few_tiles(
     batch_num_images: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """LLaVA-OneVision's tokens of all images together. An image is cut into tiles where it is the only one of its text."""
+    """LLaVA-OneVision's tokens of all images together. An image is cut into tiles where it is its text's only image."""
     is_tiled = None
     if batch_num_images is not None:
         ends = batch_num_images.to(image_sizes.device).cumsum(0)
@@ -293,7 +297,7 @@ def features_of_layers(
     vision_feature_select_strategy: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The same for each layer of the text that takes features, by its number."""
+    """Granite 4 Vision's tokens of all images, for each layer of the text model that takes features, by its number."""
     from transformers.models.granite4_vision.modeling_granite4_vision import Granite4VisionImageFeaturesOutput
 
     tiles = _Tiles(self.config, pixel_values, image_sizes)

@@ -1,4 +1,4 @@
-"""transformers loads a model but for some weights, which are never made in floats."""
+"""Loads models by transformers without some of their weights, which are never made in floats."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _METHOD = "onnxplug_weightless"
 def load_around(
     kind: Any, config: Any, tensors: Mapping[str, torch.Tensor], names: Iterable[str], dtype: torch.dtype
 ) -> tuple[Any, dict[str, Any]]:
-    """A model with the tensors given.
+    """A model with the given tensors.
 
     Args:
-        names: Linear layers and embeddings whose weights are not among them. In the place of each linear layer is a module with its
-            bias alone, and the embeddings have weights of no elements.
+        names: Linear layers and embeddings whose weights are not among the tensors. In the place of each linear layer
+            is a module with its bias alone, and the embeddings have weights of no elements.
         dtype: Element type of the tensors once they are loaded.
 
     Returns:
-        The model, and what transformers says of the loading.
+        The model, and transformers' information on the loading.
     """
     without = list(names)
     config.quantization_config = {"quant_method": _METHOD, "layers": without}
-    # what initialises models reads each weight
+    # the initialisation of models reads each weight
     state = {**tensors, **{f"{name}.weight": torch.empty(0) for name in without}}
     loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
@@ -65,7 +65,7 @@ class LoadingQuantizer(HfQuantizer):
 
 @register_quantizer(_METHOD)
 class _Quantizer(LoadingQuantizer):
-    """Leaves nothing of the weights that are not given."""
+    """Makes the weights that are not given empty."""
 
     quantization_config: Any
 

@@ -29,7 +29,7 @@ def _update(layer: Any, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__:
 
 
 def _mask_sizes(layer: Any, query_length: int) -> tuple[Any, Any]:
-    """Length and offset: the tokens kept are the last ones seen, whether the window is full or not."""
+    """Length and offset: the tokens kept are the last tokens seen, whether the window is full or not."""
     kept = layer.keys.shape[-2] if layer.is_initialized else 0
     return kept + query_length, layer.cumulative_length - kept
 
@@ -37,8 +37,8 @@ def _mask_sizes(layer: Any, query_length: int) -> tuple[Any, Any]:
 def _update_static(layer: Any, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> Any:
     """As transformers' own, for a window of a fixed size, filled in part or full; it is not written in place.
 
-    What is returned are the tokens that the new ones may see, and these; transformers returns what lies behind them too,
-    which its mask hides.
+    The result has the tokens that the new tokens may see, and the new tokens; transformers also returns the places
+    behind them, which its mask hides.
     """
     if not layer.is_initialized:
         layer.lazy_initialization(keys, values)
@@ -62,7 +62,7 @@ def _static_mask_sizes(layer: Any, query_length: int) -> tuple[Any, Any]:
 
 
 def _update_conv(layer: Any, states: torch.Tensor, state_idx: int = 0, **options: Any) -> torch.Tensor:
-    """As transformers' own; the new state takes the old one's place, where that would be written over."""
+    """As transformers' own; the new state replaces the old state, which transformers may write over."""
     before = layer.conv_states[state_idx] if layer.has_previous_state[state_idx] else None
     size = layer.conv_kernel_size[state_idx] if layer.is_conv_states_initialized[state_idx] else None
     size = size or options.get("conv_kernel_size") or states.shape[-1]
@@ -83,12 +83,12 @@ def _update_recurrent(layer: Any, states: torch.Tensor, state_idx: int = 0, **_:
 
 
 def _is_causal_alone(*_: Any, **__: Any) -> bool:
-    """Never while a model is captured, as in transformers' own, which asks for sizes before it says so."""
+    """False while a model is captured, as from transformers' own function, which branches on sizes first."""
     return False
 
 
 def _hides_nothing(padding_mask: Any, kv_length: Any, local_attention_size: Any = None) -> bool:
-    """Whether attention to an encoder needs no mask: one of the encoder's length would not fit a cache that is continued."""
+    """Whether attention to an encoder needs no mask: a mask of its length would not fit a cache that is continued."""
     return padding_mask is None and local_attention_size is None
 
 
@@ -96,8 +96,8 @@ def _hides_nothing(padding_mask: Any, kv_length: Any, local_attention_size: Any 
 def capturable_caches() -> Iterator[None]:
     """Holds while a model is captured.
 
-    Caches are pytree nodes. A window's length, and what is in it, are computed from sizes; states of linear attention are results,
-    no inputs that are written over.
+    Caches are pytree nodes. A window's length and contents are computed from sizes; states of linear attention are
+    results, not inputs that are written over.
     """
     register()
     linear = cache_utils.LinearAttentionLayer

@@ -24,7 +24,7 @@ _LLAMA = {
 }
 _PLAIN = {"vocab_size": 100, "hidden_size": 64, "initializer_range": _STD, "tie_word_embeddings": False}
 _OF_GPTJ = {"n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "initializer_range": _STD}
-#: Without attention, and state spaces and linear attention beside it.
+#: Settings of models without attention, and of models with state spaces or linear attention beside it.
 _MAMBA = {
     "vocab_size": 100,
     "hidden_size": 32,
@@ -35,7 +35,7 @@ _MAMBA = {
 }
 _OF_HEADS = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4}
 _STATES = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4}
-_LIMITS = {"time_step_min": 0.05, "time_step_max": 0.1}  # half of the steps are below the least one
+_LIMITS = {"time_step_min": 0.05, "time_step_max": 0.1}  # half of the steps are below the limit
 _HYBRID = {**_LLAMA, "max_position_embeddings": 128, "tie_word_embeddings": False}
 _DELTA_RULE = {
     **_HYBRID,
@@ -480,7 +480,7 @@ def saved(decoder: Callable[[str], nn.Module], tmp_path: Path) -> Callable[[str]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """What `onnxplug export transformers:FOLDER` makes of a folder with some options, once for several tests."""
+    """Exports a folder by `onnxplug export` with some options, once for several tests; returns the new folder."""
     from onnxplug.cli.app import run
 
     made: dict[tuple[str, ...], Path] = {}
@@ -498,13 +498,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def save_adapter() -> Callable[..., Path]:
-    """Writes the folder of an adapter as PEFT does: random factors of the layers whose names end so."""
+    """Writes the folder of an adapter as PEFT does: random factors of the layers whose names have given endings."""
     return write_adapter
 
 
 @pytest.fixture
 def with_adapter() -> Callable[[Any, Path], Any]:
-    """Adds an adapter's products to the weights of a model, as LoRA's paper has it: alpha / r * B A."""
+    """Adds an adapter's products to the weights of a model, as in LoRA's paper: alpha / r * B A."""
     return add_adapter
 
 
@@ -584,7 +584,7 @@ def write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = [chr(code) for code in range(33, 127)]  # what bytes are called there; a blank is "\u0120"
+    letters = [chr(code) for code in range(33, 127)]  # the names of bytes in the tokenizer; a blank is "\u0120"
     words = ["<pad>", "<s>", "</s>", "\u0120", *letters]
     tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -31,7 +31,7 @@ ort = pytest.importorskip("onnxruntime")
 PROMPTS = [[5, 6, 7, 8, 9, 10, 35, 21], [11, 12, 13]]
 STEPS = 12
 LAYERS = {"llama": ("q_proj", "v_proj", "down_proj"), "gpt2": ("c_attn", "mlp.c_proj")}
-#: What the second adapter has, beside other layers and another rank.
+#: Settings of the second adapter, which also has other layers and another rank.
 OTHERS = {"use_rslora": True, "alpha_pattern": {"lm_head": 3}, "rank_pattern": {"lm_head": 5}}
 
 
@@ -45,7 +45,7 @@ class Client:
             self.adapters.load(str(path), path.stem)
 
     def text(self, name: str | None, prompts: list[list[int]], **search: Any) -> list[list[int]]:
-        """What is written after each prompt, with an adapter or without one."""
+        """The text after each prompt, with an adapter or without."""
         width = max(map(len, prompts))
         settings = og.GeneratorParams(self.model)
         settings.set_search_options(max_length=width + STEPS, batch_size=len(prompts), **search)
@@ -69,7 +69,7 @@ def expected(model: Any, prompts: list[list[int]], **search: Any) -> list[list[i
 
 
 def logits(folder: Path, name: str | None, tokens: torch.Tensor) -> torch.Tensor:
-    """Those of a prompt, by ONNX Runtime alone."""
+    """The logits of a prompt, by ONNX Runtime alone."""
     session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = {"input_ids": tokens.numpy(), "attention_mask": torch.ones_like(tokens).numpy()}
     for value in session.get_inputs():
@@ -94,7 +94,7 @@ def load(folder: Path) -> Any:
 
 @pytest.fixture
 def two(saved: Callable[[str], Path], save_adapter: Any) -> Callable[[str], tuple[Path, dict[str, Path]]]:
-    """A model's folder, and those of two adapters of it."""
+    """A model's folder, and the folders of two of its adapters."""
 
     def make(name: str) -> tuple[Path, dict[str, Path]]:
         folder = saved(name)
@@ -176,7 +176,7 @@ def test_contents_of_the_files(two: Any, exported: Any) -> None:
         default = graph.initializers[name].const_value
         assert default is not None
         assert 0 in default.shape.numpy()
-        assert sum(isinstance(size, int) for size in inputs[name].shape) == 1  # the other one is the rank
+        assert sum(isinstance(size, int) for size in inputs[name].shape) == 1  # the other size is the rank
     assert {"model.embed_tokens.weight", "model.norm.weight"} <= set(graph.initializers)
     second = ort.AdapterFormat.read_adapter(str(output / "second.onnx_adapter")).get_parameters()
     assert {name: value.shape() for name, value in second.items() if "layers.1" not in name} == {
@@ -193,7 +193,7 @@ def test_contents_of_the_files(two: Any, exported: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [("--fused", "--zero-points"), pytest.param((), marks=pytest.mark.long)])
 def test_a_base_in_four_bits(flags: tuple[str, ...], two: Any, with_adapter: Any, restore: Any, exported: Any) -> None:
-    """Adapters stay floats beside rounded weights, also of the layers that are parts of one product."""
+    """Adapters stay floats beside rounded weights, also those of layers that are parts of one product."""
     folder, adapters = two("llama")
     output = exported(folder, "--verify", "--int4", "--accuracy-level", "1", *flags, *options(adapters))
     client = Client(output)
@@ -249,7 +249,7 @@ def test_an_adapter_in_the_weights(
 
 @pytest.mark.long
 def test_an_adapter_in_an_encoder(save_adapter: Any, with_adapter: Any, save_tokenizer: Any, tmp_path: Path) -> None:
-    """Of any task."""
+    """An adapter is merged into a model of any task."""
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -300,7 +300,7 @@ def configure(adapter: Path, **settings: Any) -> None:
 
 
 def change(adapter: Path, **tensors: Any) -> None:
-    """Other tensors, by the end of their name; ``None`` takes them away."""
+    """Replaces an adapter's tensors, by the end of their name; ``None`` removes a tensor."""
     from safetensors.torch import load_file, save_file
 
     path, layer = adapter / "adapter_model.safetensors", "base_model.model.model.layers.0.self_attn"
@@ -322,7 +322,7 @@ def nothing(_: Path) -> None:
 
 
 A, B = "q_proj__lora_A__weight", "q_proj__lora_B__weight"
-#: What happens to the adapter's folder, options in which @ is it, the exit status and what is said.
+#: A change of the adapter's folder, options in which @ is the folder, the exit status and the message.
 BAD: dict[str, tuple[Callable[[Path], Any], str, int, str]] = {
     "no folder": (nothing, "--adapter x=@nowhere", 2, "has no adapter_config.json"),
     "no name": (nothing, "--adapter =@", 2, "is not NAME=DIR"),
@@ -383,7 +383,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str, int, str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(case: str, saved: Callable[[str], Path], save_adapter: Any, tmp_path: Path, capsys: Any) -> None:
-    """One error that says what is wrong; nothing is written, under any name."""
+    """One error with its cause; nothing is written, under any name."""
     damage, flags, status, message = BAD[case]
     folder = saved("llama")
     adapter = save_adapter(load(folder), tmp_path / "adapter", ("q_proj",))

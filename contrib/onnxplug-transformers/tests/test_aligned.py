@@ -26,7 +26,7 @@ class _Aligns(nn.Module):
 
 
 def _case(batch: int, frames: int, places: int, masks: str) -> dict[str, Tensor]:
-    """Masks of any lengths, that of ``whole`` videos leave out nothing."""
+    """Masks of any lengths; those of ``whole`` videos leave out nothing."""
     case = {"video": torch.randn(batch, frames, 3), "sound": torch.randn(batch, places, 2)}
     if masks != "none":
         case["of_video"] = torch.arange(frames) < torch.randint(0, frames + 1, (batch, 1))

@@ -10,7 +10,7 @@ from torch import nn
 
 import onnxplug
 
-#: Of torch, not of the package.
+#: A limit of torch, not of the package.
 _NOT_WITH_29 = pytest.mark.xfail(
     torch.__version__.startswith("2.9."), strict=True, reason="torch 2.9 slices by no number that the model computes"
 )
@@ -47,7 +47,7 @@ def _omdet() -> nn.Module:
 
 
 class Texts(nn.Module):
-    """What the detector reads of the texts."""
+    """The results of the texts that the detector reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Texts(nn.Module):
 
 
 def _texts(*counts: int, classes: int | None = None, task: int = 7) -> dict[str, torch.Tensor]:
-    """Classes of each image and a task, each task shorter than the one before; some of the batch are the same."""
+    """Classes of each image and a task, each task shorter than the one before; the first and last class are equal."""
     classes = sum(counts) if classes is None else classes
     ids, tasks = torch.randint(1, 99, (classes, 5)), torch.randint(1, 99, (len(counts), task))
     ids[-1] = ids[0]
@@ -93,7 +93,7 @@ _DYNAMIC = {
 
 @_NOT_WITH_29
 def test_texts_of_any_number() -> None:
-    """Also fewer classes than are counted, which PyTorch takes of one image."""
+    """Also fewer classes than are counted, which PyTorch accepts for a single image."""
     torch.manual_seed(0)
     model = Texts()
     example = _texts(3, 1)

@@ -20,14 +20,14 @@ def ids(*shape: int) -> torch.Tensor:
 
 
 def mask(batch: int, total: int) -> torch.Tensor:
-    """Rows padded on the left to different lengths, the first one not at all."""
+    """Rows padded on the left to different lengths, the first row not at all."""
     starts = torch.randint(0, max(total // 2, 1), (batch, 1))
     starts[0] = 0
     return (torch.arange(total)[None] >= starts).long()
 
 
 def compare(program: Any, model: nn.Module, **inputs: Any) -> Any:
-    """Compares every output with transformers' own, on copies of the inputs; returns these."""
+    """Compares every output with transformers' own, on copies of the inputs; returns transformers' outputs."""
     program.verify(args=(), kwargs=copy.deepcopy(inputs), seeds=())
     with torch.no_grad():
         return model(**copy.deepcopy(inputs))
@@ -59,7 +59,7 @@ def with_past(model: nn.Module, opset: int = 21) -> Any:
 
 
 def empty(model: nn.Module, batch: int) -> Any:
-    """A cache that has seen nothing, its tensors of length 0."""
+    """A cache that has seen no tokens, its tensors of length 0."""
     with torch.no_grad():
         cache = model(input_ids=ids(batch, 1), use_cache=True).past_key_values
     for layer in cache.layers:
@@ -99,14 +99,14 @@ def test_decoding_at_other_opsets(opset: int, decoder: Any) -> None:
 @pytest.mark.parametrize("example", [1, 3])
 @pytest.mark.long
 def test_decoding_without_a_mask(name: str, example: int, decoder: Any) -> None:
-    """One token sees all of the past; attention that is merely causal would show it the first token alone."""
+    """One token sees all of the past; attention that is merely causal would let it see the first token alone."""
     from onnxplug_transformers import cache_shapes
 
     model = decoder(name)
     past = empty(model, 2)
     with torch.no_grad():
         past = model(input_ids=ids(2, 4), past_key_values=past).past_key_values
-    # A single token is a graph of its own: transformers asks for the length.
+    # A single token is a graph of its own: transformers branches on the length.
     tokens = {0: "batch"} if example == 1 else {0: "batch", 1: "sequence"}
     program = onnxplug.to_onnx(
         model,
@@ -140,7 +140,7 @@ def test_generation_from_the_onnx_model_alone(decoder: Any) -> None:
 
 @pytest.mark.long
 def test_static_cache(decoder: Any) -> None:
-    """Written in place: keys, values and fill come back as outputs."""
+    """Written in place: keys, values and length come back as outputs."""
     from onnxplug_transformers import cache_shapes
     from transformers import StaticCache
 
@@ -168,7 +168,7 @@ def test_static_cache(decoder: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.long)])
 def test_encoder_decoder_cache(name: str, decoder: Any) -> None:
-    """The first step fills both halves; later ones read the encoder's half."""
+    """The first step fills both halves; later steps read the encoder's half."""
     from onnxplug_transformers import cache_shapes
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -222,7 +222,7 @@ def test_round_trip_through_pytree() -> None:
 
 
 def test_round_trip_of_windows_and_states(decoder: Any) -> None:
-    """What the tensors don't say is in the context, and how many tokens were seen in a whole layer or a number."""
+    """The context has everything beside the tensors; the number of tokens seen is a layer's length or a number."""
     from onnxplug_transformers import cache_shapes
     from onnxplug_transformers.caches import register
 

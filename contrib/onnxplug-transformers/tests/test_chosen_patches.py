@@ -40,7 +40,7 @@ _OUT_OF_RANGE = r"out of data bounds|out of bounds|invalid index"
 
 
 def _drawn(model: nn.Module) -> nn.Module:
-    """All weights at random: of a new model many are 0 or 1."""
+    """The model with all weights at random: in a new model many are 0 or 1."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter))
@@ -63,14 +63,14 @@ def _document(boxes: torch.Tensor, padding: int = 0, **more: torch.Tensor) -> di
 
 
 def _each_patch(first: int, last: int) -> torch.Tensor:
-    """A box within each of some patches, four in a row, [1, patches, 4]."""
+    """Boxes within the patches from ``first`` to ``last``, four patches in a row, [1, patches, 4]."""
     places = torch.arange(first, last)
     left, top = places % 4 / 4 + 0.05, places // 4 / 4 + 0.1
     return torch.stack([left, top, left + 0.1, top + 0.05], 1)[None]
 
 
 def test_documents() -> None:
-    """Some patches have no token, some several; all or one have one; boxes of 0 and 1 get no patch, and cover one all the same."""
+    """Patches with no, one or several tokens; boxes of 0 and 1 get no patch, and cover a patch all the same."""
     from transformers import UdopConfig, UdopModel
 
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_documents() -> None:
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_encoder_of_documents(masked: bool) -> None:
-    """Boxes of patches may be given, and no mask, for which transformers has one of ones."""
+    """Boxes of patches may be given; without a mask transformers takes a mask of ones."""
     from transformers import UdopConfig, UdopEncoderModel
 
     torch.manual_seed(0)
@@ -146,7 +146,7 @@ def test_questions_about_images(limit: int) -> None:
 
 
 class _Chosen(nn.Module):
-    """ViLT's embeddings of patches, and which they are."""
+    """ViLT's embeddings of the chosen patches, with the mask and the patches' places."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def _chosen(model: nn.Module, example: dict[str, torch.Tensor]) -> onnxplug.Onnx
 
 
 def test_more_patches_than_the_limit() -> None:
-    """They are drawn: each patch as often as another, in any order, none twice; a smaller image keeps all of its own."""
+    """Patches are drawn, all as often, in any order, none twice; a smaller image keeps all of its patches."""
     torch.manual_seed(0)
     model = _drawn(_Chosen(max_image_length=4))
     program = _chosen(model, _images(12, 20, (12, 8), (8, 20)))
@@ -208,7 +208,7 @@ def test_images_that_transformers_refuses() -> None:
 
 
 def test_masks_that_are_not_taken() -> None:
-    """Without numbers to draw, more patches than the largest image has, and numbers that are neither 0 nor 1."""
+    """Without random numbers: more patches than the largest image has, or numbers other than 0 and 1."""
     torch.manual_seed(0)
     program = _chosen(_drawn(_Chosen()), _images(12, 20, (12, 8), (8, 20)))
     images, mask = list(_images(12, 12, (8, 8), (8, 4)).values())[1:]

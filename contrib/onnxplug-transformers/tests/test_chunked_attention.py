@@ -28,7 +28,7 @@ def _canine(model_class: str = "CanineModel", **changes: Any) -> nn.Module:
 
 
 def _case(batch: int, length: int, masked: bool = True, **more: Any) -> dict[str, Any]:
-    """The last text of a batch is shorter than the others by more than a chunk, where they are as long."""
+    """Texts, the last of which is shorter than the others by more than a chunk, if they are that long."""
     ids = torch.randint(1, 1000, (batch, length))
     if not masked:
         return {"input_ids": ids, **more}
@@ -39,7 +39,7 @@ def _case(batch: int, length: int, masked: bool = True, **more: Any) -> dict[str
 
 @pytest.mark.parametrize("example", [5, 15])
 def test_texts_of_any_length(example: int) -> None:
-    """From one of less than a chunk, and from one of several."""
+    """From an example of less than a chunk, and from an example of several chunks."""
     torch.manual_seed(0)
     inputs = _case(2, example)
     program = onnxplug.to_onnx(_canine(), kwargs=inputs, dynamic_shapes=dict.fromkeys(inputs, _TEXT))
@@ -48,7 +48,7 @@ def test_texts_of_any_length(example: int) -> None:
 
 
 def test_a_text_of_one_character() -> None:
-    """Without a mask, and where a character is a molecule."""
+    """Without a mask and without downsampling of characters."""
     torch.manual_seed(0)
     model = _canine(downsampling_rate=1)
     program = onnxplug.to_onnx(model, kwargs=_case(2, 8, False), dynamic_shapes={"input_ids": _TEXT})
@@ -57,7 +57,7 @@ def test_a_text_of_one_character() -> None:
 
 
 def test_weights_of_attention() -> None:
-    """Those of local attention are the first chunk's, in transformers too."""
+    """The weights of local attention are the first chunk's, in transformers too."""
     torch.manual_seed(0)
     model = _canine(output_attentions=True, attn_implementation="eager")
     inputs = _case(2, 9)

@@ -42,12 +42,12 @@ TEXTS = ["Hello,world!", "a<mask>"]
 
 
 def called(models: Path, task: str, *args: Any, options: dict[str, Any] | None = None) -> Any:
-    """What a pipeline of transformers.js in Node gives for the model in a folder called "onnx"."""
+    """The result of a pipeline of transformers.js in Node for the model in a folder called "onnx"."""
     return in_node(models, {"task": task, "model": "onnx", "options": options or {}, "args": args})
 
 
 def in_node(models: Path, job: dict[str, Any]) -> Any:
-    """The result of a job of jobs.mjs."""
+    """The result of a job of pipelines.mjs."""
     script = CLIENTS / "pipelines.mjs"
     done = subprocess.run(
         ["node", script, models, PLACE], input=json.dumps([job]), capture_output=True, text=True, timeout=300
@@ -57,7 +57,7 @@ def in_node(models: Path, job: dict[str, Any]) -> Any:
 
 
 def called_in_browser(models: Path, task: str, *args: Any, options: dict[str, Any] | None = None) -> Any:
-    """The same in a browser without a window, by wasm; it asks for nothing but files of this machine."""
+    """The same in a browser without a window, by wasm; it requests nothing but files of this machine."""
     jobs = json.dumps([{"task": task, "model": "onnx", "options": {**(options or {}), "device": "wasm"}, "args": args}])
     html = '<!doctype html><script type="module" src="/clients/browser.mjs"></script>'
     with served(html, models=models, node_modules=PLACE, clients=CLIENTS) as address, browser.browser() as page:
@@ -123,7 +123,7 @@ def close(result: Any, expected: Any, kind: str = "models") -> None:
 
 
 def pixels(*sizes: int) -> tuple[list[Any], torch.Tensor]:
-    """An image, and what the processor makes of it: [1, 3, height, width]."""
+    """An image, and the processor's result for it, [1, 3, height, width]."""
     image = torch.randint(0, 256, (*sizes, 3))
     mean, std = torch.tensor(_IMAGE["image_mean"]), torch.tensor(_IMAGE["image_std"])
     return image.tolist(), ((image / 255 - mean) / std).permute(2, 0, 1)[None]
@@ -291,7 +291,7 @@ def test_image_classification(called: Any, tmp_path: Path) -> None:
 
 
 def _boxes(result: Any, height: int, width: int) -> list[tuple[float, list[float]]]:
-    """Scores and corners of the objects that are no background."""
+    """Scores and corners of the objects that are not background."""
     chances = result.logits[0].softmax(-1)
     found = []
     for row, (x, y, w, h) in zip(chances, result.pred_boxes[0].tolist(), strict=True):
@@ -303,7 +303,7 @@ def _boxes(result: Any, height: int, width: int) -> list[tuple[float, list[float
 
 @pytest.mark.parametrize("name", ["yolos", "detr"])
 def test_object_detection(name: str, tmp_path: Path) -> None:
-    """YOLOS for images of one size, DETR for any: its processor keeps proportions."""
+    """YOLOS for images of one size, DETR for images of any size, as its processor keeps proportions."""
     if name == "yolos":
         model = made(
             "YolosForObjectDetection",
@@ -393,9 +393,10 @@ def generated(models: Path, dtype: str = "fp32", **inputs: torch.Tensor) -> list
 
 
 def text_at_its_positions(model: Any, row: list[int], steps: int) -> list[list[int]]:
-    """What PyTorch writes at the positions that transformers.js 4.3.1 gives Qwen's text without images.
+    """PyTorch's text at the positions that transformers.js 4.3.1 gives Qwen's text without images.
 
-    It adds the length of the prompt where it should be taken away, so that the text goes on too far behind the prompt.
+    transformers.js adds the length of the prompt instead of subtracting it, so that the text goes on too far behind the
+    prompt.
     """
     text, past, new = list(row), None, torch.tensor([row])
     for step in range(steps):
@@ -417,7 +418,7 @@ def test_images_and_text(kind: str, with_images: Callable[[str], Any], tmp_path:
     if kind == "smolvlm":
         images = {"pixel_values": torch.randn(1, 2, 3, 32, 32), "pixel_attention_mask": torch.ones(1, 2, 32, 32).bool()}
         kinds = {}
-    elif kind == "gemma3":  # whose tokens of an image see all of it
+    elif kind == "gemma3":  # the tokens of an image see the whole image
         images = {"pixel_values": torch.randn(2, 3, 32, 32)}
         kinds = {"token_type_ids": (torch.tensor(rows[:1]) == 110).long()}
     else:
@@ -431,7 +432,7 @@ def test_images_and_text(kind: str, with_images: Callable[[str], Any], tmp_path:
             expected = text_at_its_positions(model, row, 10)
         assert len({*expected[0][len(row) :]}) > 4
         assert generated(tmp_path, **inputs, **pictures) == expected
-        if kind == "gemma3" and pictures:  # the text tells whether they do
+        if kind == "gemma3" and pictures:  # the text shows whether the tokens of an image see all of it
             with torch.no_grad():
                 other = model.generate(**inputs, **pictures, max_new_tokens=10, do_sample=False).tolist()
             assert other != expected

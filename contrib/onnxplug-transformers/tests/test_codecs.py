@@ -9,7 +9,7 @@ import torch
 
 import onnxplug
 
-#: Kernel, stride and dilation; lengths of the example and of others, multiples of the stride and not.
+#: Kernel, stride and dilation; lengths of the example and of other sounds, multiples of the stride or not.
 SHAPES = [(7, 1, 1), (4, 2, 1), (5, 3, 1), (3, 1, 2), (10, 5, 1)]
 LENGTHS = (60, 61, 64, 33, 1, 2, 5)
 
@@ -61,7 +61,7 @@ def _model(**changes: Any) -> Any:
 
 
 def _sound(batch: int, channels: int, samples: int) -> dict[str, Any]:
-    """The first sound is the longest one."""
+    """Sounds, the first of which is the longest."""
     lengths = torch.linspace(samples, max(samples // 2, 1), batch).long()
     mask = (torch.arange(samples) < lengths[:, None])[:, None].expand(-1, channels, -1)
     return {"input_values": torch.randn(batch, channels, samples), "padding_mask": mask}
@@ -72,7 +72,7 @@ def _sound(batch: int, channels: int, samples: int) -> dict[str, Any]:
     [(False, {}), (True, {}), (True, {"audio_channels": 2, "normalize": True, "use_causal_conv": False})],
 )
 def test_encodec_of_any_length(masked: bool, changes: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
-    """Also shorter than what is padded, and no multiple of the strides."""
+    """Also sounds shorter than their padding, and lengths that are no multiples of the strides."""
     torch.manual_seed(0)
     model, channels = _model(**changes), changes.get("audio_channels", 1)
     names = ("input_values", "padding_mask") if masked else ("input_values",)
@@ -132,7 +132,7 @@ def _of(model: Any, case: dict[str, Any]) -> Any:
 
 
 def test_encodec_in_chunks() -> None:
-    """Chunks are transformers' own: as many as the example's."""
+    """Chunks are transformers' own: their number is the example's."""
     torch.manual_seed(0)
     model = _model(chunk_length_s=0.04, overlap=0.25)
     onnxplug.to_onnx(model, kwargs=_sound(2, 1, 80), dynamic_shapes=None).verify(seeds=())

@@ -44,7 +44,7 @@ class Embedded(nn.Module):
         self.model = Emu3Model(config)
         self.as_words = as_words
         coder = self.model.vqmodel
-        with torch.no_grad():  # codes that images like these have
+        with torch.no_grad():  # codes as such images have
             states = coder.encoder(torch.randn(1, 1, 3, 8, 8).repeat(1, frames, 1, 1, 1))
             latents = coder.quant_conv(states.transpose(1, 2))[0, :, 0].flatten(1)
             coder.quantize.embedding.weight.copy_(latents[:, :11].T)
@@ -81,11 +81,11 @@ def test_any_number_of_images(frames: int, as_words: bool) -> None:
     pixels, _ = _images(12, 8, (12, 8), (6, 4))
     for wrong in ([[14, 8], [6, 4]], [[12, 8], [6, 10]], [[12, 8], [6, 4], [6, 4]], [[12, 8]]):
         with pytest.raises(onnxplug.OnnxplugError, match=r"out of|invalid index"):
-            program(pixels, torch.tensor(wrong))  # of fewer sizes, PyTorch leaves out the other images
+            program(pixels, torch.tensor(wrong))  # given fewer sizes, PyTorch leaves out the other images
 
 
 def test_the_words_of_a_model_that_was_not_called() -> None:
-    """transformers keeps a table of words when it is first called, which would be one of the capture."""
+    """A model keeps a table of words from its first call; here the first call is the capture."""
     torch.manual_seed(0)
     model, case = Embedded().eval(), _images(8, 8, (8, 8), (4, 6))
     program = onnxplug.to_onnx(model, case, dynamic_shapes=_DYNAMIC)

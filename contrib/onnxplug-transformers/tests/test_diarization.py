@@ -1,4 +1,4 @@
-"""Recordings of any length, in chunks that see what a queue and a cache keep of earlier ones."""
+"""Recordings of any length, in chunks that see frames of earlier chunks, kept in a queue and a cache."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _config(speakers: int, queue: int, period: int, cache: int, **options: Any) 
 
 
 class Diarization(nn.Module):
-    """The logits; a chunk has 4 times 8 frames."""
+    """The logits of a recording; a chunk has 4 times 8 frames."""
 
     def __init__(
         self, speakers: int = 4, queue: int = 5, period: int = 4, cache: int = 40, attention: str = "sdpa"
@@ -93,7 +93,7 @@ def test_recordings_of_any_length(attention: str, masked: bool) -> None:
 def test_a_cache_that_is_compressed(
     sizes: tuple[int, ...], lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several speakers once: a frame that is kept for two of them is there twice, and which of both comes next is not defined."""
+    """With several speakers, one compression: it keeps frames twice, and the order of equal frames is not defined."""
     from transformers.models.nemotron3_diarization.modeling_nemotron3_diarization import (
         Nemotron3DiarizationSpeakerCache,
     )

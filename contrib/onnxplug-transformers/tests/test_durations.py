@@ -1,4 +1,4 @@
-"""FastSpeech 2: as many frames of each token as its duration says."""
+"""FastSpeech 2: the number of frames of each token is its duration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _model(bias: float = 1.0, **changes: Any) -> nn.Module:
 
 
 def _case(batch: int, tokens: int) -> dict[str, Tensor]:
-    """The last text is the longest one."""
+    """Texts, the last of which is the longest."""
     lengths = torch.linspace(max(tokens // 2, 1), tokens, batch).long()
     lengths[-1] = tokens
     mask = (torch.arange(tokens) < lengths[:, None]).long()
@@ -94,7 +94,7 @@ def test_refused_by_transformers() -> None:
 
 
 def test_positions_are_those_of_transformers() -> None:
-    """Also of longer sequences than those whose positions transformers keeps."""
+    """Also of sequences longer than 5000, whose positions transformers does not keep."""
     from onnxplug_transformers.durations import frames_of_any_duration
 
     encoding = _model().encoder.pos_enc  # type: ignore[union-attr]

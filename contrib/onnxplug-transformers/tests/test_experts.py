@@ -195,7 +195,7 @@ def test_loops_beside_the_interface(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LOOPS)
 def test_forward_as_in_transformers(name: str) -> None:
-    """Each model as a whole, with the experts' forward exchanged; afterwards it is transformers' own again."""
+    """Each model as a whole, with the experts' forward exchanged, which afterwards is transformers' own again."""
     from onnxplug_transformers.experts import exportable_experts
 
     model = stirred(name)
@@ -213,7 +213,7 @@ def test_forward_as_in_transformers(name: str) -> None:
 
 
 def test_an_expert_beyond_the_last() -> None:
-    """Step 3.7 leaves it out."""
+    """Step 3.7 leaves out an expert beyond the last."""
     from onnxplug_transformers.experts import exportable_experts
 
     experts = next(module for module in stirred("step3p7").modules() if type(module).__name__ == "Step3p7Experts")

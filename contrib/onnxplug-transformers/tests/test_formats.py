@@ -1,4 +1,4 @@
-"""`--dtypes … --verify`: the file of each number format is compared with PyTorch, and a wrong one is refused."""
+"""`--dtypes … --verify`: the file of each number format is compared with PyTorch, and a wrong file is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_format_is_compared_with_pytorch(
 
 @pytest.mark.long
 def test_the_distance_that_is_said(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """Of inputs of another length than the example's."""
+    """The distance holds for inputs of another length than the example's."""
     import transformers
     from onnxplug_transformers.export import export_folder
 

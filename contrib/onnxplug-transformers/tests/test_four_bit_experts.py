@@ -25,12 +25,12 @@ STEPS = 12
 
 
 def nibbles(array: np.ndarray) -> np.ndarray:
-    """The two numbers of each byte, the low one first."""
+    """The two numbers of each byte, the low half first."""
     return np.stack([array & 15, array >> 4], -1).reshape(*array.shape[:-1], -1).astype(np.float32)
 
 
 def array_of(value: Any) -> np.ndarray:
-    """A weight, also one that is stored in float16."""
+    """The array of a weight, which may be stored in float16."""
     maker = value.producer()
     if maker is not None:
         assert maker.op_type == "Cast"
@@ -68,7 +68,7 @@ def with_weights(model: Any, graph: ir.Graph) -> Any:
 
 
 def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Of a prompt, by ONNX Runtime."""
+    """The logits of a prompt, by ONNX Runtime."""
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     feed: dict[str, Any] = {"input_ids": tokens.numpy(), "attention_mask": np.ones(tokens.shape, np.int64)}
     for value in session.get_inputs():
@@ -123,7 +123,7 @@ def test_text_and_notes(name: str, saved: Callable[[str], Path], tmp_path: Path,
 
 @pytest.mark.long
 def test_experts_that_stay(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    """By name, and where blocks do not fit."""
+    """Experts stay by name, and where blocks do not fit."""
     folder = saved("qwen3_moe")
     for number, flags in enumerate((["--int4-keep", "*experts"], ["--block-size", "64"])):
         output = tmp_path / f"onnx{number}"

@@ -61,7 +61,7 @@ def same_text(folder: Path, output: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     for search in ({}, BEAMS):
         text = expected(model, PROMPTS, **search)
-        assert len({token for row in text for token in row}) > 4  # no model that says one thing alone
+        assert len({token for row in text for token in row}) > 4  # the text is not one token alone
         assert continued(output, PROMPTS, **search) == text
         for prompt, row in zip(PROMPTS, text, strict=True):
             assert continued(output, [prompt], **search) == expected(model, [prompt], **search) == [row]
@@ -99,7 +99,7 @@ def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], e
 def test_frequencies_of_short_and_long_texts(
     flags: tuple[str, ...], saved: Callable[[str], Path], exported: Any
 ) -> None:
-    """Of one graph: a text that stays below the original length of 24, and one that begins beyond it."""
+    """One graph: a text that stays below the original length of 24, and a text that begins beyond it."""
     from transformers import AutoModelForCausalLM
 
     folder = saved("phi3_long")
@@ -114,7 +114,7 @@ def test_frequencies_of_short_and_long_texts(
 
 
 def test_the_folder_is_complete(saved: Callable[[str], Path], exported: Any) -> None:
-    """Tokens of a text, settings of generation, and weights under the names that the checkpoint has."""
+    """Tokens of a text, settings of generation, and weights under the checkpoint's names."""
     from safetensors import safe_open
     from transformers import AutoTokenizer
 
@@ -142,7 +142,7 @@ def test_the_folder_is_complete(saved: Callable[[str], Path], exported: Any) -> 
 
 @pytest.mark.long
 def test_a_text_ends_where_transformers_ends_it(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """At the token that the settings of generation name, in a batch each row for itself."""
+    """A text ends at the end token of the settings of generation, each row of a batch by itself."""
     from transformers import AutoModelForCausalLM
 
     folder, output = saved("gpt2"), tmp_path / "onnx"
@@ -153,7 +153,7 @@ def test_a_text_ends_where_transformers_ends_it(saved: Callable[[str], Path], tm
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     for prompt in PROMPTS:
         (text,) = expected(model, [prompt])
-        assert continued(output, [prompt]) == [text[:-1] if text[-1] == row[5] else text]  # it leaves the end away
+        assert continued(output, [prompt]) == [text[:-1] if text[-1] == row[5] else text]  # it leaves out the end
     assert len(expected(model, PROMPTS[:1])[0]) < STEPS
     assert json.loads((output / "genai_config.json").read_text())["model"]["eos_token_id"] == [row[5]]
 
@@ -161,7 +161,7 @@ def test_a_text_ends_where_transformers_ends_it(saved: Callable[[str], Path], tm
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.long)])
 def test_last_logits(name: str, saved: Callable[[str], Path], exported: Any) -> None:
-    """One row of logits a prompt: of its last token, which is not the last place of a row with padding."""
+    """One row of logits a prompt: those of its last token, which is not in the last place of a row with padding."""
     folder = saved(name)
     output = exported(folder, "--last-logits", "--verify")
     (logits, *_) = ir.load(output / "model.onnx").graph.outputs
@@ -217,14 +217,14 @@ def test_fused_attention_in_shared_buffers(
         "codegen",
     )  # learnt, ALiBi, or computed by transformers
     assert turned == (name in ("mistral", "llama", "qwen3", "phi3", "gemma3", "qwen3_moe", "falcon", *with_tables))
-    assert "Softmax" not in operators or name in ("qwen3_moe", "gpt_oss")  # that of the router
+    assert "Softmax" not in operators or name in ("qwen3_moe", "gpt_oss")  # the softmax of the router
     about = json.loads((output / "genai_config.json").read_text())
     assert about["search"]["past_present_share_buffer"] is True
 
 
 @pytest.mark.long
 def test_attention_that_stays(saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
-    """What the operator can't compute is left as it is, and said."""
+    """Attention that the operator can't compute stays as it is, and a note says so."""
     folder = saved("gpt_neo")
     output = exported(folder, "--verify", "--fused")
     printed = " ".join(capsys.readouterr().err.split())
@@ -236,7 +236,7 @@ def test_attention_that_stays(saved: Callable[[str], Path], exported: Any, capsy
 
 
 def logits_after(folder: Path, prompt: list[int]) -> torch.Tensor:
-    """[vocabulary]: what onnxruntime-genai has for the next token."""
+    """onnxruntime-genai's logits for the next token, [vocabulary]."""
     model = og.Model(str(folder))
     settings = og.GeneratorParams(model)
     settings.set_search_options(max_length=20)
@@ -247,7 +247,7 @@ def logits_after(folder: Path, prompt: list[int]) -> torch.Tensor:
 
 @pytest.mark.long
 def test_halves_and_options_together(saved: Callable[[str], Path], exported: Any) -> None:
-    """Halves are near the model in float32; with weights of four bits, fused attention is the plain one."""
+    """Halves are near the model in float32; with weights of four bits, fused attention gives the plain logits."""
     from transformers import AutoModelForCausalLM
 
     folder, prompt = saved("llama"), PROMPTS[0]
@@ -263,13 +263,13 @@ def test_halves_and_options_together(saved: Callable[[str], Path], exported: Any
     fused = logits_after(exported(folder, *rounded, "--fused", "--last-logits"), prompt)
     torch.testing.assert_close(fused, plain, **LOOSER["fused"][0])
     halves = logits_after(exported(folder, *rounded, "--dtype", "float16"), prompt)
-    # A weight on the border of two levels may be rounded to the other one, where it was rounded to a half before.
+    # A weight on the border of two levels may get the other level if it was rounded to float16 before.
     assert torch.nn.functional.cosine_similarity(halves, plain, 0) > 0.99
 
 
 @pytest.mark.long
 def test_brain_floats_on_the_cpu(saved: Callable[[str], Path], exported: Any) -> None:
-    """What the CPU has no kernels for is computed in float32; the weights are those of the model in bfloat16."""
+    """Operators without kernels on the CPU are computed in float32; the weights are those of the model in bfloat16."""
     from transformers import AutoModelForCausalLM
 
     folder, prompt = saved("llama"), PROMPTS[0]
@@ -308,7 +308,7 @@ def restored(path: Path, name: str, size: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def check_rounded(path: Path, name: str, size: int, weight: torch.Tensor) -> torch.Tensor:
-    """Looks whether each number is the level nearest to the weight, and the blocks as near to it as by the plainest scale."""
+    """Checks that each number is the level nearest to the weight, and that a plain scale gives no nearer blocks."""
     rounded, steps = restored(path, name, size)
     missing = -weight.shape[1] % size
     exact = torch.nn.functional.pad(weight, (0, missing))
@@ -353,7 +353,7 @@ def test_weights_of_few_bits(
             continue
         owner, _, last = path.rpartition(".")
         with torch.no_grad():
-            if last == "q_proj":  # one matrix for all three
+            if last == "q_proj":  # one matrix for the three projections
                 parts = [module, *(model.get_submodule(f"{owner}.{other}") for other in ("k_proj", "v_proj"))]
                 whole = torch.cat([part.weight for part in parts])
                 whole = check_rounded(output / "model.onnx", f"{owner}.q_proj_k_proj_v_proj", size, whole)
@@ -377,7 +377,7 @@ def test_weights_of_few_bits(
 
 @pytest.mark.long
 def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
-    """By default the activations are rounded too: near the same, with fused attention in fewer nodes than weights."""
+    """By default the activations are rounded too: the logits stay near; fused attention adds few nodes."""
     folder, prompt = saved("llama"), PROMPTS[0]
     fast = exported(folder, "--int4", "--fused")
     exact = logits_after(exported(folder, "--verify", "--int4", "--accuracy-level", "1", "--block-size", "32"), prompt)
@@ -387,13 +387,13 @@ def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
     assert len(products) == 2 * 5 + 1
     assert {node.attributes["accuracy_level"].as_int() for node in products} == {4}
     for node in nodes:
-        if node.op_type == "GroupQueryAttention":  # of one product, which it takes apart and turns itself
+        if node.op_type == "GroupQueryAttention":  # it takes one product apart, and turns queries and keys itself
             assert node.inputs[0].producer() in products
             assert [v is None for v in node.inputs[1:3]] == [True, True]
             assert node.attributes["do_rotary"].as_int() == 1
     kinds = [node.op_type for node in nodes]
     assert not {"Cos", "Sin", "Slice", "RotaryEmbedding", "Split", "TopK", "GatherND"}.intersection(kinds)
-    assert kinds.count("If") == 2  # which move tokens and results, unless it is one token
+    assert kinds.count("If") == 2  # they move tokens and results, unless there is one token
 
 
 @pytest.mark.long
@@ -404,7 +404,7 @@ def test_products_of_bytes(saved: Callable[[str], Path], exported: Any) -> None:
 def test_some_layers_in_eight_bits(
     name: str, flags: tuple[str, ...], size: int, saved: Callable[[str], Path], exported: Any, capsys: Any
 ) -> None:
-    """They, and the embedding that shares the matrix of the logits, have 256 levels; the logits are nearer to the model's."""
+    """Some layers, and an embedding that shares the logits' matrix, have 256 levels; the logits are nearer."""
     from transformers import AutoModelForCausalLM
 
     folder, prompt = saved(name), PROMPTS[0]
@@ -419,7 +419,7 @@ def test_some_layers_in_eight_bits(
         exact = model(torch.tensor([prompt])).logits[0, -1]
     errors = [(logits_after(output, prompt) - exact).norm() for output in outputs]
     assert errors[1] < errors[0]
-    rounded = logits_after(exported(folder, *common, *wide), prompt)  # activations too
+    rounded = logits_after(exported(folder, *common, *wide), prompt)  # activations are rounded too
     assert torch.nn.functional.cosine_similarity(rounded, logits_after(outputs[1], prompt), 0) > 0.999
     products = [node for node in ir.load(outputs[1] / "model.onnx").graph if node.op_type == "MatMulNBits"]
     assert sorted({node.attributes["bits"].as_int() for node in products}) == [4, 8]
@@ -427,13 +427,13 @@ def test_some_layers_in_eight_bits(
 
 @pytest.mark.long
 def test_a_matrix_for_embedding_and_logits(saved: Callable[[str], Path], exported: Any) -> None:
-    """Where the model ties both, four bits are there once."""
+    """Where the model ties both, the file has the four bits once."""
     from transformers import AutoModelForCausalLM
 
     folder = saved("llama_tied")
     output = exported(folder, "--verify", "--int4", "--fused", "--accuracy-level", "1")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    nodes = {node.op_type: node for node in ir.load(output / "model.onnx").graph}  # the last of each
+    nodes = {node.op_type: node for node in ir.load(output / "model.onnx").graph}  # the last node of each operator
     gather, product = nodes["GatherBlockQuantized"], nodes["MatMulNBits"]
     assert gather.inputs[0].producer().inputs[0].name == product.inputs[1].name
     assert gather.inputs[2].name == product.inputs[2].name
@@ -536,7 +536,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], int, str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(case: str, saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    """One error that says what is wrong; nothing is written, under any name."""
+    """One error with its cause; nothing is written, under any name."""
     damage, options, status, message = BAD[case]
     folder = saved("llama")
     damage(folder)
@@ -568,7 +568,7 @@ def test_bad_folders(name: str, saved: Callable[[str], Path], tmp_path: Path, ca
 
 @pytest.mark.long
 def test_output_folders(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    """What is there stays until the whole export has come about, and goes only where that was asked for."""
+    """The contents of the folder stay until the whole export is done, and are replaced only with --overwrite."""
     folder, output = saved("gpt2"), tmp_path / "onnx"
     for place, status in ((tmp_path / "no" / "where", 1), (folder / "config.json", 2)):
         assert export(f"transformers:{folder}", "-o", place) == status

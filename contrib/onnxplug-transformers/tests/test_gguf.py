@@ -166,7 +166,7 @@ def export(source: Path, output: Path, *flags: str) -> int:
 
 
 def mixed(key: str) -> str:
-    """As llama.cpp's Q4_K_M has it."""
+    """The format of a weight in llama.cpp's Q4_K_M."""
     return "Q6_K" if any(part in key for part in ("lm_head", "v_proj", "down_proj")) else "Q4_K"
 
 
@@ -181,7 +181,7 @@ def test_each_form(form: str, checkpoint: Any, tmp_path: Path) -> None:
 
 
 CASES = [
-    pytest.param("llama", mixed, {}, ("--fused",), 13, id="llama-fused"),  # of each attention, q and k are one
+    pytest.param("llama", mixed, {}, ("--fused",), 13, id="llama-fused"),  # of each attention, q and k are one product
     pytest.param("llama", mixed, {"tied": True}, (), 13, id="llama-tied", marks=pytest.mark.long),
     pytest.param(
         "qwen3", lambda key: "F16" if "embed" in key else "Q5_K", {}, (), 11, id="qwen3", marks=pytest.mark.long
@@ -224,7 +224,7 @@ def test_a_folder_with_one_file_whose_products_round_activations(checkpoint: Any
 
 
 def test_float_layers_are_rounded(checkpoint: Any, tmp_path: Path) -> None:
-    """Only where --int4 asks for it; the blocks stay as they are."""
+    """They are rounded with --int4 alone; the blocks stay as they are."""
     path = checkpoint("llama", lambda key: "F16" if "lm_head" in key else mixed(key))
     products = {}
     for name, flags in (("plain", ()), ("rounded", ("--int4",))):

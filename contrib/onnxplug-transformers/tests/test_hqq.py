@@ -21,7 +21,7 @@ LOOSER = {"decoder": ({"rtol": 1e-4, "atol": 1e-4}, "two layers, their sums in a
 
 
 def packed(numbers: torch.Tensor, bits: int) -> tuple[torch.Tensor, str]:
-    """Rows of numbers together in words: those of the first part of the rows highest."""
+    """Rows of numbers packed in words: the numbers of the first part of the rows are the highest bits."""
     if bits == 3:
         rows = nn.functional.pad(numbers.int(), (0, 0, 0, -len(numbers) % 10)).unflatten(0, (10, -1))
         return (rows << torch.arange(27, -1, -3, dtype=torch.int32)[:, None, None]).sum(0).int(), "3bit_32"

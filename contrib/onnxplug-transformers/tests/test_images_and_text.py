@@ -52,7 +52,7 @@ def continued(folder: Path, rows: list[list[int]], images: torch.Tensor | None) 
 def expected(
     model: Any, rows: list[list[int]], images: torch.Tensor | None, *, is_seen_whole: bool = True
 ) -> list[list[int]]:
-    """The text that transformers writes, whose tokens of an image see all of it, as its processor has it."""
+    """The text that transformers writes; tokens of an image see the whole image, as by its processor's inputs."""
     tokens = torch.tensor(rows)
     kinds = (tokens == IMAGE).long() * is_seen_whole
     given = {} if images is None else {"pixel_values": images, "token_type_ids": kinds}

@@ -1,4 +1,4 @@
-"""Sparse attention: what each query sees, beside transformers' own loop, and a whole model of any length."""
+"""Sparse attention: the tokens that each query sees, beside transformers' own loop, and a whole model of any length."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LATER = [(1, 1, 8, 4), (3, 3, 8, 4), (9, 9, 8, 4), (40, 40, 8, 4), (30, 30, 5, 1
 )
 @pytest.mark.parametrize("kind", ["causal", "padded", "any", "floats"])
 def test_the_same_tokens_as_by_the_loop(tokens: int, queries: int, budget: int, ratio: int, kind: str) -> None:
-    """More and fewer blocks than are chosen, incomplete ones, gaps, queries that see nothing, a past."""
+    """More and fewer blocks than are chosen, incomplete blocks, gaps, queries that see nothing, a past."""
     torch.manual_seed(tokens + budget)
     module = importlib.import_module("transformers.models.qwen4_exp.modeling_qwen4_exp")
     settings = {"indexer_budget": budget, "indexer_compress_ratio": ratio}
@@ -82,7 +82,7 @@ def test_the_same_tokens_as_by_the_loop(tokens: int, queries: int, budget: int, 
         expected = indexer(*args)
         found = selected_tokens(indexer, *args)
     assert found.dtype == torch.bool
-    # The scores of blocks may be tied, at zero above all: each way is right then.
+    # The scores of blocks may be tied, at zero above all: then each choice is right.
     full = (mask.sum(-1) // ratio)[:, 0]
     assert torch.equal(found.sum(-1), expected.sum(-1))
     untied = (full <= budget // ratio)[:, None, :, None].expand_as(found)

@@ -23,7 +23,7 @@ class _Tower(nn.Module):
 
 
 class Joined(nn.Module):
-    """The tokens of all images, by the method of a model that has nothing but what the method needs."""
+    """The tokens of all images, by the method of a model that has only the parts that the method needs."""
 
     def __init__(self, place: str, name: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_any_number_of_images(place: str) -> None:
 
 @pytest.mark.parametrize("place", _WITH_PARTS)
 def test_any_numbers_of_parts(place: str) -> None:
-    """Numbers that aren't those of the parts are refused, as by PyTorch; Step 3.7 itself takes what there is."""
+    """Numbers that don't fit the parts are refused, as by PyTorch; Step 3.7 itself takes the parts that there are."""
     torch.manual_seed(0)
     model = Joined(place, _MODELS[place]).eval()
     dynamic = ({0: "images"}, {0: "parts"}, {0: "images"})
@@ -122,7 +122,7 @@ class _EachImage(Joined):
 
 
 def test_results_of_each_image() -> None:
-    """They are as many as the images: a dynamic number is refused, and that of the example exported."""
+    """There is a result for each image: a dynamic number of images is refused, a static number exported."""
     torch.manual_seed(0)
     model, images = _EachImage("deepseek_ocr2", "DeepseekOcr2Model").eval(), torch.randn(2, 3, 4, 4)
     with pytest.raises(onnxplug.OnnxplugError, match="states of each image"):

@@ -1,4 +1,4 @@
-"""Hiera's masking: it keeps as many windows of each image, whichever they are."""
+"""Hiera's masking: it keeps the same number of windows of each image, whichever they are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_any_number_of_images() -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.6, 0.95])
 @pytest.mark.parametrize("as_dict", [True, False])
 def test_states_are_those_of_transformers(ratio: float, as_dict: bool) -> None:
-    """Where all windows are kept, some, and none."""
+    """All windows are kept, some, or none."""
     from onnxplug_transformers.kept_windows import windows_that_are_kept
 
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def _of(model: nn.Module, case: dict[str, Any]) -> Any:
 
 
 def test_without_masking() -> None:
-    """A model that masks nothing is transformers' own."""
+    """A model that masks nothing has transformers' own forward."""
     torch.manual_seed(0)
     images = {"pixel_values": torch.randn(2, 3, 96, 96)}
     model = _hiera("HieraForImageClassification")

@@ -46,7 +46,7 @@ def _model(name: str, **more: Any) -> nn.Module:
 
 def _images(name: str, count: int, height: int, width: int) -> torch.Tensor:
     images = torch.rand(2 * count, 3, height, width)
-    images[-1] = 0.5  # has fewer keypoints than others
+    images[-1] = 0.5  # it has fewer keypoints than the other images
     return images if name == "SuperPointForKeypointDetection" else images.reshape(count, 2, 3, height, width)
 
 
@@ -92,7 +92,7 @@ def test_any_number_of_images_and_keypoints(name: str) -> None:
 
 
 def _weigh(model: Any, weights: dict[str, torch.Tensor]) -> None:
-    """Gives a model weights with which pairs are done at different layers."""
+    """Gives a model weights with which pairs of images are done at different layers."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
@@ -146,7 +146,7 @@ class Matching(nn.Module):
         self.model = model
 
     def forward(self, keypoints: torch.Tensor, descriptors: torch.Tensor, mask: torch.Tensor) -> Any:
-        chosen = (mask.sum((0, 1)) > 0).nonzero()[:, 0]  # as many as the values give
+        chosen = (mask.sum((0, 1)) > 0).nonzero()[:, 0]  # their number depends on the values
         keypoints, descriptors, mask = (x.index_select(2, chosen) for x in (keypoints, descriptors, mask))
         return self.model._match_image_pair(keypoints, descriptors, 48, 64, mask=mask)[:3]
 

@@ -30,7 +30,7 @@ def written(folder: Path, inputs: dict[str, torch.Tensor], start: int, suffix: s
         feed["encoder_attention_mask"] = given["attention_mask"]
     batch = len(states)
     for value in decoder.get_inputs():
-        if value.name.startswith("past_key_values."):  # names that a client does not know stand for 0
+        if value.name.startswith("past_key_values."):  # a dimension whose name a client does not know is 0
             sizes = [{"batch_size": batch}.get(size, 0) if isinstance(size, str) else size for size in value.shape]
             assert sizes[:1] + sizes[2:3] == [batch, 0]
             feed[value.name] = np.zeros(sizes, np.float32)
@@ -84,7 +84,7 @@ def test_the_merged_decoder_writes_the_text_of_transformers(
 
 @pytest.mark.long
 def test_formats_and_their_notes(saved: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    """A file of each, loaded and run; the first is that of whoever asks for none."""
+    """A file of each format, loaded and run; the first format is the default."""
     folder, output = saved("llama"), tmp_path / "onnx"
     options = ["--for", "transformers.js", "--dtypes", "q4,int8,uint8,q4f16", "--external-data"]
     assert run(["export", f"transformers:{folder}", "-o", str(output), *options]) == 0
@@ -98,12 +98,12 @@ def test_formats_and_their_notes(saved: Callable[[str], Path], tmp_path: Path, c
         session = onnxruntime.InferenceSession(output / "onnx" / name)
         assert session.get_inputs()[0].shape == ["batch_size", "sequence_length"]
         kinds = {value.type for value in session.get_inputs() if value.name.startswith("past_key_values.")}
-        assert kinds == {"tensor(float)"}  # of which the client makes empty ones, without kv_cache_dtype
+        assert kinds == {"tensor(float)"}  # without kv_cache_dtype, the client makes empty caches of float32
 
 
 @pytest.mark.long
 def test_weights_in_several_files(saved: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
-    """Each of at most so many bytes, or of the largest tensor's."""
+    """Each file has at most the given number of bytes, or those of the largest tensor."""
     from onnxplug_transformers.export import export_folder
 
     monkeypatch.setattr("onnxplug_transformers.layouts._CHUNK_BYTES", 30_000)
@@ -119,7 +119,7 @@ def test_weights_in_several_files(saved: Callable[[str], Path], tmp_path: Path, 
 
 
 def test_a_processor_of_transformers_5(tmp_path: Path) -> None:
-    """It is a part of processor_config.json; transformers.js reads preprocessor_config.json alone."""
+    """The processor is a part of processor_config.json; transformers.js reads preprocessor_config.json alone."""
     import transformers
 
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)

@@ -1,4 +1,4 @@
-"""MobileViT on images of any size: its patches, and maps whose sides are no multiples of theirs."""
+"""MobileViT on images of any size: its patches, and maps whose sides are no multiples of a patch's."""
 
 from __future__ import annotations
 

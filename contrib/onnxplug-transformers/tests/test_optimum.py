@@ -1,6 +1,7 @@
 """Folders of `--for optimum`, loaded by optimum's own classes: PyTorch's numbers and tokens.
 
-`make clients` installs optimum into out/clients/optimum, with the transformers that it knows, and runs these tests.
+`make clients` installs optimum into out/clients/optimum, with the version of transformers that it supports, and runs
+these tests.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ STEPS = {"max_new_tokens": 10, "do_sample": False}
 def by_optimum(
     kind: str, folder: Path, calls: list[dict[str, torch.Tensor]], generate: Any = None
 ) -> list[torch.Tensor]:
-    """What a class of optimum gives at each call."""
+    """The result of a class of optimum at each call."""
     given = [{name: value.tolist() for name, value in inputs.items()} for inputs in calls]
     job = {"class": kind, "folder": str(folder), "calls": given, "generate": generate}
     script = Path(__file__).parent / "clients" / "optimum_models.py"

@@ -23,7 +23,7 @@ _AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def packed(numbers: torch.Tensor) -> torch.Tensor:
-    """Eight numbers of the last axis in each int32, the first one lowest."""
+    """Eight numbers of the last axis in each int32, the first number lowest."""
     words = (numbers.long().unflatten(-1, (-1, 8)) << torch.arange(0, 32, 4)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).int()
 
@@ -118,7 +118,7 @@ def test_weights_stay_packed(method: str, about: dict[str, Any], flags: tuple[st
 
 @pytest.fixture
 def by_torchao(saved: Callable[[str], Path], save_tokenizer: Any) -> Callable[..., Path]:
-    """The folder of a model that torchao has quantised as transformers does it."""
+    """The folder of a model that torchao has quantised through transformers."""
 
     def make(settings: Any, **about: Any) -> Path:
         import transformers

@@ -81,7 +81,7 @@ def test_windows_are_those_of_transformers(window: int) -> None:
 
 
 def test_windows_that_are_not_all_states_are_refused() -> None:
-    """A mask with frames behind others that it leaves out: the chunks have other numbers of states than the whole sound."""
+    """A mask with a gap between frames: the chunks have other numbers of states than the whole sound."""
     model = Encoder()
     program = onnxplug.to_onnx(model, CASES[0], dynamic_shapes=DYNAMIC)
     features, mask = sounds(3, 300, 300)

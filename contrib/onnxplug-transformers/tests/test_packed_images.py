@@ -44,7 +44,7 @@ _ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 class Encoder(nn.Module):
-    """The states that the text's model reads."""
+    """The states that the text model reads."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_encoders_with_parts_of_their_own(kind: str) -> None:
     for grid, counts in zip(grids, frames, strict=True):
         sizes = torch.tensor([(count, *sides) for count, sides in zip(counts, grid, strict=True)])
         cases.append((torch.randn(int(sizes.prod(-1).sum()), *shape), sizes))
-    rows = "tokens" if kind == "inkling2" else "4 * cells"  # which has the pixels of a token together
+    rows = "tokens" if kind == "inkling2" else "4 * cells"  # Inkling 2 has the pixels of a token together
     program = onnxplug.to_onnx(encoder, cases[0], dynamic_shapes=({0: rows}, {0: "images"}))
     for case in cases:
         with torch.no_grad():
@@ -196,13 +196,13 @@ def test_encoders_with_parts_of_their_own(kind: str) -> None:
         if hasattr(encoder, "temporal_merge"):  # transformers 5.24 takes images of different numbers of frames
             torch.testing.assert_close(program(*mixed), outputs(encoder, *mixed))
             return
-        for call in (encoder, program):  # before, it joined what it had
+        for call in (encoder, program):  # before, transformers joined the images' indices
             with pytest.raises(Exception, match=r"Sizes of tensors must match|out of data bounds|out of bounds"):
                 call(*mixed)
 
 
 def test_squares_of_each_image() -> None:
-    """VideoLLaMA 3 averages squares of patches, of a side that each image has of its own."""
+    """VideoLLaMA 3 averages squares of patches, whose side each image has of its own."""
     from transformers.models.video_llama_3 import configuration_video_llama_3, modeling_video_llama_3
 
     about = configuration_video_llama_3.VideoLlama3VisionConfig(
@@ -279,7 +279,7 @@ def test_images_in_a_strip(mode: str) -> None:
 
 
 class Merged(nn.Module):
-    """States of images or of videos, of which ERNIE 4.5 VL puts two frames together."""
+    """States of images or of videos, two frames of which ERNIE 4.5 VL puts together."""
 
     def __init__(self, model: Any, *, of_videos: bool) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ def test_two_frames_put_together(of_videos: bool) -> None:
 
 
 class States(nn.Module):
-    """The states of an encoder whose patches have a batch before them, as PaddleOCR-VL has it."""
+    """The states of an encoder whose patches have an axis for the batch before them, as in PaddleOCR-VL."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ def test_patches_after_a_batch() -> None:
 
 
 class Read(nn.Module):
-    """What the text's model reads of all images, or of each."""
+    """The states that the text model reads, of all images together or of each image."""
 
     def __init__(self, model: Any, *, of_each: bool) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ class Read(nn.Module):
 @pytest.mark.long
 @pytest.mark.parametrize("of_each", [False, True])
 def test_states_of_any_number_of_images(of_each: bool) -> None:
-    """They are split and joined; a model that looks at each of them is refused, and not exported for the example's number."""
+    """States are split and joined; a model that reads each image's states is refused: it would fix their number."""
     from transformers.models.qwen2_vl import modeling_qwen2_vl
 
     _, _, settings = _ENCODERS["qwen2_vl"]

@@ -91,7 +91,7 @@ def test_tokens_with_marks(attention: str, mode: str) -> None:
 
 
 def test_tokens_of_squares() -> None:
-    """One square, several frames, unequal images; and what transformers refuses is refused."""
+    """One square, several frames, unequal images; sizes that transformers refuses are refused."""
     torch.manual_seed(0)
     model = _drawn(Joined())
     program = onnxplug.to_onnx(model, _case(32, (1, 4, 6), (1, 2, 4)), dynamic_shapes=_DYNAMIC)
@@ -125,7 +125,7 @@ def test_patched_results_are_those_of_transformers() -> None:
 
 
 def test_another_interpolation_is_left_to_transformers() -> None:
-    """Its table is resized image by image, so that the example's number of images is all that it takes."""
+    """transformers resizes the table image by image, so that a dynamic number of images is refused."""
     torch.manual_seed(0)
     model, case = _drawn(Marked(mode="nearest")), _case(48, (1, 4, 6), (1, 2, 4))
     with pytest.raises(onnxplug.CaptureError):

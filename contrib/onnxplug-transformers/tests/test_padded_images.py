@@ -40,7 +40,7 @@ class Siglip2(nn.Module):
 
 
 class Lfm2Vl(nn.Module):
-    """What the text's model reads of the images."""
+    """The states of the images that the text model reads."""
 
     def __init__(self) -> None:
         super().__init__()

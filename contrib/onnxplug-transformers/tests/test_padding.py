@@ -24,7 +24,7 @@ LONG = pytest.mark.long
 
 
 class Steps:
-    """A session that goes on with a text, batch by batch, in caches as long as all that came before."""
+    """A session that goes on with a text, batch by batch, in caches as long as all the tokens before."""
 
     def __init__(self, folder: Path) -> None:
         self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
@@ -66,7 +66,7 @@ def check_text(folder: Path, padding: list[str], alone: Callable[[list[int]], to
             row.append(token)
         mask = torch.cat([mask, torch.ones(len(rows), 1, dtype=torch.long)], 1)
         found = steps.logits(new[:, None], mask)[:, 0]
-    assert len({token for row in rows for token in row[-STEPS:]}) > 4  # no model that says one thing alone
+    assert len({token for row in rows for token in row[-STEPS:]}) > 4  # the text is not one token alone
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -117,7 +117,7 @@ def test_batches_in_four_bits(name: str, saved: Callable[[str], Path], exported:
 
 @pytest.mark.parametrize("name", ["llama_tied", pytest.param("gemma3", marks=LONG)])
 def test_tokens_of_a_batch_are_those_of_generate(name: str, saved: Callable[[str], Path], exported: Any) -> None:
-    """transformers pads on the left."""
+    """The text is transformers' own, which pads on the left."""
     from transformers import AutoModelForCausalLM
 
     folder, (tokens, mask) = saved(name), padded(PADDINGS["left"])
@@ -134,7 +134,7 @@ def test_tokens_of_a_batch_are_those_of_generate(name: str, saved: Callable[[str
 
 @pytest.mark.long
 def test_padding_among_later_tokens(saved: Callable[[str], Path], exported: Any) -> None:
-    """A row that goes on with several tokens, and padding among them: what the cache has stays."""
+    """A row that goes on with several tokens, and padding among them: the tokens in the cache stay."""
     from transformers import AutoModelForCausalLM
 
     folder = saved("llama")

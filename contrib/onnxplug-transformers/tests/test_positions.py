@@ -127,7 +127,7 @@ def _clvp() -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
     ("make", "settings"), [(_clvp, ()), (_conformer, ("Wav2Vec2Conformer",)), (_conformer, ("Wav2Vec2Bert",))]
 )
 def test_rotary_positions_of_an_earlier_call(make: Any, settings: tuple[Any, ...]) -> None:
-    """A model that was called keeps its positions for that length, and takes others."""
+    """A model that was called before keeps its positions for that length; the exported model takes any length."""
     torch.manual_seed(0)
     model, inputs, dynamic = make(*settings)
     model.eval()
@@ -183,7 +183,7 @@ def test_positions_in_a_grid_of_any_batch() -> None:
 
 
 def test_seeded_hashes_of_any_batch() -> None:
-    """Texts of several chunks are hashed by rotations, which a seed in the configuration makes the same ones in each call."""
+    """Texts of several chunks are hashed by rotations, which are the same in each call by the configured seed."""
     torch.manual_seed(0)
     chunks = {"lsh_attn_chunk_length": 8, "local_attn_chunk_length": 8, "num_buckets": 4, "hash_seed": 3}
     dynamic = {"input_ids": {0: "batch", 1: "sequence"}}

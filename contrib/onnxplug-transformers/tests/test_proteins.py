@@ -53,7 +53,7 @@ def _case(batch: int, tokens: int, places: int, masks: str, share: float) -> dic
 
 @pytest.mark.parametrize("masks", ["places", "batch"])
 def test_masks_with_and_without_places(masks: str) -> None:
-    """Without any, the text's states stay as they are."""
+    """If no mask shows a place, the text's states stay as they are."""
     torch.manual_seed(0)
     model = Adapter().eval()
     example = _case(2, 5, 3, masks, 0.5)

@@ -24,7 +24,7 @@ _SIZES = {
 
 
 class Radio(nn.Module):
-    """The summary, features and states."""
+    """The summary, features and states of C-RADIO."""
 
     def __init__(self, attention: str = "sdpa") -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_results_are_those_of_transformers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("change", [1, -1])
 def test_other_numbers_of_patches_are_refused(change: int) -> None:
-    """As by transformers."""
+    """They are refused, as by transformers."""
     patches, grid = row((2, 4), (3, 2))
     other = torch.randn(patches.shape[0] + change, 48)
     model = Radio()
@@ -102,7 +102,7 @@ def test_other_numbers_of_patches_are_refused(change: int) -> None:
 
 
 class Omni(nn.Module):
-    """What the text's model of Nemotron H Omni reads of the images."""
+    """The tokens of images that the text model of Nemotron H Omni reads."""
 
     def __init__(self) -> None:
         super().__init__()

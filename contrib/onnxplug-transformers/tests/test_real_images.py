@@ -1,4 +1,4 @@
-"""Rows of images of which some are padding, with masks of pixels: any batch, any number of images, and of padding among them."""
+"""Rows of images, some of them padding, with masks of pixels: any batch, any number of images and of padding images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import onnxplug
 
-#: Of torch, not of the package.
+#: A limit of torch, not of the package.
 _NOT_WITH_29 = pytest.mark.xfail(
     torch.__version__.startswith("2.9."),
     strict=True,
@@ -26,7 +26,7 @@ _IMAGE = 98
 _TOKENS = 4  # of an image of 16 x 16
 KINDS = ["Idefics2", "Idefics3", "SmolVLM", "ModernVBert"]
 _CAPTURED = [kind if kind == "ModernVBert" else pytest.param(kind, marks=_NOT_WITH_29) for kind in KINDS]
-#: Rows and columns of pixels that the mask of an image shows; ``None`` of one that is padding.
+#: Rows and columns of pixels that the mask of an image shows; ``None`` for an image that is padding.
 _Row = Sequence[tuple[int, int] | None]
 
 
@@ -50,7 +50,7 @@ def _model(kind: str) -> nn.Module:
 
 
 class States(nn.Module):
-    """A model's states of tokens: SmolVLM, and with transformers 5.24 all, tell a tensor of features for each row of the batch too."""
+    """A model's states of tokens; SmolVLM, and with transformers 5.24 every model, also returns features by row."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class States(nn.Module):
 
 
 def _inputs(*rows: _Row, height: int = 16, width: int = 16, text: int = 5, tokens: int = _TOKENS) -> dict[str, Any]:
-    """Each row has its images' tokens and text; images of one row may be more than those of another."""
+    """Each row has its images' tokens and text; a row may have more images than another row."""
     batch, images = len(rows), max(map(len, rows))
     pixels = torch.zeros(batch, images, 3, height, width)
     mask = torch.zeros(batch, images, height, width, dtype=torch.bool)
@@ -100,7 +100,7 @@ def test_any_number_of_images(kind: str) -> None:
     for case in cases:
         program.verify(kwargs=_inputs(*case, text=7), seeds=())
     holes = _inputs([(16, 16), (16, 16)], [(16, 16)])
-    holes["pixel_attention_mask"][0, 0, :, :4] = False  # no patch of the first column, so many rows as none
+    holes["pixel_attention_mask"][0, 0, :, :4] = False  # no patch of the first column
     holes["pixel_attention_mask"][0, 1, :4] = False
     holes["pixel_attention_mask"][1, 0] &= torch.rand(16, 16) < 0.98
     program.verify(kwargs=holes, seeds=())
@@ -110,7 +110,7 @@ def test_any_number_of_images(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", _CAPTURED)
 def test_padding_alone(kind: str) -> None:
-    """Some models take the first image then, and others refuse it."""
+    """If all images are padding, some models take the first image, and others refuse it."""
     torch.manual_seed(0)
     model = States(kind)
     program = onnxplug.to_onnx(model, kwargs=_inputs(*_EXAMPLE), dynamic_shapes=_DYNAMIC)
@@ -128,7 +128,7 @@ def test_padding_alone(kind: str) -> None:
 
 @_NOT_WITH_29
 def test_images_of_any_size() -> None:
-    """Idefics2 makes as many tokens of an image, whatever its size; the table has 4 x 4 positions. Without a mask all is shown."""
+    """Idefics2's number of tokens is the same for any size, with a table of 4 x 4; without a mask all is shown."""
     torch.manual_seed(0)
     model = States("Idefics2")
     sizes = {3: "height", 4: "width"}
@@ -152,7 +152,7 @@ def test_images_of_any_size() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_features(kind: str) -> None:
-    """Of images and masks at random."""
+    """The features of images and masks at random."""
     from onnxplug_transformers.real_images import any_number_of_real_images
 
     torch.manual_seed(0)
@@ -175,7 +175,7 @@ def test_the_same_features(kind: str) -> None:
 @_NOT_WITH_29
 @pytest.mark.parametrize("kind", ["SmolVLM", "Idefics2"])
 def test_static_batch(kind: str) -> None:
-    """SmolVLM's features of each row are outputs of their own then."""
+    """With a static batch, SmolVLM's features of each row are outputs of their own."""
     torch.manual_seed(0)
     model = _model(kind)
     dynamic = {"pixel_values": {1: "images"}, "pixel_attention_mask": {1: "images"}, "input_ids": {1: "sequence"}}

@@ -70,7 +70,7 @@ KIMI = {
     "linear_num_heads": 4,
     "pad_token_id": 0,
 }
-#: Name in transformers' classes, and settings beside the small ones.
+#: The name in transformers' classes, and settings beside those of :data:`SMALL`.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 8, "time_step_rank": 4, "num_hidden_layers": 1}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8, "time_step_rank": 4}),
@@ -122,7 +122,7 @@ def made(name: str, **settings: Any) -> Any:
 
 
 def given(name: str, batch: int, length: int, padding: int = 0) -> dict[str, Tensor]:
-    """Tokens, and a mask that hides the last ones of the first row."""
+    """Tokens, and a mask that hides the last tokens of the first row."""
     inputs = {"input_ids": torch.randint(3, 100, (batch, length))}
     if name not in WITHOUT_MASK:
         inputs["attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
@@ -157,9 +157,9 @@ class Case(NamedTuple):
     """A function here and transformers' own.
 
     Attributes:
-        module: The latter's module, behind ``transformers.models``.
-        own: Its name there, with its class.
-        name: The name of the one here.
+        module: The module of transformers' function, behind ``transformers.models``.
+        own: The name of transformers' function, with its class.
+        name: The name of the function here.
         make: Arguments of both for a length, with or without a state.
     """
 
@@ -184,13 +184,13 @@ def _delta_rule(length: int, started: bool) -> dict[str, Any]:
 
 
 def _not_normalized(length: int, started: bool) -> dict[str, Any]:
-    """Keys that are shorter than 1 by themselves: of longer ones, states would grow beyond all bounds."""
+    """Keys that are shorter than 1 by themselves: with longer keys, states would grow beyond all bounds."""
     given = _delta_rule(length, started)
     return {**given, "key": given["key"] / 8, "use_qk_l2norm_in_kernel": False}
 
 
 def _alike(length: int, started: bool) -> dict[str, Any]:
-    """All keys are one, and each token takes the place of those before: the worst case of a triangular inverse."""
+    """All keys are the same, and each token overwrites the tokens before: the worst case of a triangular inverse."""
     key = torch.randn(2, 1, 4, 16).expand(2, length, 4, 16)
     own = {"key": key, "query": key, "g": torch.zeros(2, length, 4), "beta": torch.ones(2, length, 4)}
     return {**_delta_rule(length, started), **own}
@@ -327,12 +327,12 @@ def found(case: Case) -> Any:
 @pytest.mark.parametrize("length", [1, 7, 64, 65, 200])
 @pytest.mark.parametrize("name", CASES)
 def test_as_in_transformers(name: str, length: int, started: bool) -> None:
-    """The results and the last state, of numbers and dtypes."""
+    """The results and the last state have the same numbers and dtypes."""
     from onnxplug_transformers import recurrences
 
     case = CASES[name]
     arguments = case.make(length, started)
-    module = [arguments.pop("self")] if "self" in arguments else []  # of a method
+    module = [arguments.pop("self")] if "self" in arguments else []  # the module of a method
     expected = found(case)(*module, **arguments)
     actual = getattr(recurrences, case.name)(*module, **arguments)
     torch.testing.assert_close(actual[0], expected[0], **LOOSER["functions"][0])
@@ -353,11 +353,11 @@ def test_no_state_where_none_is_asked_for() -> None:
     assert recurrences.weighted_key_values(**{**_weighted(3, False), "return_state": False})[1] is None
 
 
-# -- what is exchanged -------------------------------------------------------------------------------------------------
+# -- exchanged functions -----------------------------------------------------------------------------------------------
 
 
 def test_modules_are_as_before() -> None:
-    """After a capture, and after one that fails; in between, what cannot be computed here is left to transformers."""
+    """After a capture, and after a capture that fails; in between, packed sequences are left to transformers."""
     from onnxplug_transformers.recurrences import exportable_recurrences
 
     before = {name: found(case) for name, case in CASES.items()}
@@ -419,7 +419,7 @@ def test_one_graph_for_a_prompt_and_its_steps(name: str) -> None:
 
 
 def test_several_tokens_after_a_state_space() -> None:
-    """transformers begins from zeros, except for a single token: a graph for both would be wrong for one of them."""
+    """transformers begins from zeros, except for a single token: a graph for both would be wrong for one case."""
     module = importlib.import_module("transformers.models.mamba.modeling_mamba")
     cache = SimpleNamespace(get_recurrent_state=lambda _: torch.ones(1))
     layer = made("mamba").backbone.layers[0].mixer

@@ -19,7 +19,7 @@ LOOSER = {"decoder": ({"rtol": 1e-4, "atol": 1e-4}, "two layers, their sums in a
 
 
 def weights(kind: str) -> torch.Tensor:
-    """[64, 256]."""
+    """Weights of a kind, [64, 256]."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         normal = torch.randn(64, 256)
@@ -67,7 +67,7 @@ ODD = {
 
 @pytest.mark.parametrize("case", ODD)
 def test_odd_blocks(case: str) -> None:
-    """The second block of each row is filled up."""
+    """The error is within its bound; the second block of each row is filled up."""
     exact, bound = ODD[case]
     matrix = rounded(exact, 32, 4, zero_points=True)
     assert matrix.levels.shape == (3, 2, 16)
@@ -89,7 +89,7 @@ def test_odd_blocks(case: str) -> None:
 def test_models_with_zero_points(
     name: str, flags: tuple[str, ...], saved: Callable[[str], Path], restore: Any, exported: Any
 ) -> None:
-    """Logits are those of transformers with the weights that the file has, which are nearer to the model's than without."""
+    """Logits are transformers' with the file's weights, which are nearer to the model's than without zero points."""
     from transformers import AutoModelForCausalLM
 
     folder, errors = saved(name), []
@@ -123,7 +123,7 @@ def test_models_with_zero_points(
 )
 @pytest.mark.long
 def test_layers_whose_errors_count_most(name: str, layers: list[str], saved: Callable[[str], Path]) -> None:
-    """Of ten layers: the first two, the last two (of 7 * 10 / 8), and every third one from the fourth."""
+    """Of ten layers: the first two, the last two (of 7 * 10 / 8), and every third layer from the fourth."""
     from onnxplug_transformers.four_bits import FourBitLinear, round_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 

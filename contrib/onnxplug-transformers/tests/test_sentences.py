@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: from tokens to `sentence_embedding`, whatever modules make it."""
+"""Folders of sentence-transformers: from tokens to `sentence_embedding`, by any of its modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BERT = {
     "max_position_embeddings": 64,
     "initializer_range": 0.15,
 }
-#: One text's vector of the states of its tokens, which are not padding.
+#: The vector of a text from the states of its tokens, without padding, by the names of poolings.
 POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cls_token": lambda x: x[0],
     "max_tokens": lambda x: x.max(0).values,
@@ -83,7 +83,7 @@ def pooled(model: Any, inputs: dict[str, torch.Tensor], *modes: str) -> torch.Te
 @pytest.mark.parametrize("modes", [(*POOLINGS,), ("mean_tokens",), ("lasttoken",)])
 @pytest.mark.long
 def test_poolings(modes: tuple[str, ...], tmp_path: Path) -> None:
-    """Each alone, and all of them side by side, for texts padded on either side."""
+    """Single poolings, and all poolings side by side, for texts padded on either side."""
     model = sentence_folder(tmp_path / "model", {f"pooling_mode_{mode}": mode in modes for mode in POOLINGS})
     assert export(tmp_path / "model", "--verify") == 0
     for inputs in (texts(3, 8), texts(2, 5)):

@@ -45,7 +45,7 @@ def test_any_number_of_series(family: str, length: int) -> None:
 
 @pytest.mark.parametrize("family", ["TimesFm", "TimesFm2_5"])
 def test_trends(family: str) -> None:
-    """Two rows for each series, the trend and what is left; forecasts below zero are cut only where no series has any."""
+    """Two rows for each series, the trend and the rest; forecasts are cut at zero only if no series is negative."""
     torch.manual_seed(0)
     options = {"window_size": 3, "truncate_negative": True, "forecast_context_len": 12}
     inputs = {"past_values": _series(2, 14), **options}
@@ -70,7 +70,7 @@ def test_frequencies(window: int | None) -> None:
 
 
 def test_series_of_unequal_lengths() -> None:
-    """A list of tensors is transformers' own: it has as many as the example."""
+    """A list of tensors is left to transformers: it has the example's number of series."""
     torch.manual_seed(0)
     series = [torch.randn(9), torch.randn(16), torch.randn(20)]
     onnxplug.to_onnx(_timesfm(), kwargs={"past_values": series}).verify(seeds=())

@@ -93,7 +93,7 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 def check_sizes(name: str, example: Sequence[int], others: Sequence[Sequence[int]]) -> None:
-    """Exports with one size of images, and compares with eager at this and at others."""
+    """Exports with one size of images, and compares with eager at this size and at others."""
     model = _built(name)
     program = onnxplug.to_onnx(model, (torch.randn(*example),), dynamic_shapes=({0: "batch", 2: "height", 3: "width"},))
     for size in (example, *others):
@@ -104,7 +104,7 @@ def check_sizes(name: str, example: Sequence[int], others: Sequence[Sequence[int
             torch.testing.assert_close(got, value, **LOOSER["deep"][0])
 
 
-#: Sizes that windows divide, and that they do not, of height and of width; maps of one window, which have no shift.
+#: Heights and widths that windows divide, and that they do not divide; maps of one window, which have no shift.
 FITTING, OTHER = (2, 3, 32, 32), (3, 3, 33, 47)
 FURTHER = [(1, 3, 40, 56), (1, 3, 32, 64), (2, 3, 64, 44)]
 

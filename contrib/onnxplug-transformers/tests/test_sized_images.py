@@ -30,7 +30,7 @@ _TEXT = {
 
 
 class Pixtral(nn.Module):
-    """The states of the encoder, the last ones and those before the last layer."""
+    """The encoder's last states, and the states before the last layer."""
 
     def __init__(self, attention: str = "sdpa") -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Pixtral(nn.Module):
 
 
 class Tokens(nn.Module):
-    """What the text's model reads of the images."""
+    """The tokens of images that the text model reads."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_too_few_sizes_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["Mistral3", "LightOnOcr", "Llava"])
 def test_tokens_of_models(kind: str) -> None:
-    """Squares of patches become a token, and what no square fills is left out."""
+    """Squares of patches become tokens, and patches that fill no square are left out."""
     torch.manual_seed(0)
     model = Tokens(kind).eval()
     program = onnxplug.to_onnx(model, _images(16, 24, (8, 24), (16, 12)), dynamic_shapes=_DYNAMIC)

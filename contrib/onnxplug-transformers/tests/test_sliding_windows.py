@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import onnxplug
 
-#: Of torch, not of the package.
+#: A limit of torch, not of the package.
 _NOT_WITH_29 = pytest.mark.xfail(
     torch.__version__.startswith("2.9."),
     strict=True,
@@ -48,7 +48,7 @@ def _stirred(model: nn.Module) -> nn.Module:
 
 
 def _case(batch: int, length: int, of_global: float, seen: float = 0.8, target: int = 0) -> dict[str, Tensor]:
-    """Texts of which about these parts are global and seen."""
+    """Texts of which about the parts ``of_global`` and ``seen`` are global and seen."""
     shape = batch, length
     masks = {"attention_mask": torch.rand(shape) < seen, "global_attention_mask": torch.rand(shape) < of_global}
     case = {"input_ids": torch.randint(3, 99, shape), **{name: mask.long() for name, mask in masks.items()}}
@@ -68,7 +68,7 @@ def _pair(model: nn.Module, case: dict[str, Any]) -> tuple[dict[str, Any], dict[
 @pytest.mark.parametrize("of_global", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("seen", [0.0, 0.6, 1.0])
 def test_numbers_are_those_of_transformers(make: Any, of_global: float, seen: float) -> None:
-    """Also the states of all layers, of padding too."""
+    """Also the numbers of all layers' states, and of padding."""
     torch.manual_seed(0)
     model = make()
     for batch, length in ((1, 1), (2, 3), (3, 8), (1, 16), (2, 21), (1, 40)):
@@ -87,7 +87,7 @@ def test_other_types_of_numbers(dtype: torch.dtype, error: float) -> None:
 
 
 def test_embeddings_as_inputs() -> None:
-    """With positions and types of tokens, and without a mask."""
+    """Embeddings with positions and types of tokens, and without a mask."""
     torch.manual_seed(0)
     model = _longformer(type_vocab_size=2)
     case = {"inputs_embeds": torch.randn(2, 11, 16), "position_ids": torch.arange(2, 13).repeat(2, 1)}
@@ -97,7 +97,7 @@ def test_embeddings_as_inputs() -> None:
 
 @pytest.mark.parametrize("make", [_longformer, _led])
 def test_weights_of_attention_are_those_of_transformers(make: Any) -> None:
-    """Whose number depends on the global tokens: such a model is left as it is."""
+    """The size of the weights depends on the global tokens: a model that returns them is left as it is."""
     torch.manual_seed(0)
     for options, changes in (({"output_attentions": True}, {}), ({}, {"output_attentions": True})):
         case: dict[str, Any] = _case(2, 11, 0.2, target=3 if make is _led else 0)
@@ -137,13 +137,13 @@ def test_without_masks() -> None:
 
 
 def test_without_masks_of_known_size() -> None:
-    """ONNX Runtime knows then that no token is global, and joins operators that it can't run for none."""
+    """ONNX Runtime then knows that no token is global, and fuses operators that it can't run without tokens."""
     torch.manual_seed(0)
     onnxplug.to_onnx(_longformer(), kwargs={"input_ids": torch.randint(3, 99, (2, 9))}).verify()
 
 
 def _of_questions(batch: int, length: int, question: int) -> dict[str, Tensor]:
-    """Three separators in each text: one behind the question, and one at each end of the context."""
+    """Three separators in each text: behind the question, and at each end of the context."""
     ids = torch.randint(3, 99, (batch, length))
     ids[:, [question, question + 1, length - 1]] = 2
     return {"input_ids": ids}

@@ -25,7 +25,7 @@ STEPS, START = 16, [2, 7]
 
 
 def model_of(**settings: Any) -> Any:
-    """A small Whisper for as much sound as onnxruntime-genai gives it."""
+    """A small Whisper for the length of sound that onnxruntime-genai gives it."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def test_text_is_that_of_transformers(beams: int, plain: tuple[Any, Path]) -> No
 
 @pytest.mark.long
 def test_suppressed_tokens(tmp_path: Path) -> None:
-    """Some are never written, some are no first token."""
+    """Some tokens are never written, some never as the first token."""
     sound = torch.randn(2, 80, 3000)
     free = expected(without_end(model_of(begin_suppress_tokens=None)), sound, num_beams=1)
     always = free[0][1:3]
@@ -134,7 +134,7 @@ def test_suppressed_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_sound_file(plain: tuple[Any, Path], tmp_path: Path, monkeypatch: Any) -> None:
-    """From the file's bytes to text, by the code that the README has; the spectrogram is that of transformers."""
+    """From the file's bytes to text, by the README's code; the spectrogram is transformers' own."""
     from transformers import WhisperFeatureExtractor
 
     model = og.Model(str(plain[1]))
@@ -148,7 +148,7 @@ def test_a_sound_file(plain: tuple[Any, Path], tmp_path: Path, monkeypatch: Any)
     found = torch.tensor(inputs["audio_features"].as_numpy())
     samples = (sound.clip(-1, 1) * 32767).astype("<i2") / 32768
     exact = WhisperFeatureExtractor()(samples, sampling_rate=16000, return_tensors="pt").input_features
-    for frames in (slice(2, 300), slice(302, None)):  # at the ends of the sound it pads otherwise
+    for frames in (slice(2, 300), slice(302, None)):  # onnxruntime-genai pads the ends of the sound otherwise
         torch.testing.assert_close(found[:, :, frames], exact[:, :, frames], **LOOSER["spectrograms"][0])
     page = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "sound.wav" in block]

@@ -55,7 +55,7 @@ class Steps:
         self.past: dict[str, Any] = {}
 
     def logits(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """[batch, sequence, vocabulary] of new tokens, for a mask of all."""
+        """The logits of new tokens, [batch, sequence, vocabulary], for a mask of all tokens."""
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         given = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
         feed = {}
@@ -82,7 +82,7 @@ def check_text(folder: Path, model: Any, tokens: torch.Tensor, mask: torch.Tenso
         new = actual.argmax(-1, keepdim=True)
         text, mask = torch.cat([text, new], 1), torch.cat([mask, torch.ones_like(new)], 1)
     assert text.tolist() == exact.sequences.tolist()
-    assert len({*text[:, tokens.shape[1] :].flatten().tolist()}) > 4  # no model that says one thing alone
+    assert len({*text[:, tokens.shape[1] :].flatten().tolist()}) > 4  # the text is not one token alone
 
 
 def padded(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +127,7 @@ def continued(folder: Path, **search: Any) -> list[list[int]]:
 @pytest.mark.parametrize("name", ["mamba", "qwen3_next", "lfm2", *LATER])
 @pytest.mark.long
 def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], exported: Any) -> None:
-    """Prompts that are shorter than the convolution, longer, and longer than a chunk, which they don't fill; padded ones."""
+    """Prompts shorter than the convolution, longer, and longer than a chunk without filling it; padded prompts."""
     from transformers import AutoModelForCausalLM
 
     folder = saved(name)
@@ -160,7 +160,7 @@ def test_text_is_that_of_transformers(name: str, saved: Callable[[str], Path], e
 def test_four_bits(
     name: str, options: tuple[str, ...], saved: Callable[[str], Path], exported: Any, restore: Any
 ) -> None:
-    """But of a weight that a layer reads by itself: Mamba's dt_proj."""
+    """All weights are rounded but those that a layer reads by itself: Mamba's dt_proj."""
     from transformers import AutoModelForCausalLM
 
     folder = saved(name)
@@ -181,7 +181,7 @@ def refused(folder: Path, *options: str) -> bool:
 def test_states_that_do_not_go_on_are_refused(
     saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """As transformers' own Mamba has it, which begins from zeros with several tokens."""
+    """transformers' own Mamba begins from zeros with several tokens."""
     monkeypatch.setattr("onnxplug_transformers.decoders.state_spaces_go_on", lambda _: nullcontext())
     assert refused(saved("mamba"))
     assert "MambaForCausalLM gives other logits for a text that comes in pieces" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`--static LENGTH,PROMPT`: two models without dynamic sizes write transformers' text, by the loop that the README has."""
+"""`--static LENGTH,PROMPT`: two models without dynamic sizes write transformers' text, by the README's loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = ([5, 6, 7, 8], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23])
 
 
 def generated(folder: Path, prompt: list[int]) -> list[int]:
-    """Greedily: the prompt by pieces, then token by token."""
+    """The text after a prompt, greedily: the prompt by pieces, then token by token."""
     prefill, decode = (inference_session(folder / f"{name}.onnx") for name in ("prefill", "decode"))
     assert all(isinstance(size, int) for value in (*prefill.get_inputs(), *decode.get_inputs()) for size in value.shape)
     outputs = [value.name for value in decode.get_outputs()]
@@ -72,12 +72,12 @@ def test_text(name: str, flags: tuple[str, ...], saved: Callable[[str], Path], t
         with torch.no_grad():
             exact = model.generate(torch.tensor([prompt]), max_new_tokens=STEPS, do_sample=False)[0, len(prompt) :]
         assert generated(output, prompt) == exact.tolist()
-    assert len(set(exact.tolist())) > 3  # no model that says one thing alone
+    assert len(set(exact.tolist())) > 3  # the text is not one token alone
 
 
 @pytest.mark.long
 def test_weights_are_stored_once(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """Also of 4 bits."""
+    """Weights of 4 bits too are stored once."""
     output = tmp_path / "onnx"
     assert export(saved("llama"), output, "--external-data", "--int4") == 0
     assert [path.name for path in sorted(output.glob("*.data"))] == ["prefill.onnx.data"]

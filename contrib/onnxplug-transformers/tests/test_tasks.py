@@ -44,7 +44,7 @@ def with_kinds(*sizes: int) -> dict[str, torch.Tensor]:
     return {**text(*sizes), "token_type_ids": torch.randint(0, 2, sizes)}
 
 
-#: Class, class and settings of the configuration, inputs of other sizes than the export's, outputs.
+#: The model's class, the configuration's class and settings, inputs of other sizes than the export's, outputs.
 MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, torch.Tensor]], list[str]]] = {
     "feature-extraction": (
         "BertModel",
@@ -148,7 +148,7 @@ def export(folder: Path, *options: Any) -> int:
 )
 @pytest.mark.long
 def test_results_are_those_of_transformers(name: str, tmp_path: Path, save_tokenizer: Any) -> None:
-    """The task is that of the class in config.json; inputs and outputs have the names that the model gives them."""
+    """The task is that of the class in config.json; inputs and outputs have the model's names."""
     _, _, _, inputs, outputs = MODELS[name]
     model, folder = made(name), tmp_path / "model"
     model.save_pretrained(folder)
@@ -170,7 +170,7 @@ def test_results_are_those_of_transformers(name: str, tmp_path: Path, save_token
 
 @pytest.mark.long
 def test_a_task_that_is_asked_for(tmp_path: Path, save_tokenizer: Any) -> None:
-    """A model's body without its head; a head that the checkpoint doesn't have would be random."""
+    """A model without its head; a head that the checkpoint doesn't have would be random, and is refused."""
     model, folder = made("text-classification"), tmp_path / "model"
     model.save_pretrained(folder)
     save_tokenizer(folder)

@@ -101,7 +101,7 @@ def test_images_of_any_size(kind: str) -> None:
 
 
 class Features(nn.Module):
-    """LLaVA-OneVision's tokens of all images, of which each text has one or several."""
+    """LLaVA-OneVision's tokens of all images; each text has one or several images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Features(nn.Module):
 
 
 def test_texts_of_several_images() -> None:
-    """An image is cut into tiles where it is the only one of its text; smaller images of many tiles are interpolated."""
+    """An image is cut into tiles where it is its text's only image; images of many tiles are made smaller."""
     torch.manual_seed(0)
     model = Features()
 
@@ -148,7 +148,7 @@ class _Fewer(nn.Module):
 
 @pytest.mark.parametrize(("count", "side"), [(9, 27), (1, 14), (4, 7)])
 def test_sizes_of_smaller_images(count: int, side: int) -> None:
-    """As Python computes them, also where the quotient is an integer but for its last bit."""
+    """The sizes are Python's, also where a quotient is an integer but for its last bit."""
     most = count * side**2
     sizes = [(high, wide) for high in range(1, 300, 3) for wide in range(1, 300, 7)]
     sizes += [(times * side, side) for times in range(1, 7) for side in range(1, 700)]
@@ -198,7 +198,7 @@ def test_sizes_that_transformers_refuses() -> None:
 
 
 def test_grids_and_padding() -> None:
-    """Of sizes at random, with ties and products that rounding makes smaller by one."""
+    """Grids and padding for random sizes, with ties and with products that rounding makes smaller by one."""
     from onnxplug_transformers.tiled_images import _padding, best_grids
     from transformers.image_processing_utils import select_best_resolution
     from transformers.models.llava_next.modeling_llava_next import unpad_image

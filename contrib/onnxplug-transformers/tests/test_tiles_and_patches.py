@@ -53,7 +53,7 @@ def both(with_images: Callable[[str], Any], tmp_path_factory: pytest.TempPathFac
 
 
 def texts(both: tuple[Any, Path], rows: list[list[int]], **images: torch.Tensor) -> tuple[Any, Any]:
-    """What onnxruntime-genai and transformers write."""
+    """The texts that onnxruntime-genai and transformers write."""
     model, folder = both
     loaded = og.Model(str(folder))
     settings = og.GeneratorParams(loaded)
@@ -138,7 +138,7 @@ def test_tiles(kind: str, both: Export) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Letters, and the tokens of images by the numbers that the model has for them."""
+    """Writes a tokenizer of letters, and of the tokens of images by the model's numbers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = {chr(code): code - 33 + 3 for code in range(33, 127)}
@@ -153,7 +153,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def test_files_of_images(both: Export, tmp_path: Path) -> None:
-    """onnxruntime-genai's own processor makes of a file what transformers' makes of it."""
+    """onnxruntime-genai's processor gives the same result for a file as transformers' processor."""
     from PIL import Image
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 

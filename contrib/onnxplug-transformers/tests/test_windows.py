@@ -179,7 +179,7 @@ def test_prefill_fills_the_window(decoder: Any) -> None:
 
 
 def test_the_number_of_tokens_seen_is_not_fixed(decoder: Any) -> None:
-    """It would be wrong without a word: every full window has the same size."""
+    """A fixed number would be wrong without a warning: every full window has the same size."""
     model = decoder("mistral")
     with torch.no_grad():
         past = model(input_ids=ids(2, 9)).past_key_values
@@ -197,7 +197,7 @@ def test_the_number_of_tokens_seen_is_not_fixed(decoder: Any) -> None:
 )
 @pytest.mark.long
 def test_linear_attention(name: str, count: int, decoder: Any) -> None:
-    """Steps after a prompt, the states handed on: of one token, or of any number where the model's code goes on from a state."""
+    """Steps after a prompt, the states handed on: of one token, or of any number if the model goes on from a state."""
     from onnxplug_transformers import cache_shapes
 
     model = decoder(name)
@@ -221,7 +221,7 @@ def test_linear_attention(name: str, count: int, decoder: Any) -> None:
 
 @pytest.mark.parametrize("name", ["t5", *(pytest.param(n, marks=pytest.mark.long) for n in ("bart", "whisper"))])
 def test_merged_decoder(name: str, decoder: Any) -> None:
-    """One graph for the first step and all later ones, against a model that has no cache."""
+    """One graph for the first step and all later steps, against a model without a cache."""
     from onnxplug_transformers import cache_shapes, empty_cache, merged_cache
     from transformers.modeling_outputs import BaseModelOutput
 

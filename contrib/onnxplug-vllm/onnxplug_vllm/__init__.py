@@ -9,7 +9,7 @@ from onnxplug import LibraryFunctions, OpSample, PluginInfo, hookimpl
 
 __all__ = ["stand_in"]
 
-#: Operators, with the functions in ``operators.py`` that compute what they write.
+#: Operators, with the functions in ``operators.py`` that compute the tensors that the operators write.
 OPERATORS = {
     "_C::rms_norm": "rms_norm",
     "_C::fused_add_rms_norm": "fused_add_rms_norm",
@@ -33,7 +33,7 @@ OPERATORS = {
     "sgl_kernel::gelu_tanh_and_mul": "gelu_tanh_and_mul",
     "sgl_kernel::apply_rope_pos_ids_cos_sin_cache": "rotary_embedding_of_pairs",
 }
-#: The libraries have operators alone.
+#: The versions of the libraries, by namespace; no function of them is exchanged.
 LIBRARIES = {
     "_C": LibraryFunctions({}, "vllm>=0.33,<0.34"),
     "sgl_kernel": LibraryFunctions({}, "sgl_kernel>=0.3,<0.5"),
@@ -42,7 +42,7 @@ LIBRARIES = {
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The operators, computed by those of PyTorch."""
+    """The operators, computed by PyTorch's operators."""
     return {f"{op}.default": _later(op, function) for op, function in OPERATORS.items()}
 
 
@@ -61,7 +61,7 @@ def _later(op: str, name: str) -> Callable[..., Any]:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions]:
-    """The versions that it is for."""
+    """The versions of the libraries that are translated."""
     return list(LIBRARIES.values())
 
 
@@ -75,12 +75,12 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operators' namespaces, and the library."""
     return PluginInfo(api=1, namespaces=("_C", "sgl_kernel"), libraries=("vllm",))
 
 
 def stand_in() -> None:
-    """Makes the operators run on a machine without a GPU, for exports: those that torch doesn't know are defined."""
+    """Makes the operators run on a machine without a GPU, for exports; defines those that torch doesn't know."""
     from onnxplug_vllm.library import define
 
     define()

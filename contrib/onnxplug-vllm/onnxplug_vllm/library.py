@@ -15,7 +15,7 @@ _NORM, _NORM_OF_SUM = (
     "Tensor! input, Tensor! residual",
 )
 _ACTIVATION, _PDL = "(Tensor! out, Tensor input) -> ()", "Tensor weight, float eps, bool enable_pdl) -> ()"
-#: As vLLM 0.33.0 and sgl_kernel 0.3 register them.
+#: The schemas of vLLM 0.33.0 and sgl_kernel 0.3.
 SCHEMAS = {
     **dict.fromkeys(OPERATORS, _ACTIVATION),
     "_C::rms_norm": _NORM,
@@ -36,7 +36,7 @@ SCHEMAS = {
 
 
 def define() -> None:
-    """Defines what torch doesn't know, and gives a kernel for the CPU to what has none. May be called any number of times."""
+    """Defines the operators where torch doesn't know them, and kernels for the CPU where they have none; repeatable."""
     for op, schema in SCHEMAS.items():
         namespace, _, name = op.partition("::")
         if not hasattr(getattr(torch.ops, namespace), name):
@@ -47,11 +47,11 @@ def define() -> None:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What an operator returns that writes to its arguments."""
+    """The shapes of an operator without results, which writes to its arguments."""
 
 
 def _kernel(function: Callable[..., Any], schema: str) -> Callable[..., None]:
-    """A kernel that writes the results of a function into the arguments that the schema says are written."""
+    """A kernel that writes the results of a function into the arguments that the schema marks as written."""
     written = [n for n, parameter in enumerate(schema.split(", ")) if "!" in parameter]
 
     def kernel(*args: Any) -> None:

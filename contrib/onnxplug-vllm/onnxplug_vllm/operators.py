@@ -1,4 +1,4 @@
-"""The operators by ATen operators, in float32 as in the kernels: they return the new values of what the operators write."""
+"""The operators by ATen operators, in float32 as in the kernels; they return the new values of the written tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rms_norm(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: floa
     """``rms_norm``, ``rmsnorm``: a norm of root mean squares.
 
     Args:
-        result: What is written.
+        result: The tensor that is written.
         input: [..., width]
         weight: [width]
         epsilon: Added to the mean square.
@@ -30,7 +30,7 @@ def rms_norm(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: floa
 
 
 def gemma_rms_norm(output: Tensor, input: Tensor, weight: Tensor, eps: float, enable_pdl: bool) -> tuple[Tensor]:
-    """The same of 1 + weight."""
+    """:func:`rms_norm` with 1 + weight."""
     return (_normalised(input, weight.float() + 1.0, eps).to(output.dtype),)
 
 
@@ -51,7 +51,7 @@ def fused_add_rms_norm(
 def gemma_fused_add_rms_norm(
     input: Tensor, residual: Tensor, weight: Tensor, eps: float, enable_pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same of 1 + weight."""
+    """:func:`fused_add_rms_norm` with 1 + weight."""
     total = (input.float() + residual.float()).to(residual.dtype)
     return _normalised(total, weight.float() + 1.0, eps).to(input.dtype), total
 
@@ -71,12 +71,12 @@ def rotary_embedding(
     Args:
         positions: [tokens] or [batch, sequence]
         query: [*positions, heads × head_size] or [*positions, heads, head_size]
-        key: Of as many or fewer heads; ``None`` where there is none.
+        key: Keys of as many or fewer heads; ``None`` where there are no keys.
         head_size: The elements of a head.
         cos_sin_cache: [positions, turned elements]: cosines, then sines.
-        is_neox: Pairs are of the first and the second half of what is turned, otherwise of neighbours.
-        rope_dim_offset: The elements of a head before those that are turned.
-        inverse: They are turned back.
+        is_neox: Whether pairs are of the first and the second half of the turned elements, otherwise of neighbours.
+        rope_dim_offset: The number of elements of a head before the turned elements.
+        inverse: Whether the elements are turned back.
 
     Returns:
         The new values of query, and of key where it isn't ``None``.
@@ -113,12 +113,12 @@ def rotary_embedding_of_pairs(
     """``apply_rope_pos_ids_cos_sin_cache``: queries and keys [tokens, heads, head_size] turned.
 
     Args:
-        q, k: What is turned.
-        q_rope, k_rope: What is written.
+        q, k: The queries and keys.
+        q_rope, k_rope: The tensors that are written.
         cos_sin_cache: [positions, turned elements]: cosines, then sines.
         pos_ids: [tokens]
-        interleave: Pairs are of neighbours, otherwise of the two halves.
-        more: Ways to the same numbers, and a cache for the keys and values, which is refused.
+        interleave: Whether pairs are of neighbours, otherwise of the two halves.
+        more: Options that do not change the numbers, and a cache for the keys and values, which is refused.
     """
     if any(isinstance(x, Tensor) for x in more):
         raise Unsupported("a cache of keys and values that apply_rope_pos_ids_cos_sin_cache writes")
@@ -159,7 +159,7 @@ def fatrelu_and_mul(out: Tensor, input: Tensor, threshold: float) -> tuple[Tenso
 
 
 def swigluoai_and_mul(out: Tensor, input: Tensor, alpha: float = 1.702, limit: float = 7.0) -> tuple[Tensor]:
-    """Of neighbours, a gate and a value: ``(value + 1) * gate * sigmoid(alpha * gate)``, both limited before."""
+    """Of neighbours, a gate and a value: ``(value + 1) * gate * sigmoid(alpha * gate)``, after both are limited."""
     gate, up = input.float().unflatten(-1, (-1, 2)).unbind(-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (((up + 1.0) * gate * torch.sigmoid(alpha * gate)).to(out.dtype),)
@@ -177,5 +177,5 @@ def gelu_quick(out: Tensor, input: Tensor) -> tuple[Tensor]:
 
 
 def relu_squared(out: Tensor, input: Tensor) -> tuple[Tensor]:
-    """The square of what is above 0."""
+    """The square of ReLU."""
     return (functional.relu(input.float()).square().to(out.dtype),)

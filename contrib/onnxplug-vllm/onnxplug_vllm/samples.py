@@ -1,4 +1,4 @@
-"""Inputs that the operators are tested with. Importing it imports nothing heavy."""
+"""Inputs to test the operators with. Importing it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MORE = {"fatrelu_and_mul": (0.3,), "swigluoai_and_mul": (1.5, 0.8)}
 
 
 def samples() -> list[OpSample]:
-    """One for each operator, and its other forms."""
+    """The samples of all operators, in all their forms."""
     from onnxplug_vllm import OPERATORS
 
     made: list[OpSample] = []

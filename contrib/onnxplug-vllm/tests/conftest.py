@@ -1,4 +1,4 @@
-"""The operators, the package's own where the libraries aren't installed."""
+"""Defines the operators by the package where the libraries aren't installed."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def turned(x: Tensor, angles: Tensor, halves: bool) -> Tensor:
 def check(
     model: Callable[..., Any], expected: Callable[..., Any], inputs: list[Any], dtype: Any = torch.float32
 ) -> None:
-    """Results of the file and of the model are the formula's; none of the inputs is changed."""
+    """Results of the file and of the model, both on copies of the inputs, are the formula's."""
     program = onnxplug.to_onnx(model, inputs[0], dynamic_shapes=(ROWS,) * len(inputs[0]))
     for args in inputs:
         for results in (program(*(x.clone() for x in args)), model(*(x.clone() for x in args))):
@@ -66,7 +66,7 @@ def check(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("namespace", "gemma"), [("_C", False), ("sgl_kernel", False), ("sgl_kernel", True)])
 def test_norms(namespace: str, gemma: bool, dtype: torch.dtype) -> None:
-    """One that writes a new tensor, and one that writes its inputs."""
+    """A norm that writes a new tensor, and a norm that writes its inputs."""
     ops = getattr(torch.ops, namespace)
     prefix, pdl = ("", ()) if namespace == "_C" else ("gemma_" if gemma else "", (False,))
     plain = getattr(ops, "rms_norm" if namespace == "_C" else f"{prefix}rmsnorm")
@@ -91,7 +91,7 @@ def test_norms(namespace: str, gemma: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("halves", [True, False])
 @pytest.mark.parametrize("namespace", ["_C", "sgl_kernel"])
 def test_rotary_embeddings(namespace: str, halves: bool) -> None:
-    """Of heads with 8 elements, all of them turned, of tokens at any positions."""
+    """Heads with 8 elements, all of them turned, of tokens at any positions."""
     angles = torch.rand(20, 4, dtype=torch.float64) * 6
     cache = torch.cat([angles.cos(), angles.sin()], 1).float()
 
@@ -135,7 +135,7 @@ def gelu_tanh(x: float) -> float:
     return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-#: Of one number, or of the first and the second half.
+#: Formulas of a number, or of a number of the first and of the second half; and their options.
 FORMULAS: dict[str, tuple[Callable[..., float], tuple[float, ...]]] = {
     "silu_and_mul": (lambda x, y: x * sigmoid(x) * y, ()),
     "mul_and_silu": (lambda x, y: y * sigmoid(y) * x, ()),
@@ -186,7 +186,7 @@ def test_limited_gates() -> None:
 
 
 class Block(nn.Module):
-    """What a layer of vLLM does between its products."""
+    """The operators of a layer of vLLM between its products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_schemas() -> None:
-    """Those of vLLM are its source distribution's."""
+    """The schemas of vLLM's operators are those of its source distribution."""
     archive = next(Path(FOLDER).glob("vllm-*.tar.gz"), None) if FOLDER else None
     if archive is None:
         pytest.skip("no source distribution of vLLM in the folder that ONNXPLUG_SOURCES names")

@@ -10,7 +10,7 @@ from onnxplug import LibraryFunctions, OpSample, PluginInfo, hookimpl
 __all__ = ["stand_in"]
 
 _FMHA, _ATTENTION = "xformers.ops.fmha", "onnxplug_xformers.attention"
-#: What xformers launches on a GPU, exchanged for ATen operators that compute it.
+#: The functions of xformers that launch kernels on a GPU, exchanged for ATen operators.
 FUNCTIONS = LibraryFunctions(
     {
         f"{_FMHA}:_memory_efficient_attention": f"{_ATTENTION}:forward",
@@ -25,7 +25,7 @@ FUNCTIONS = LibraryFunctions(
 
 @hookimpl
 def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
-    """The operator that xformers' attention is on a GPU, in a program that was captured there."""
+    """The operator of xformers' attention on a GPU, in a program that was captured there."""
 
     def flash(*args: Any, **kwargs: Any) -> Any:
         from onnxplug_xformers import attention
@@ -38,7 +38,7 @@ def onnxplug_decompositions() -> dict[str, Callable[..., Any] | None]:
 
 @hookimpl
 def onnxplug_patches() -> list[LibraryFunctions]:
-    """What torch.export needs of xformers."""
+    """The exchange of xformers' functions while torch.export captures a model."""
     return [FUNCTIONS]
 
 
@@ -52,7 +52,7 @@ def onnxplug_samples() -> list[OpSample]:
 
 @hookimpl
 def onnxplug_info() -> PluginInfo:
-    """What it translates."""
+    """The operator's namespace, and the library."""
     return PluginInfo(api=1, namespaces=("xformers_flash",), libraries=("xformers",))
 
 

@@ -44,7 +44,7 @@ def flash(
 
 
 def forward(inp: Any, op: Any = None) -> Tensor:
-    """``_memory_efficient_attention`` and ``_memory_efficient_attention_forward``; ``op`` is another way to the same numbers."""
+    """``_memory_efficient_attention`` and ``_memory_efficient_attention_forward``; ``op``, a kernel, is ignored."""
     return _attend(inp)[0]
 
 
@@ -69,7 +69,7 @@ def _attend(inp: Any) -> tuple[Tensor, Tensor]:
 
 
 def _is_of_flash(inp: Any) -> bool:
-    """Whether a bias is told by numbers alone: masks that end in the lower right corner, and lengths of sequences."""
+    """Whether numbers alone describe a bias: masks that end in the lower right corner, and lengths of sequences."""
     kernels, biases = (sys.modules[f"xformers.ops.fmha.{name}"] for name in ("flash", "attn_bias"))
     bias = inp.attn_bias
     if type(bias) is biases.BlockDiagonalCausalMask:
@@ -93,7 +93,7 @@ def _by_flash(inp: Any) -> tuple[Tensor, Tensor]:
 
 
 def _by_mask(inp: Any) -> tuple[Tensor, Tensor]:
-    """[batch, rows, heads, K], or with groups of heads before them."""
+    """Attention with a mask, of [batch, rows, heads, K] or [batch, rows, groups, heads, K]; and its logarithms."""
     biases = sys.modules["xformers.ops.fmha.attn_bias"]
     query, key, value = (x.movedim(1, -2) for x in (inp.query, inp.key, inp.value))  # [batch, heads..., rows, K]
     bias = inp.attn_bias

@@ -11,7 +11,7 @@ from onnxplug.torch_private import DispatchKey, has_kernel_for_dispatch_key
 from onnxplug_xformers import attention
 
 _OPERATOR = "xformers_flash::flash_fwd"
-#: As xformers 0.0.35 registers it.
+#: The schema of xformers 0.0.35.
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
     "SymInt max_seqlen_q, SymInt max_seqlen_k, float p, float softmax_scale, bool is_causal, SymInt window_left, "
@@ -20,7 +20,7 @@ SCHEMA = (
 
 
 def define() -> None:
-    """Gives torch xformers' operator where it doesn't know it, and a kernel for the CPU where it has none."""
+    """Defines xformers' operator where torch doesn't know it, and a kernel for the CPU where it has none."""
     if not hasattr(torch.ops.xformers_flash, "flash_fwd"):
         definition = torch.library.custom_op(
             _OPERATOR, attention.flash, mutates_args=(), device_types="cpu", schema=SCHEMA

@@ -1,4 +1,4 @@
-"""Inputs for xformers' operator, which torch knows as soon as the first are made."""
+"""Inputs for xformers' operator; making the first inputs defines the operator in torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROWS, _OFFSETS = {0: "rows"}, {0: "offsets"}
 
 
 def samples() -> list[OpSample]:
-    """Some dense, some packed."""
+    """The samples: dense and packed."""
     keys, queries = {0: "batch", 1: "keys"}, {0: "batch", 1: "queries"}
     dense = [
         OpSample(
@@ -57,7 +57,7 @@ def _packed(queries: list[int], keys: list[int], causal: bool) -> Callable[[], S
 
 
 def _torch() -> Any:
-    """torch, which knows the operator."""
+    """torch, with the operator defined."""
     import torch
 
     from onnxplug_xformers.library import define

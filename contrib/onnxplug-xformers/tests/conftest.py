@@ -1,4 +1,4 @@
-"""xformers' operator, the package's own where the library isn't installed."""
+"""Defines xformers' operator by the package where the library isn't installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention with xformers' biases, against the formula with the mask that the library makes of each."""
+"""Attention with xformers' biases, against the formula with the mask that the library makes of a bias."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ SEQUENCES = {
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_concatenated_sequences(name: str) -> None:
-    """The lengths are the mask's own; heads that share keys, and any number of heads in two dimensions."""
+    """The lengths are the mask's own; heads in one dimension, and in two."""
     columns = 12 if name in ("padded keys", "from the corner") else 5
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -165,7 +165,7 @@ def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_schema() -> None:
-    """As the library's own function is registered, which its module does where there is a GPU."""
+    """The schema is that of the library's own function, which its module registers where there is a GPU."""
     source = inspect.getsource(xops.fmha.flash)
     begin = source.index("    def _flash_fwd(")
     code = textwrap.dedent(source[begin : source.index("        softcap = 0.0")]) + "    ..."

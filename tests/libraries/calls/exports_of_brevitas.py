@@ -38,7 +38,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
 
 
 def calibrated(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """A network that has seen data."""
+    """A network whose quantisers have seen random data."""
     torch.manual_seed(0)
     make, size = NETWORKS[name]
     model = make()

@@ -1,4 +1,4 @@
-"""Networks of spiking neurons, one step at a time and over a film of several, by ``torch.onnx.export``."""
+"""Networks of spiking neurons, for one step and for a film of several steps, by ``torch.onnx.export``."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Encoder(nn.Module):
 
 
 def inputs(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their mask: rows of several lengths, padded on the right."""
+    """Token ids and their mask: rows of several lengths, padded on the right."""
     mask = torch.ones(batch, length, dtype=torch.int64)
     for row in range(1, batch):
         mask[row, length - row :] = 0

@@ -1,4 +1,4 @@
-"""What goes into subgraphs and functions and what comes out of them: which values must have one type, and their ranges."""
+"""Operands and results of subgraphs and functions: the values that must have one type, and their ranges."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from onnxplug_precision.half.ranges import Range, Ranges
 from onnxplug_precision.half.types import subgraphs_of
 
-#: Loops within loops whose values go round: so often are ranges passed on.
+#: The most rounds in which ranges are passed on, for loops within loops.
 _ROUNDS = 8
 
 
 def joined(node: ir.Node, function: ir.Function | None) -> Iterator[list[ir.Value]]:
-    """The values of a node with subgraphs, or of a call, that must be of one type, with those inside."""
+    """Groups of values of one type: values of a node with subgraphs, or of a call, with the values inside."""
     if function is not None:
         groups: list[list[ir.Value | None]] = [list(pair) for pair in zip(node.inputs, function.inputs, strict=False)]
     elif node.op_type == "If":
@@ -33,7 +33,7 @@ def joined(node: ir.Node, function: ir.Function | None) -> Iterator[list[ir.Valu
 
 
 def _of_loop(node: ir.Node, body: ir.Graph) -> list[list[ir.Value | None]]:
-    """Of a Loop, or a Scan."""
+    """The groups of a Loop or Scan."""
     inputs: list[ir.Value | None] = list(node.inputs)
     formals, results, outer = list(body.inputs), list(body.outputs), list(node.outputs)
     if node.op_type == "Loop":
@@ -50,7 +50,7 @@ def _of_loop(node: ir.Node, body: ir.Graph) -> list[list[ir.Value | None]]:
 
 
 def spread(nodes: Iterable[ir.Node], model: ir.Model, ranges: Ranges, constants: Mapping[ir.Value, np.ndarray]) -> None:
-    """Gives the inputs of subgraphs and functions the ranges of what goes into them."""
+    """Gives the inputs of subgraphs and functions the ranges of the values of their groups."""
     with_bodies = [n for n in nodes if subgraphs_of(n) or n.op_identifier() in model.functions]
     for _ in range(_ROUNDS):
         changed = False

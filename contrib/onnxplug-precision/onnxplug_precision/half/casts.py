@@ -1,4 +1,4 @@
-"""The types of values in half precision, and the Casts between them and what stays in float32."""
+"""The types of values in half precision, and the Casts between these and values of float32."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from onnxplug_precision.half.wide import ANY, HEAVY, KEPT, KEPT_NODES, LARGEST, 
 
 _NUMPY = {ir.DataType.FLOAT16: np.dtype(np.float16), ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TORCH = {ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16}
-#: Operators that a Cast of what they give may go before: their operand is no floating-point number.
+#: Element types whose Cast to float32 a further Cast may skip: it reads the first Cast's operand.
 _EXACT = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.BOOL}) | {
     d for d in ir.DataType if d.is_integer()
 }
 
 
 class Conversion:
-    """Gives a model's values their types, and puts Casts where a node takes another.
+    """Gives a model's values their types, and inserts Casts where a node takes another type.
 
     Args:
-        facts: What is known of the model, and which nodes stay in float32.
-        keep_io: Whether the model's inputs and outputs stay of float32.
+        facts: The facts of the model, and the nodes that stay in float32.
+        keep_io: Whether the model's inputs and outputs stay in float32.
     """
 
     def __init__(self, facts: Facts, keep_io: bool) -> None:
@@ -43,13 +43,13 @@ class Conversion:
             if self._has_body(node):
                 self._join(node)
 
-    # -- which type ----------------------------------------------------------------------------------------------------
+    # -- types ---------------------------------------------------------------------------------------------------------
 
     def _has_body(self, node: ir.Node) -> bool:
         return bool(subgraphs_of(node)) or self.facts.is_call(node)
 
     def _join(self, node: ir.Node) -> None:
-        """Decides the types of what goes in and out of a subgraph or function."""
+        """Decides the types of the operands and results of a subgraph or function."""
         function = self._model.functions.get(node.op_identifier())
         own = {*node.outputs, *formals_of(node, function)}
         for group in joined(node, function):
@@ -58,13 +58,13 @@ class Conversion:
             problems = [p for value in group if (p := self.facts.problem(value)) is not None]
             kind = FLOAT if problems else self.half
             for value in own.intersection(group):
-                if self._joined.get(value) != FLOAT:  # a function's where one call needs it
+                if self._joined.get(value) != FLOAT:  # float32 where any call of a function needs it
                     self._joined[value] = kind
             if kind == FLOAT and problems:
                 self.facts.wide.setdefault(node, problems[0])
 
     def type_of(self, value: ir.Value) -> ir.DataType:
-        """The type that a value of float32 is made with."""
+        """The type that the producer gives a value of float32."""
         producer = value.producer()
         if value.is_graph_input() and value.graph is self._model.graph:
             is_fixed = self._keep_io or value.const_value is not None
@@ -91,7 +91,7 @@ class Conversion:
         return self.half if value in self.facts.constants else self.type_of(value)
 
     def taken(self, node: ir.Node, index: int) -> ir.DataType | None:
-        """The type of a node's operand of float32; ``None`` where it may be any."""
+        """The type in which a node takes an operand of float32; ``None`` where it takes any type."""
         if self.facts.is_call(node):
             formal = self._model.functions[node.op_identifier()].inputs[index]
             return self._joined.get(formal, FLOAT)
@@ -110,17 +110,17 @@ class Conversion:
         return self._joined.get(formals[index], FLOAT) if index < len(formals) else FLOAT
 
     def _demands(self, value: ir.Value) -> set[ir.DataType]:
-        """The types that a value is taken in."""
+        """The types in which readers take a value."""
         dtypes = {self.taken(node, index) for node, index in value.uses()}
         dtypes |= {self._type_at(value, place) for place in self._places(value)}
         return {dtype for dtype in dtypes if dtype is not None}
 
     def _places(self, value: ir.Value) -> list[tuple[Any, int]]:
-        """The graphs that give a value out, with its places there."""
+        """The graphs that have a value as an output, with its places there."""
         return self._outputs.get(value, [])
 
     def _type_at(self, value: ir.Value, place: tuple[Any, int]) -> ir.DataType:
-        """The type that a graph gives a value out in."""
+        """The type of a graph's output."""
         graph, index = place
         if graph is self._model.graph:
             return FLOAT if self._keep_io or self.facts.problem(value) else self.half
@@ -158,7 +158,7 @@ class Conversion:
             self._drop_idle_cast(node)
 
     def _wanted(self, value: ir.Value) -> dict[ir.DataType, list[Any]]:
-        """Who takes a value in which type: pairs of node and place, of graph and place."""
+        """The readers of a value by the type they take: pairs of node and place, or of graph and place."""
         readers: dict[ir.DataType, list[Any]] = {}
         for node, index in value.uses():
             dtype = self.taken(node, index)
@@ -169,7 +169,7 @@ class Conversion:
         return readers
 
     def _widen_between(self) -> None:
-        """Keeps light nodes between nodes of float32, and a Cast that these alone read, in float32 too."""
+        """Keeps light nodes between nodes of float32 in float32, too, and a Cast that only such nodes read."""
         changed = True
         while changed:
             changed = False
@@ -196,7 +196,7 @@ class Conversion:
         return all(self._demands(value) == {FLOAT} for value in results)
 
     def _retype(self, node: ir.Node) -> None:
-        """Writes the type into attributes that name it."""
+        """Writes half precision into the attribute that names the type of a node's result."""
         if node.domain or not any(v.dtype == FLOAT for v in node.outputs) or node.op_type == "ConstantOfShape":
             return
         name = TYPED_BY_ATTRIBUTE.get(node.op_type)
@@ -221,7 +221,7 @@ class Conversion:
         self._store(target, to_half(array, self.half))
 
     def _may_round(self, value: ir.Value, takers: list[Any]) -> bool:
-        """Whether a constant that is taken in float32 is a weight, which half precision stores in half the bytes."""
+        """Whether a constant that readers take in float32 is a weight, which may be stored in half precision."""
         is_large = self.facts.constants[value].size > _LARGE and self.facts.problem(value) is None
         return is_large and not any(
             not isinstance(taker, ir.Node) or taker.op_type in KEPT_NODES or self._has_body(taker)
@@ -229,7 +229,7 @@ class Conversion:
         )
 
     def _copy_of(self, value: ir.Value) -> ir.Value:
-        """Another constant of the same content, for those that take it in half precision."""
+        """A copy of a constant, for readers that take it in half precision."""
         name = self._name(f"{value.name}_{self.half.name.lower()}")
         producer = value.producer()
         if producer is not None:
@@ -273,7 +273,7 @@ class Conversion:
                 self._redirect(takers, self._cast(value, dtype))
 
     def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """A value in another type, by a Cast right after what makes it."""
+        """A value in another type, by a Cast right after its producer."""
         producer = value.producer()
         source = value
         is_cast = producer is not None and producer.op_type == "Cast" and not producer.domain
@@ -296,7 +296,7 @@ class Conversion:
         return out
 
     def _graph_of(self, value: ir.Value) -> Any:
-        """The graph or function that a value is an input or initializer of."""
+        """The graph or function whose input or initializer a value is."""
         if value.is_initializer():
             return value.graph
         return next(graph for graph, _ in all_graphs(self._model) if any(v is value for v in graph.inputs))
@@ -315,7 +315,7 @@ class Conversion:
                 self._names.discard(other)
 
     def _drop_idle_cast(self, node: ir.Node) -> None:
-        """Removes a Cast that gives what it takes, or that nothing reads any more."""
+        """Removes a Cast to its operand's type, or without readers."""
         if node.op_type != "Cast" or node.domain or node.graph is None:
             return
         source, out = node.inputs[0], node.outputs[0]
@@ -333,14 +333,14 @@ class Conversion:
         return unique
 
 
-#: Elements of a constant above which it is a weight.
+#: The number of elements above which a constant counts as a weight.
 _LARGE = 1024
-#: Why a node stays in float32 that could be of half precision.
+#: The reason of a node that stays in float32 though half precision would hold it.
 BETWEEN = "it is between nodes that stay in float32"
 
 
 def to_half(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
-    """Numbers in half precision; finite ones stay finite."""
+    """Numbers in half precision; finite numbers stay finite in float16."""
     if dtype == ir.DataType.FLOAT16:
         array = np.where(np.isfinite(array), np.clip(array, -LARGEST, LARGEST), array)
     return array.astype(_NUMPY[dtype])

@@ -39,14 +39,14 @@ def to_half_precision(
         dtype: ``"float16"`` or ``"bfloat16"``.
         samples: Tensors by the names of inputs, on which the model runs for the ranges of its values.
         keep_io: Whether inputs and outputs stay in float32.
-        kernels: Kernels that must be there, as ``TargetInfo`` has them; what has none stays in float32.
-        target: What the model is made for; of an ``onnxruntime`` it is asked whether its CPU takes the nodes.
+        kernels: The kernels of the runtime, as ``TargetInfo`` has them; nodes without a kernel stay in float32.
+        target: The runtime; for an ``onnxruntime`` its CPU is tried on the nodes.
         host: The plugins that run custom operators.
 
     Raises:
         UsageError: The dtype is unknown, or nothing of the model is in float32.
         ConversionError: The model does not run on the samples.
-        VerificationError: The converted one does not, or gives NaN.
+        VerificationError: The converted model does not run, or gives NaN.
     """
     half = half_dtype(dtype)
     check_numbers(model.graph.initializers.values(), "the model can't be converted")
@@ -87,7 +87,7 @@ def half_dtype(dtype: str) -> ir.DataType:
     """The element type of a name.
 
     Raises:
-        UsageError: There is none of this name.
+        UsageError: The name is unknown.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype= takes 'float16' or 'bfloat16', not {dtype!r}")

@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime's CPU takes a node in half precision: it is asked, by a model of that node alone."""
+"""Whether ONNX Runtime's CPU takes a node in half precision: it is tried with a model of the node alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxplug.build.spec import onnx_spec
 from onnxplug.run.save import to_bytes
 from onnxplug.run.session import make_session
 
-#: Operators that ONNX Runtime takes in float16 and refuses when they run, where they reduce.
+#: Operators that ONNX Runtime loads in float16 and refuses at run time when they reduce.
 _REFUSED = frozenset({"ScatterElements", "ScatterND"})
 Dtypes = Sequence[ir.DataType | None]
 
@@ -21,11 +21,11 @@ Dtypes = Sequence[ir.DataType | None]
 def lacks_kernel(node: ir.Node, version: int, dtypes: Dtypes, results: Dtypes, kernels: Kernels | None) -> str | None:
     """Why a node can't be computed in half precision by ONNX Runtime's CPU; ``None`` where it can.
 
-    What has no kernel of its own for float16 and one for float32, ONNX Runtime casts itself when it loads the model.
+    A node with a kernel for float32 and none for float16 gets Casts from ONNX Runtime when it loads the model.
 
     Args:
-        dtypes, results: Its operands' and results' element types in half precision; ``None`` for one that is absent.
-        kernels: Kernels that must be there for the very types; ``None`` where ONNX Runtime may cast.
+        dtypes, results: The element types of operands and results in half precision; ``None`` for an absent value.
+        kernels: The kernels, of which one must take exactly these types; ``None`` where ONNX Runtime may cast.
     """
     if not node.domain and node.op_type in _REFUSED and node.attributes.get_string("reduction", "none") != "none":
         return "ONNX Runtime refuses it in half precision when it reduces"
@@ -53,7 +53,7 @@ _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 class _Node:
-    """A node that the cache of answers does not look at."""
+    """A node in an argument that the cache ignores: all are equal."""
 
     def __init__(self, node: ir.Node) -> None:
         self.node = node
@@ -97,5 +97,5 @@ def _typed(attributes: Any, results: Sequence[Any]) -> list[ir.Attr]:
 
 
 def _shape(value: ir.Value | None) -> ir.Shape | None:
-    """A shape of the same rank and no sizes."""
+    """A shape of the same rank without sizes; ``None`` where a value has no shape."""
     return ir.Shape([None] * len(value.shape)) if value is not None and value.shape is not None else None

@@ -1,4 +1,4 @@
-"""Constants that fill masks: large negative numbers that are added to logits, and all give 0 in the Softmax behind."""
+"""Constants that fill masks: large negative numbers that are added to logits, and give 0 in the Softmax after them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxplug_precision.half.ranges import FILL, SOFTMAX, Ranges
 
-#: What fills become. Three of them, added up, are still finite in float16.
+#: The replacement of fills. The sum of three is still finite in float16.
 MASKED = -16384.0
 #: The largest logits beside which a fill still gives 0.
 _LOGITS = 8192.0
@@ -20,7 +20,7 @@ _PASSING = frozenset(
 
 
 def masks(ranges: Ranges, constants: Mapping[ir.Value, np.ndarray]) -> tuple[list[ir.Value], set[ir.Value]]:
-    """The constants that fill masks, and all values between these and the Softmax.
+    """The constants that fill masks, and all values from them to the Softmax.
 
     Args:
         constants: Constants of float32.
@@ -39,16 +39,16 @@ def masks(ranges: Ranges, constants: Mapping[ir.Value, np.ndarray]) -> tuple[lis
 
 
 def _is_masked(value: ir.Value, constant: ir.Value, ranges: Ranges) -> bool:
-    """Whether a value on the way has ordinary logits beside fills, and in no row fills alone.
+    """Whether a value on the way to the Softmax has ordinary logits beside fills, and no row of fills alone.
 
-    Such a row is one of equal shares in float32, where a fill is so large that the logits vanish in the sum.
+    A row of fills alone has equal weights in float32, where the fill is so large that the logits vanish in the sum.
     """
     range_ = ranges.get(value)
     return value is constant or (range_ is not None and range_.ordinary <= _LOGITS and not range_.has_filled_rows)
 
 
 def _ends(value: ir.Value, path: set[ir.Value], ranges: Ranges) -> bool:
-    """Whether all that a value is used for ends in a Softmax; ``path`` takes the values on the way."""
+    """Whether all uses of a value end in a Softmax; ``path`` takes the values on the way."""
     stack = [value]
     while stack:
         value = stack.pop()
@@ -76,5 +76,5 @@ def _passes(node: ir.Node, index: int, ranges: Ranges) -> bool:
 
 
 def filled(array: np.ndarray) -> np.ndarray:
-    """A mask with the fill that float16 has."""
+    """A mask with a fill within float16's range."""
     return np.where(np.isfinite(array) & (array < FILL), np.float32(MASKED), array)

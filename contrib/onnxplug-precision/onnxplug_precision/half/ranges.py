@@ -1,4 +1,4 @@
-"""The ranges of a model's values on samples: the model runs node by node in PyTorch, its branches, loops and functions too."""
+"""The ranges of a model's values on samples: PyTorch runs the model node by node, subgraphs and functions included."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onnxplug import OnnxplugError
 from onnxplug.errors import ConversionError
 from onnxplug_precision.half.types import FLOAT, all_nodes
 
-#: What is below counts as the fill of a mask, where the value is one.
+#: Numbers below this count as fills of a mask, where the value is a mask.
 FILL = -32752.0
 
 
-#: Operators of which fills give 0, with the places of the operands that are logits or masks.
+#: Operators in which fills give 0, with the places of their logits or masks.
 SOFTMAX: Mapping[tuple[str, str], frozenset[int]] = {
     ("", "Softmax"): frozenset({0}),
     ("", "LogSoftmax"): frozenset({0}),
@@ -32,14 +32,15 @@ SOFTMAX: Mapping[tuple[str, str], frozenset[int]] = {
 
 @dataclass
 class Range:
-    """What the elements of a value were, in all runs.
+    """The range of a value's elements, in all runs.
 
     Attributes:
-        largest: The largest finite element by size.
-        ordinary: The same without the fills of masks.
-        is_binary: Whether all were 0 or 1.
-        is_exact: Whether float16 has all of these, but for the fills of masks.
-        has_filled_rows: Whether it is the operand of a Softmax with nothing but fills in a row.
+        largest: The largest magnitude of a finite element.
+        ordinary: The largest magnitude without the fills of masks.
+        is_binary: Whether all elements were 0 or 1.
+        is_integral: Whether all finite elements were integers.
+        is_exact: Whether float16 represents all integers, except for the fills of masks.
+        has_filled_rows: Whether the value is an operand of a Softmax with a row of fills alone.
     """
 
     largest: float = 0.0
@@ -50,7 +51,7 @@ class Range:
     has_filled_rows: bool = False
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Takes in the elements of a tensor."""
+        """Widens the range by the elements of a tensor."""
         if not tensor.numel():
             return
         low, high = (float(x) for x in tensor.aminmax())
@@ -70,7 +71,7 @@ class Range:
         self.ordinary = max(self.ordinary, abs(low), abs(high) if high > FILL else 0.0)
 
     def merge(self, other: Range) -> None:
-        """Takes in what another one knows."""
+        """Widens the range by another range."""
         self.largest = max(self.largest, other.largest)
         self.ordinary = max(self.ordinary, other.ordinary)
         self.is_binary = self.is_binary and other.is_binary
@@ -78,7 +79,7 @@ class Range:
         self.is_exact = self.is_exact and other.is_exact
 
     def holds_integers(self) -> bool:
-        """Whether it has integers that float16 would round."""
+        """Whether the elements are integers, some of which float16 would round."""
         return self.is_integral and not self.is_exact
 
 
@@ -91,12 +92,12 @@ def _is_integral(x: torch.Tensor) -> torch.Tensor:
 
 
 def _all_among(tensor: torch.Tensor, holds: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Whether something holds of all elements; the first few are looked at first."""
+    """Whether a condition holds for all elements; the first elements are checked first."""
     flat = tensor.reshape(-1)
     return bool(holds(flat[:_FIRST]).all()) and bool(holds(flat).all())
 
 
-#: Elements that mostly tell that something does not hold.
+#: The number of first elements, among which a condition mostly fails if it does.
 _FIRST = 64
 Ranges = dict[ir.Value, Range]
 Samples = Sequence[Mapping[str, torch.Tensor]]
@@ -106,7 +107,7 @@ def measure(model: ir.Model, samples: Iterable[Mapping[str, Any]], plugins: Sequ
     """The ranges of all values of float32 that nodes compute, and of the model's inputs.
 
     Args:
-        plugins: Whose kernels run custom operators; all that are installed when ``None``.
+        plugins: The plugins whose kernels run custom operators; all installed plugins when ``None``.
     """
     nodes = all_nodes(model)
     names = [node.name for node in nodes]
@@ -138,7 +139,7 @@ def measure(model: ir.Model, samples: Iterable[Mapping[str, Any]], plugins: Sequ
 
 
 def _look_at_rows(ranges: Ranges, node: ir.Node, operands: Sequence[Any]) -> None:
-    """Notes where a Softmax has a row that is masked as a whole."""
+    """Records operands of a Softmax that have a row of fills alone."""
     for index in SOFTMAX.get((node.domain, node.op_type), ()):
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is None or value not in ranges or not operands[index].numel() or not operands[index].dim():

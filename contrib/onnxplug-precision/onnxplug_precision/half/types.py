@@ -1,4 +1,4 @@
-"""Which element types the operands and results of a node may have, by the schemas of onnx and ONNX Runtime."""
+"""The element types of a node's operands and results, by the schemas of onnx and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Slot:
     """An operand or result of an operator.
 
     Attributes:
-        allowed: The element types of tensors that it may have; none where it may be no tensor.
+        group: The type parameter of the schema, or the type itself.
+        allowed: The allowed element types of a tensor; empty where it can't be a tensor.
     """
 
     group: str
@@ -30,7 +31,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Signature:
-    """The operands and results of an operator; the last one repeats where it is variadic."""
+    """The operands and results of an operator; a variadic operand or result is the last, which repeats."""
 
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
@@ -77,19 +78,18 @@ def _of_onnxruntime() -> Mapping[tuple[str, str], list[Any]]:
 
 
 def version_of(node: ir.Node, imports: Mapping[str, int]) -> int:
-    """The version of its domain that a node is of."""
+    """The version of a node's domain."""
     return node.version or imports.get(node.domain, 1)
 
 
-#: Operators whose result has the type that an attribute names, FLOAT where it is absent.
+#: Operators with the attribute that names the type of the result.
 TYPED_BY_ATTRIBUTE = {"Cast": "to", "RandomNormal": "dtype", "RandomUniform": "dtype", "EyeLike": "dtype"}
 
 
 def infer_dtypes(model: ir.Model) -> None:
-    """Gives the values whose element types a model does not say those that follow from their nodes, in place.
+    """Infers missing element types of a model's values from their nodes, in place.
 
-    Functions that are called with operands of several types, or whose nodes have attributes of the call, are put in the places of
-    their calls.
+    Functions that are called with operands of several types, or whose nodes have attributes of the call, are inlined.
     """
     if any(_is_generic(function) for function in model.functions.values()) or not _Inference(model).visit(model):
         InlinePass()(model)
@@ -154,7 +154,7 @@ def all_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that a node has as attributes."""
+    """The graphs in a node's attributes."""
     graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -165,7 +165,7 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
 
 
 def _results_of(node: ir.Node, body: ir.Graph) -> list[ir.Value]:
-    """The values of a subgraph that a node's results have the types of."""
+    """The outputs of a subgraph whose types are the types of a node's results."""
     return list(body.outputs)[1:] if node.op_type == "Loop" else list(body.outputs)
 
 
@@ -202,7 +202,7 @@ def _result_dtype(node: ir.Node, signature_of_node: Signature, index: int) -> ir
 
 
 def all_graphs(model: ir.Model) -> list[tuple[Any, Mapping[str, int]]]:
-    """The graph of a model, its functions and all subgraphs, each with the versions that it imports; functions first."""
+    """The graph of a model, its functions and all subgraphs, each with its opset imports; functions first."""
     graphs: list[tuple[Any, Mapping[str, int]]] = []
     tops: list[ir.Graph | ir.Function] = [*model.functions.values(), model.graph]
     for top in tops:
@@ -213,7 +213,7 @@ def all_graphs(model: ir.Model) -> list[tuple[Any, Mapping[str, int]]]:
 
 
 def constant_of(node: ir.Node) -> ir.TensorProtocol | None:
-    """The tensor of a node ``Constant``; ``None`` of text and of a sparse one."""
+    """The tensor of a node ``Constant``; ``None`` for text and for a sparse tensor."""
     import numpy as np
 
     for name, attribute in node.attributes.items():

@@ -1,4 +1,4 @@
-"""Which nodes stay in float32, and why."""
+"""The nodes that stay in float32, and the reasons."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from onnxplug_precision.half.masks import masks
 from onnxplug_precision.half.ranges import Ranges
 from onnxplug_precision.half.types import FLOAT, Signature, all_graphs, constant_of, signature, subgraphs_of, version_of
 
-#: Finite numbers of float16 end here; what comes within a factor of two on the samples counts as beyond.
+#: The largest finite float16; a value that comes within a factor of two of it on the samples counts as beyond.
 LARGEST = 65504.0
 _SAFE = LARGEST / 2
-#: Below this, float16 has fewer than its 11 bits.
+#: float16's smallest normal number, below which it has fewer than 11 bits.
 _SMALLEST = 2.0**-14
 #: Operands that stay float32 whatever the schema allows.
 KEPT = {("", "Resize"): frozenset({1, 2})}
-#: Nodes that stay in float32 whatever the schema allows: what is quantised keeps its scales, windows and filters their digits.
+#: Nodes that stay in float32 whatever the schema allows: quantised values keep their scales, windows and filters their
+#: digits.
 KEPT_NODES = frozenset(
     """QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul BlackmanWindow HammingWindow HannWindow
     MelWeightMatrix""".split()
 )
-#: Operands of any type, which needn't be cast.
+#: Operators that take any type, so that their operands needn't be cast.
 ANY = frozenset({"Cast", "Shape", "Size"})
-#: What a bound limits does not come near it: the bound may become the largest number.
+#: Operators with the places of bounds, ``None`` for all places: a bound beyond float16 may become its largest number.
 BOUNDS = {"Clip": frozenset({1, 2}), "Max": None, "Min": None}
 _ANGLES = frozenset({"Sin", "Cos", "Tan"})
-#: Angles that float16 holds to 1/256.
+#: The largest angle that float16 represents to 1/256.
 _LARGEST_ANGLE = 4.0
 _INTEGERS = frozenset(d for d in ir.DataType if d.is_integer())
-#: Products with weights of more elements than this are no arithmetic of positions.
+#: The most elements of a weight in arithmetic of positions.
 _SMALL_WEIGHT = 4096
 HEAVY = frozenset(
     """Conv ConvTranspose MatMul Gemm Einsum Attention LSTM GRU RNN LayerNormalization BatchNormalization Softmax
@@ -45,13 +46,13 @@ HEAVY = frozenset(
 
 @dataclass
 class Facts:
-    """What is known of a model before its nodes are judged.
+    """The facts of a model by which :func:`decide` chooses the nodes that stay in float32.
 
     Attributes:
+        kernels: The kernels of the runtime; ``None`` where ONNX Runtime may cast.
         constants: Constants of float32.
-        kernels: Kernels that must be there; ``None`` where ONNX Runtime may cast.
-        imports: The versions that the graph of each node imports.
-        wide: Why nodes stay in float32.
+        imports: The opset imports of each node's graph.
+        wide: The nodes that stay in float32, with the reasons.
     """
 
     model: ir.Model
@@ -108,7 +109,7 @@ class Facts:
 
 
 def constant_source(node: ir.Node) -> ir.TensorProtocol | None:
-    """The tensor that a node makes of nothing but its attributes, or fills its result with."""
+    """The tensor of a Constant, or the fill of a ConstantOfShape."""
     if node.domain:
         return None
     if node.op_type == "Constant":
@@ -130,7 +131,7 @@ def _problem_of_constant(array: np.ndarray) -> str | None:
 
 
 def floats(values: Iterable[ir.Value | None]) -> list[tuple[int, ir.Value]]:
-    """Values of float32 among a node's, with their places."""
+    """The values of float32 among a node's operands or results, with their places."""
     return [
         (i, v)
         for i, v in enumerate(values)
@@ -198,11 +199,11 @@ def _lacks(node: ir.Node, signature: Signature, facts: Facts) -> str | None:
     return lacks_kernel(node, version, dtypes, results, facts.kernels)
 
 
-# -- what needs its digits ---------------------------------------------------------------------------------------------
+# -- arithmetic that needs float32's digits ----------------------------------------------------------------------------
 
 
 def _keep_digits(node: ir.Node, facts: Facts) -> None:
-    """Keeps the arithmetic in float32 that ends in integers, or in the angle of a sine."""
+    """Keeps the arithmetic in float32 that ends in integers, or in large angles of a sine, cosine or tangent."""
     if node.domain or not node.inputs or node.inputs[0] is None or node.inputs[0].dtype != FLOAT:
         return
     value = node.inputs[0]

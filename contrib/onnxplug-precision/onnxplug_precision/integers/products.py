@@ -1,4 +1,4 @@
-"""Products in the form that quantisers know: MatMul with a constant matrix, laid out as it is read."""
+"""Products in the form that quantisers know: MatMul with a constant matrix that isn't transposed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from onnxscript.optimizer import fold_constants
 from onnxplug.build.scope import nodes_of
 
 _FLOAT = ir.DataType.FLOAT
-#: Elements of constants that are computed with.
+#: The largest number of elements of constants that are folded.
 _LARGEST = 1 << 40
 
 
 def prepare(model: ir.Model, *, gemms: bool) -> None:
     """Gives a model the form that quantisers know, in place.
 
-    Functions go to the places of their calls. A matrix that is stored transposed, as one is that an embedding shares, becomes one
-    of its own.
+    Functions are inlined. A matrix that is stored transposed, such as an embedding's table, gets an initializer of its
+    own.
 
     Args:
         gemms: Whether a Gemm with a constant matrix becomes MatMul and Add.
     """
     if model.functions:
         InlinePass()(model)
-    # weights that are read by Gather, Concat or Transpose: of recurrent networks
+    # weights of recurrent networks, which Gather, Concat or Transpose read
     fold_constants(model, input_size_limit=_LARGEST, output_size_limit=_LARGEST)
     for node in list(nodes_of(model.graph)):
         if not node.domain and node.op_type == "MatMul":
@@ -38,7 +38,7 @@ def prepare(model: ir.Model, *, gemms: bool) -> None:
 
 
 def _lay_out(model: ir.Model, node: ir.Node) -> None:
-    """Has a MatMul read its matrix as it is stored, not by a Transpose."""
+    """Replaces the Transpose of a constant matrix, which a MatMul reads, by a transposed constant."""
     weight = node.inputs[1]
     turn = weight.producer() if weight is not None else None
     if turn is None or turn.op_type != "Transpose" or turn.domain or turn.inputs[0] is None:
@@ -49,7 +49,7 @@ def _lay_out(model: ir.Model, node: ir.Node) -> None:
 
 
 def _split(model: ir.Model, node: ir.Node) -> None:
-    """Makes MatMul and Add of a Gemm."""
+    """Replaces a Gemm by MatMul and Add."""
     numbers = {name: node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
     operand, weight, *bias = node.inputs
     array = _matrix(weight) if weight is not None else None
@@ -79,7 +79,7 @@ def _split(model: ir.Model, node: ir.Node) -> None:
 
 
 def _matrix(value: ir.Value) -> np.ndarray | None:
-    """The content of a constant matrix of float32."""
+    """The array of a constant matrix of float32; ``None`` for other values."""
     tensor = value.const_value if value.is_initializer() and not value.is_graph_input() else None
     if tensor is None or tensor.dtype != _FLOAT or len(tensor.shape) != 2:
         return None
@@ -87,7 +87,7 @@ def _matrix(value: ir.Value) -> np.ndarray | None:
 
 
 def _stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """An initializer; the one of the same name where there is one, as the name says what it holds."""
+    """An initializer; an existing one of the same name and shape is reused, as the name identifies its content."""
     known = model.graph.initializers.get(name)
     if known is not None and known.const_value is not None and known.const_value.shape == ir.Shape(array.shape):
         return known
@@ -124,7 +124,7 @@ def left_alone(model: ir.Model, kind: str) -> list[tuple[ir.Node, str]]:
 
 
 def why_none(model: ir.Model, kind: str) -> str:
-    """Why nothing of a model was quantised."""
+    """The reasons why nothing of a model was quantised, counted."""
     reasons = Counter(f"{node.op_type}: {reason}" for node, reason in left_alone(model, kind))
     return (
         ", ".join(f"{count} {what}" for what, count in reasons.most_common())

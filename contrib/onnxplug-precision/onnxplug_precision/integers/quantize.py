@@ -1,4 +1,4 @@
-"""Quantises a model by ``onnxruntime.quantization``, and says how far its results moved."""
+"""Quantises a model by ``onnxruntime.quantization``, and measures the differences of its results."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from onnxplug_precision.report import Precision, WideNode, differences, results_
 #: Operators that compute with integers.
 _DYNAMIC = frozenset({"MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QAttention"})
 _STATIC = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-#: In the paths of the quantiser's modules.
+#: The part of a path that marks the quantiser's modules.
 _QUANTISER = os.path.join("onnxruntime", "quantization", "")
-#: Of the histograms of which the entropy is taken.
+#: The number of bins of the histograms for the entropy.
 _BINS = 512
 Samples = Sequence[Mapping[str, torch.Tensor]]
 
@@ -39,17 +39,17 @@ Samples = Sequence[Mapping[str, torch.Tensor]]
 def quantize(
     model: ir.Model, settings: Settings, samples: Samples, data: Samples = (), host: Any = None
 ) -> tuple[ir.Model, Precision]:
-    """A model quantised; the model itself stays as it is.
+    """A quantised copy of a model, and the report.
 
     Args:
         model: The model, in float32.
-        settings: Kind and settings.
+        settings: The kind of quantisation, and its settings.
         samples: Inputs by name, for the comparison.
         data: Inputs by name, for the scales of activations.
         host: The plugins that run custom operators.
 
     Raises:
-        UsageError: There are no data, and the kind needs some.
+        UsageError: The kind needs data, and there are none.
         ConversionError: Nothing was quantised, or ONNX Runtime's quantiser fails.
         VerificationError: The quantised model does not run, or gives NaN.
     """
@@ -82,7 +82,7 @@ def quantize(
 
 
 def _operators(model: ir.Model, settings: Settings) -> Counter[str]:
-    """The nodes that compute with few bits, by operator."""
+    """The number of nodes that compute with few bits, by operator."""
     nodes = list(nodes_of(model.graph))
     if isinstance(settings, FourBits):
         return Counter(n.op_type for n in nodes if n.op_type in ("MatMulNBits", "GatherBlockQuantized"))
@@ -95,7 +95,7 @@ def _operators(model: ir.Model, settings: Settings) -> Counter[str]:
 
 
 def _takes_weight(node: ir.Node) -> bool:
-    """Whether both factors of a product are restored from integers."""
+    """Whether both factors of a product come from DequantizeLinear."""
     if node.op_type not in _STATIC:
         return False
     makers = [v.producer() if v is not None else None for v in node.inputs[:2]]
@@ -125,7 +125,7 @@ def _dynamic(source: Path, target: Path, settings: Dynamic, is_large: bool) -> N
         target,
         op_types_to_quantize=operators,
         per_channel=settings.per_channel,
-        # as the activations are: on x86 without VNNI the sums of uint8 times int8 saturate
+        # as the activations: on x86 without VNNI the sums of uint8 times int8 saturate
         weight_type=QuantType.QUInt8,
         use_external_data_format=is_large,
         extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
@@ -165,9 +165,9 @@ def _static(source: Path, target: Path, settings: Static, data: Samples, is_larg
 
 
 def _ranges_by_entropy(source: Path, ranges: Path, data: Samples, is_large: bool) -> None:
-    """Writes the ranges of activations that lose the least information.
+    """Writes the ranges of activations by entropy, which lose the least information.
 
-    By itself ``quantize_static`` has as many bins in its histograms as there are quanta, and always takes the whole range.
+    By default ``quantize_static`` has as many bins in its histograms as quanta, and so always takes the whole range.
     """
     from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
     from onnxruntime.quantization.quantize import save_tensors_data
@@ -185,19 +185,19 @@ def _ranges_by_entropy(source: Path, ranges: Path, data: Samples, is_large: bool
 
 
 class _Reader:
-    """Calibration data as ``onnxruntime.quantization`` reads them."""
+    """A reader of calibration data for ``onnxruntime.quantization``."""
 
     def __init__(self, data: Samples) -> None:
         self._data = data
         self._left: Iterator[Mapping[str, torch.Tensor]] = iter(data)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
-        """The next call; ``None`` when there are no more."""
+        """The next call's inputs; ``None`` after the last call."""
         call = next(self._left, None)
         return None if call is None else {name: value.numpy() for name, value in call.items()}
 
     def rewind(self) -> None:
-        """Begins again."""
+        """Begins again with the first call."""
         self._left = iter(self._data)
 
 
@@ -216,7 +216,7 @@ def _four_bits(model: ir.Model, settings: FourBits) -> ir.Model:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantiser advises on the root logger what users of ours can't follow, and prints."""
+    """A context that drops the quantiser's prints, and its advice on the root logger, which our users can't follow."""
     logging.root.addFilter(_is_no_advice)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -226,5 +226,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Whether a record is not of ONNX Runtime's quantiser, or an error."""
+    """Whether a record is an error, or doesn't come from ONNX Runtime's quantiser."""
     return record.levelno > logging.WARNING or _QUANTISER not in record.pathname

@@ -1,4 +1,4 @@
-"""What ``quantize=`` asks for: a kind and its settings."""
+"""The values of ``quantize=``: a kind and its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from onnxplug import UsageError
 from onnxplug.text import did_you_mean
 
-#: Sizes of blocks that ONNX Runtime's kernel has.
+#: The sizes of blocks of ONNX Runtime's kernel.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 _WORDS = {"yes": True, "no": False, "true": True, "false": False}
 
@@ -19,8 +19,8 @@ class Dynamic:
     """Weights of 8 bits, and activations whose scales are computed when the model runs.
 
     Attributes:
-        per_channel: A scale for each column of a weight.
-        convolutions: Quantise convolutions too, which ONNX Runtime computes more slowly than in float32.
+        per_channel: Whether each column of a weight has a scale.
+        convolutions: Whether to quantise convolutions too, which ONNX Runtime computes more slowly than in float32.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -33,9 +33,9 @@ class Static:
     """QuantizeLinear and DequantizeLinear with scales from data.
 
     Attributes:
-        method: ``"minmax"``, ``"percentile"`` or ``"entropy"``: which range activations get.
-        percentile: Of the elements that the range holds, for that method.
-        per_channel: A scale for each output channel of a weight.
+        method: The range of activations: ``"minmax"``, ``"percentile"`` or ``"entropy"``.
+        percentile: The percentage of elements within the range, for that method.
+        per_channel: Whether each output channel of a weight has a scale.
     """
 
     kind: ClassVar[str] = "qdq"
@@ -49,9 +49,9 @@ class FourBits:
     """Weights of 4 bits in blocks of a column, by ``MatMulNBits``.
 
     Attributes:
-        block_size: Numbers that share a scale.
+        block_size: The number of weights that share a scale.
         symmetric: Whether there is no zero point.
-        accuracy_level: What the activations may be rounded to: 4 bytes, which is fast; 1 float32.
+        accuracy_level: The precision to which activations may be rounded: 4 for int8, which is fast, 1 for float32.
     """
 
     kind: ClassVar[str] = "int4"
@@ -65,10 +65,10 @@ KINDS: dict[str, type[Settings]] = {kind.kind: kind for kind in (Dynamic, Static
 
 
 def settings_of(text: Any) -> Settings:
-    """The settings that a text says: ``"int4:block_size=64,symmetric=no"``.
+    """The settings of a text such as ``"int4:block_size=64,symmetric=no"``.
 
     Raises:
-        UsageError: There is no such kind or setting, or its value is none.
+        UsageError: The kind or a setting is unknown, or a value is invalid.
     """
     kind, _, rest = str(text).partition(":")
     if not isinstance(text, str) or kind not in KINDS:

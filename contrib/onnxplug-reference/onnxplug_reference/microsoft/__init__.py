@@ -1,6 +1,7 @@
-"""Operators of com.microsoft that rewrites emit, ours and those of ONNX Runtime's transformer optimizer.
+"""Operators of com.microsoft that our rewrites and ONNX Runtime's transformer optimizer emit.
 
-They follow ONNX Runtime's documentation of its operators, and its CPU kernels where that leaves something open.
+They follow ONNX Runtime's documentation of its operators, and its CPU kernels where the documentation leaves a case
+open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations of com.microsoft; a bias is of the last axis."""
+"""Activations of com.microsoft; a bias is along the last axis."""
 
 from __future__ import annotations
 

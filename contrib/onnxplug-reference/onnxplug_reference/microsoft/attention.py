@@ -10,9 +10,9 @@ from onnxplug.errors import EvaluationError
 from onnxplug_reference.kernels import microsoft
 from onnxplug_reference.numeric import typed
 
-#: What ONNX Runtime adds to masked scores where ``mask_filter_value`` does not say.
+#: ONNX Runtime's default of ``mask_filter_value``, the summand of masked scores.
 _MASKED = -10000.0
-#: What it puts in the place of scores of later keys.
+#: ONNX Runtime's summand of the scores of later keys.
 _NEVER = np.finfo(np.float32).min
 
 
@@ -27,7 +27,7 @@ def rows_of(x: np.ndarray) -> np.ndarray:
 
 
 def probabilities(scores: np.ndarray, sink: np.ndarray | None = None) -> np.ndarray:
-    """Softmax over the last axis; ``sink`` (one number a head) counts in the sum only. A row of -inf alone gives zeros."""
+    """Softmax over the last axis; ``sink``, a number per head, counts in the sum only. A row of -inf gives zeros."""
     top = scores.max(-1, keepdims=True, initial=-np.inf)
     if sink is not None:
         top = np.maximum(top, sink)
@@ -45,7 +45,7 @@ def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) 
     Args:
         x: [batch, heads, sequence, size].
         cos, sin: [batch or 1, sequence, pairs]; the first 2 * pairs elements are rotated.
-        interleaved: Neighbours make a pair; else elements half of them apart.
+        interleaved: Whether a pair are neighbours; otherwise a pair is from the two halves of the rotated elements.
     """
     pairs = cos.shape[-1]
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
@@ -74,7 +74,7 @@ def rotary_embedding(
     """Rotates x, [batch, sequence, heads * size] or [batch, heads, sequence, size], by the angles of each position.
 
     Args:
-        position_ids: [batch, sequence], or [1]: the first position.
+        position_ids: [batch, sequence], or [1] for the first position.
         cos_cache, sin_cache: [positions, pairs].
     """
     if x.ndim == 4:
@@ -106,14 +106,15 @@ def multi_head_attention(
     scale: float | None = None,
     unidirectional: int = 0,
 ) -> tuple[np.ndarray, ...]:
-    """Attention of heads that each have their keys, to [batch, sequence, heads * size], keys, values and scores.
+    """Attention with keys for each head: [batch, sequence, heads * size], keys, values and scores.
 
     Args:
         query: [batch, sequence, hidden], or with keys and values [batch, sequence, heads, 3, size].
         key: [batch, keys, hidden], with values [batch, keys, heads, 2, size], or ready heads.
         value: [batch, keys, hidden], or ready heads.
         bias: [hidden of query + of key + of value].
-        key_padding_mask: [batch] numbers of keys, or 0 where masked: [batch, keys] or [batch, sequence, keys].
+        key_padding_mask: Numbers of keys, [batch], or a mask with 0 for hidden keys, [batch, keys] or [batch, sequence,
+            keys].
         attention_bias: [batch or 1, heads or 1, sequence, keys], added to the scores.
     """
     if past_sequence_length is not None or cache_indirection is not None:
@@ -135,7 +136,7 @@ def multi_head_attention(
 def _projected(
     query: np.ndarray, key: np.ndarray | None, value: np.ndarray | None, bias: np.ndarray | None, heads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Heads of queries, keys and values with their biases, however they are packed."""
+    """Heads of queries, keys and values with their biases, from any of the packings."""
     if query.ndim == 5:
         q, k, v = (part.transpose(0, 2, 1, 3) for part in np.moveaxis(query, 3, 0))
     elif key is None:
@@ -166,7 +167,7 @@ def _scores(q: np.ndarray, k: np.ndarray, scale: float | None) -> np.ndarray:
 
 
 def _mask(mask: np.ndarray | None, total: int, masked: float) -> np.ndarray:
-    """What a mask of any form adds to scores [batch, heads, sequence, keys]."""
+    """The summand of scores [batch, heads, sequence, keys] for a mask of any form."""
     if mask is None:
         return np.zeros((1, 1, 1, 1), np.float32)
     if mask.ndim == 1:
@@ -179,7 +180,7 @@ def _mask(mask: np.ndarray | None, total: int, masked: float) -> np.ndarray:
 
 
 def _later(rows: int, total: int) -> np.ndarray:
-    """Where a key comes after a query: [sequence, keys]. The last query sees all."""
+    """The mask of keys that come after a query, [sequence, keys]. The last query sees all keys."""
     return np.arange(total)[None] > np.arange(rows)[:, None] + (total - rows)
 
 

@@ -41,14 +41,15 @@ def moe(
     swiglu_limit: float | None = None,
     use_sparse_mixer: int = 0,
 ) -> np.ndarray:
-    """Each token's k best experts, fc2(activation(fc1(x))), weighted by the softmax of the router's numbers.
+    """The sum of each token's k best experts, fc2(activation(fc1(x))), weighted by the softmax of the router's logits.
 
     Args:
         x: [tokens, hidden] or [batch, sequence, hidden].
         router_probs: Logarithms of weights, [tokens, experts].
         fc1_experts_weights: [experts, inner, hidden]; twice the inner size for a fused swiglu.
         fc2_experts_weights: [experts, hidden, inner].
-        fc3_experts_weights: [experts, inner, hidden]: the other factor, where swiglu is not fused.
+        fc3_experts_weights: [experts, inner, hidden], the layer of the activation's second factor, where swiglu is not
+            fused.
     """
     if use_sparse_mixer or fc2_experts_weights is None:
         raise EvaluationError("use_sparse_mixer, and experts without a second layer, are ONNX Runtime's alone")
@@ -72,7 +73,7 @@ def moe(
 
 
 def _activation(name: str, alpha: float, beta: float, limit: float | None, fusion: int) -> Gated:
-    """What makes the inner values of an expert of the first layer's results, and of the third's where there is one."""
+    """The function from the first layer's results, and the third's where it exists, to an expert's inner values."""
     gate = partial(_swiglu, alpha=alpha, beta=beta, limit=limit)
 
     def swiglu(inner: np.ndarray, other: np.ndarray | None) -> np.ndarray:
@@ -98,7 +99,7 @@ def _linear(x: np.ndarray, weights: np.ndarray, bias: np.ndarray | None, expert:
 
 
 def _swiglu(gate: np.ndarray, linear: np.ndarray, *, alpha: float, beta: float, limit: float | None) -> np.ndarray:
-    """gate sigmoid(alpha gate) (linear + beta), both kept within a limit."""
+    """gate sigmoid(alpha gate) (linear + beta), with the gate at most ``limit`` and linear within ±``limit``."""
     if limit is not None:
         gate, linear = np.minimum(gate, limit), np.clip(linear, -limit, limit)
     return gate * sigmoid(alpha * gate) * (linear + beta)

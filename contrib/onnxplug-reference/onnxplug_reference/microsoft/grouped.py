@@ -13,12 +13,13 @@ from onnxplug_reference.numeric import typed
 
 
 class _Options(NamedTuple):
-    """How scores become probabilities.
+    """The options of the probabilities.
 
     Attributes:
-        softcap: Scores become softcap tanh(scores / softcap), if not 0.
-        window: How many keys a query sees, its own the last; all when negative.
-        sink: [heads, 1, 1] counted in the sums, if there is one.
+        softcap: Scores become softcap tanh(scores / softcap), unless it is 0.
+        window: The number of keys that a query sees under a causal mask, its own key the last; all unless it is
+            positive.
+        sink: [heads, 1, 1], summands of the softmax's sums; ``None`` without sinks.
     """
 
     scale: float
@@ -65,16 +66,17 @@ def group_query_attention(
     """Attention of groups of heads that share keys, with a cache of keys and values.
 
     Args:
-        query: [batch, sequence, heads * size], with keys and values behind when ``key`` is absent.
+        query: [batch, sequence, heads * size], with keys and values appended when ``key`` is absent.
         key, value: [batch, sequence, groups * size].
         past_key, past_value: [batch, groups, past, size].
-        seqlens_k: [batch]: the number of keys of each row of the batch, these ones included, less 1.
+        seqlens_k: [batch], the number of keys of each row of the batch, new keys included, less 1.
         cos_cache, sin_cache: [positions, pairs] for ``do_rotary``.
         attention_bias: [batch or 1, heads or 1, sequence, keys].
         head_sink: [heads].
 
     Returns:
-        [batch, sequence, heads * size], and the keys and values with the new ones in their places.
+        [batch, sequence, heads * size]; the caches of keys and values with the new rows; with ``qk_output`` scores or
+        probabilities.
     """
     if sliding_window_cache or "NONE" not in k_quant_type or "NONE" not in v_quant_type or k_scale is not None:
         raise EvaluationError("quantised and window-sized caches are ONNX Runtime's alone")
@@ -114,7 +116,7 @@ def _all_rows(
     options: _Options,
     qk_output: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each row of the batch over its own keys: [batch, heads, sequence, size], and scores or probabilities over all keys."""
+    """The attention of each batch row to its own keys, [batch, heads, sequence, size], and scores or probabilities."""
     results, weights = [], []
     group = q.shape[1] // keys.shape[1]
     for row in range(q.shape[0]):
@@ -142,7 +144,7 @@ def _root_mean_square(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.n
 
 
 def _cached(past: np.ndarray | None, new: np.ndarray, before: np.ndarray, width: int) -> np.ndarray:
-    """The cache with the new keys after each row's old ones, and zeros behind."""
+    """The cache with the new keys after each row's old keys, and zeros after them."""
     batch, groups, rows, size = new.shape
     result = np.zeros((batch, groups, max(width, int(before.max()) + rows), size), new.dtype)
     for row in range(batch):
@@ -162,7 +164,7 @@ def _attended(
     options: _Options,
     qk_output: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Results and scores (or probabilities) of one row of the batch: [heads, sequence, size or keys]."""
+    """Results, and scores or probabilities, of one row of the batch: [heads, sequence, size or keys]."""
     scores = (q @ k.swapaxes(-1, -2)).astype(np.float64) * options.scale
     if options.softcap:
         scores = options.softcap * np.tanh(scores / options.softcap)

@@ -7,7 +7,7 @@ import numpy as np
 from onnxplug_reference.kernels import Kernel, microsoft
 from onnxplug_reference.numeric import normalized, typed
 
-#: Normalised, mean or None, 1 over the deviation, and the sum that was normalised.
+#: The normalised sum, the mean or None, 1 over the deviation, and the sum itself.
 Results = tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]
 
 
@@ -24,7 +24,7 @@ def skip_layer_normalization(
     *,
     epsilon: float = 1e-12,
 ) -> Results:
-    """The last axis of x + skip + bias, normalised; skip may lack the batch axis."""
+    """x + skip + bias normalised along the last axis; skip may lack the batch axis."""
     total = _summed(x, skip, bias)
     result, mean, scale = normalized(total.astype(np.float64), (-1,), epsilon)
     result = result * gamma if beta is None else result * gamma + beta
@@ -34,7 +34,7 @@ def skip_layer_normalization(
 def skip_simplified_layer_normalization(
     x: np.ndarray, skip: np.ndarray, gamma: np.ndarray, bias: np.ndarray | None = None, *, epsilon: float = 1e-12
 ) -> Results:
-    """The last axis of x + skip + bias over the root of its mean square."""
+    """x + skip + bias divided by the root of its mean square along the last axis."""
     total = _summed(x, skip, bias)
     result, scale = _root_mean_square(total, gamma, epsilon, (-1,))
     return typed(result, x), None, scale.astype(np.float32), typed(total, x)
@@ -43,7 +43,7 @@ def skip_simplified_layer_normalization(
 def simplified_layer_normalization(
     x: np.ndarray, gamma: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The axes from one on over the root of their mean square."""
+    """x divided by the root of its mean square along ``axis`` and all later axes."""
     axes = tuple(range(axis % x.ndim, x.ndim))
     result, scale = _root_mean_square(x, gamma, epsilon, axes)
     return typed(result, x), scale.astype(np.float32)
@@ -71,7 +71,7 @@ def embed_layer_normalization(
     epsilon: float = 1e-12,
     mask_index_type: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The sum of the embeddings of words, places and segments, normalised; how many words the mask counts; the sum."""
+    """The normalised sum of the embeddings of words, positions and segments; the mask's number of words; the sum."""
     places = np.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
     total = word_embedding[input_ids] + position_embedding[places]
     if segment_ids is not None and segment_embedding is not None:

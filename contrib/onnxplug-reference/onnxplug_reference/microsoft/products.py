@@ -1,4 +1,4 @@
-"""Matrix products of com.microsoft: fused ones, and those of quantised matrices."""
+"""Matrix products of com.microsoft: fused products, and products of quantised matrices."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _arranged(x: np.ndarray, swapped: bool, batch: bool) -> np.ndarray:
 def transpose_matmul(
     a: np.ndarray, b: np.ndarray, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
 ) -> np.ndarray:
-    """FusedMatMul under its old name."""
+    """FusedMatMul under its former name."""
     return fused_matmul(a, b, alpha=alpha, transA=transA, transB=transB)
 
 
-#: Activations that FusedGemm and FusedConv apply to their result: of x and their parameters.
+#: Activations that FusedGemm and FusedConv apply to their result, functions of x and their parameters.
 _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "": lambda x: x,
     "Relu": lambda x: np.maximum(x, 0),
@@ -94,7 +94,7 @@ def fused_conv(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """An activation of a convolution, to which z is added first."""
+    """An activation of the sum of a convolution and z."""
     from onnx.reference.ops.op_conv import _conv_implementation
 
     result = _conv_implementation(x, w, b, auto_pad, dilations, group, kernel_shape or w.shape[2:], pads, strides)
@@ -102,7 +102,7 @@ def fused_conv(
 
 
 def unpacked(blob: np.ndarray, bits: int) -> np.ndarray:
-    """Integers of some bits out of bytes, the lowest bits first, along the last axis."""
+    """Integers of ``bits`` bits, unpacked from bytes along the last axis, the lowest bits first."""
     if bits not in (1, 2, 4, 8):
         raise EvaluationError(f"integers of {bits} bits; there are kernels for 2, 4 and 8")
     each = 8 // bits
@@ -166,7 +166,7 @@ def matmul_integer_to_float(
     b_zero_point: np.ndarray | None = None,
     bias: np.ndarray | None = None,
 ) -> np.ndarray:
-    """(A - zero point) (B - zero point), scaled by both; those of B are of the whole or of each column."""
+    """(A - zero point) (B - zero point), scaled by both; B's scale and zero point are for the whole or each column."""
     left = a.astype(np.int64) - (0 if a_zero_point is None else a_zero_point.astype(np.int64))
     right = b.astype(np.int64) - (0 if b_zero_point is None else b_zero_point.astype(np.int64))
     result = (left @ right).astype(np.float32) * (a_scale * b_scale)
@@ -180,7 +180,7 @@ def dynamic_quantize_matmul(
     b_zero_point: np.ndarray | None = None,
     bias: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The same with A quantised to uint8 over its whole range, zero included."""
+    """:func:`matmul_integer_to_float` with A quantised to uint8 over its whole range, zero included."""
     low, high = min(float(a.min(initial=0)), 0.0), max(float(a.max(initial=0)), 0.0)
     scale = np.float32((high - low) / 255) if high > low else np.float32(1)
     zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))
@@ -199,7 +199,7 @@ def gather_block_quantized(
     gather_axis: int = 0,
     quantize_axis: int = 1,
 ) -> np.ndarray:
-    """Slices of a tensor of integers in blocks along an axis, as (integer - zero point) * scale; none is of zeros."""
+    """Slices of a tensor quantised in blocks along an axis, (integer - zero point) * scale; 0 for an index outside."""
     packed = data.dtype == np.uint8
     codes = unpacked(data, bits) if packed else data
     axis = quantize_axis % codes.ndim

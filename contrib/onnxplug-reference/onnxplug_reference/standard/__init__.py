@@ -1,4 +1,4 @@
-"""Operators of ai.onnx that onnx's evaluator lacks, computes by less than the specification, or far slower."""
+"""Operators of ai.onnx that onnx's evaluator lacks, computes in part, or computes far more slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisations that onnx's evaluator has no kernel of."""
+"""Normalisations for which onnx's evaluator has no kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[np.ndarray, ...]:
-    """Each channel, axis 1, by the running mean and variance, or by its own, which the running ones then follow."""
+    """Normalises channels, axis 1, by the running statistics, or in training by their own, which update the running."""
     axes = tuple(i for i in range(x.ndim) if i != 1)
     form = (1, -1, *[1] * (x.ndim - 2)) if x.ndim > 1 else (-1,)
     wide = x.astype(np.float64)
@@ -44,7 +44,7 @@ def batch_normalization_7(
     outputs: int,
     spatial: int = 1,
 ) -> tuple[np.ndarray, ...]:
-    """The same before opset 14: a node with more than one output is in training. Not spatial: each element on its own."""
+    """BatchNormalization before opset 14: several outputs mean training; not spatial: each element has statistics."""
     training = int(outputs > 1)
     if not spatial:
         flat = x.reshape(x.shape[0], -1)
@@ -60,7 +60,7 @@ def batch_normalization_7(
 
 
 def lrn(x: np.ndarray, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> np.ndarray:
-    """Each element over a power of the mean square of its neighbours in the channels, axis 1."""
+    """Each element divided by a power of the mean square of its neighbours along the channels, axis 1."""
     squares = np.zeros((x.shape[0], x.shape[1] + size - 1, *x.shape[2:]))
     before = (size - 1) // 2
     squares[:, before : before + x.shape[1]] = x.astype(np.float64) ** 2
@@ -71,7 +71,7 @@ def lrn(x: np.ndarray, *, alpha: float = 1e-4, beta: float = 0.75, bias: float =
 
 
 def lp_normalization(x: np.ndarray, *, axis: int = -1, p: int = 2) -> np.ndarray:
-    """x over its norm along an axis; 0 where the norm is 0."""
+    """x divided by its norm along an axis; 0 where the norm is 0."""
     wide = x.astype(np.float64)
     norm = (np.abs(wide) ** p).sum(axis, keepdims=True) ** (1 / p)
     return typed(np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0), x)

@@ -17,14 +17,14 @@ from onnxplug_reference.numeric import typed
 #: [N, g, C/g, ...] by [g, C/g, M/g] to [N, g, M/g, ...]
 _SPREAD = "ngc...,gcm->ngm..."
 _einsum: Any = np.einsum
-#: onnx declares that its kernels take lists.
+#: Any, as onnx declares that its kernels take lists.
 _grid_sample: Any = GridSample.eval
 _resize: Any = Resize.eval
 _roi_align: Any = RoiAlign.eval
 
 
 class Transposed(NamedTuple):
-    """What is left of a transposed convolution's whole result: of each spatial axis, so many elements from a start on."""
+    """A transposed convolution's strides, dilations, and the part of its whole result: start and size on each axis."""
 
     steps: list[int]
     spread: list[int]
@@ -44,7 +44,7 @@ def transposed(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Transposed:
-    """What the attributes of a transposed convolution mean, of arrays or tensors."""
+    """The geometry of a transposed convolution by its attributes, for arrays or tensors."""
     rank = len(x.shape) - 2
     step, spread, extra = (list(v or [d] * rank) for v, d in ((strides, 1), (dilations, 1), (output_padding, 0)))
     starts, sizes = [], []
@@ -67,8 +67,8 @@ def conv_transpose(
 ) -> np.ndarray:
     """A transposed convolution of x, [N, C, ...], by w, [C, M / group, ...]: each element spread over its window.
 
-    The whole of it is cut at both ends: by ``pads``, or so that ``output_shape`` (or strides times the input's size, for
-    SAME_UPPER and SAME_LOWER) is left.
+    The whole result is cut at both ends: by ``pads``, or to ``output_shape``, or for SAME_UPPER and SAME_LOWER to
+    strides times the input's size.
     """
     step, spread, starts, sizes = transposed(x, w, **attributes)
     kernel, rank = w.shape[2:], x.ndim - 2
@@ -100,7 +100,7 @@ _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 def grid_sample_16(
     x: np.ndarray, grid: np.ndarray, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> np.ndarray:
-    """GridSample under the names of modes that it had before opset 20."""
+    """GridSample before opset 20, with other names of modes."""
     options: dict[str, Any] = {"align_corners": align_corners, "padding_mode": padding_mode}
     return _grid_sample(x, grid, mode=_MODES.get(mode, mode), **options)
 

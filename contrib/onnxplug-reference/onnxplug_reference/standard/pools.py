@@ -18,7 +18,7 @@ class Window(NamedTuple):
 
     Attributes:
         pads: Padding before and after each axis.
-        room: What ``ceil_mode`` adds after each axis.
+        room: The elements that ``ceil_mode`` adds after each axis.
     """
 
     kernel: list[int]
@@ -29,11 +29,11 @@ class Window(NamedTuple):
 
     @property
     def ends(self) -> list[tuple[int, int]]:
-        """What is added before and after each axis, ``ceil_mode``'s room included."""
+        """The elements before and after each axis, padding and ``ceil_mode``'s room."""
         return [(before, after + more) for (before, after), more in zip(self.pads, self.room, strict=True)]
 
     def of(self, x: np.ndarray, value: Any) -> np.ndarray:
-        """Windows of x, padded with a value: [N, C, counts..., elements]."""
+        """The windows of x padded with a value, [N, C, counts..., elements]."""
         return self._windows(np.pad(x, [(0, 0), (0, 0), *self.ends], constant_values=value))
 
     def _windows(self, x: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ class Window(NamedTuple):
         return view.reshape(*view.shape[: 2 + rank], -1)
 
     def counted(self, x: Any, *, padding: bool) -> np.ndarray:
-        """How many elements each window has: those of x, with or without padding; what ``ceil_mode`` adds never counts."""
+        """The number of elements of x in each window, with or without padding; ``ceil_mode``'s room never counts."""
         ends = [(0, 0), (0, 0), *self.pads]
         ones = np.pad(np.ones((1, 1, *x.shape[2:])), ends, constant_values=float(padding))
         return self._windows(np.pad(ones, [(0, 0), (0, 0), *((0, more) for more in self.room)])).sum(-1)
@@ -61,7 +61,7 @@ def window(
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
 ) -> Window:
-    """The windows that the attributes of a pool or convolution mean, of an array or tensor [N, C, ...]."""
+    """The windows of a pool or convolution by its attributes, for an array or tensor [N, C, ...]."""
     rank = len(kernel_shape)
     steps, spread = list(strides or [1] * rank), list(dilations or [1] * rank)
     both = list(pads or [0] * 2 * rank) if auto_pad in ("NOTSET", "") else [0] * 2 * rank
@@ -81,7 +81,7 @@ def window(
 
 
 def max_pool(x: np.ndarray, *, outputs: int, storage_order: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:
-    """The largest element of each window, padding never among them, and its place in the flattened tensor."""
+    """The largest element of each window without padding, and its index in the flattened tensor."""
     window_ = window(x, **attributes)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     windows = window_.of(x, lowest)
@@ -108,7 +108,7 @@ def pad(
     *,
     mode: str = "constant",
 ) -> np.ndarray:
-    """More elements at both ends of axes, or fewer where an amount is negative."""
+    """Adds elements at both ends of axes, or removes them where an amount is negative."""
     places = [a % x.ndim for a in sizes(axes)] if axes is not None else list(range(x.ndim))
     amounts = sizes(pads)
     ends = {axis: (amounts[i], amounts[i + len(places)]) for i, axis in enumerate(places)}
@@ -124,7 +124,7 @@ def pad(
 
 
 def pad_2(x: np.ndarray, *, mode: str = "constant", pads: Sequence[int], value: float = 0.0) -> np.ndarray:
-    """The same with attributes."""
+    """Pad before opset 11, with attributes."""
     return pad(x, np.array(pads), np.array(value), mode=mode)
 
 

@@ -29,18 +29,18 @@ _ACTIVATIONS: dict[str, tuple[Callable[[np.ndarray, float, float], np.ndarray], 
 }
 
 
-#: One step of a direction: the input and the states, to the new states; the first one is the output.
+#: One step of a direction: input and states to new states, of which the first is the output.
 Cell = Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]]
 
 
 class Direction(NamedTuple):
-    """What a cell computes with in one direction.
+    """The parameters of a cell in one direction.
 
     Attributes:
         w, r: The weights of inputs and of states, [gates * width, ...].
         b: Both biases, [2 * gates * width].
         p: The weights of peepholes, [3 * width].
-        clip: Sums before activations are kept within ± this.
+        clip: The bound, on both sides, of sums before activations.
     """
 
     w: np.ndarray
@@ -51,14 +51,14 @@ class Direction(NamedTuple):
     clip: float | None
 
     def clipped(self, value: np.ndarray) -> np.ndarray:
-        """Sums before an activation."""
+        """A sum before an activation, within the bound."""
         return value if self.clip is None else np.clip(value, -self.clip, self.clip)
 
 
 def _activations(
     names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
 ) -> list[Activation]:
-    """Activations by their names. The values of alpha and beta go, in order, to those that take one."""
+    """Activations by their names. The values of alpha and beta go, in order, to activations that take them."""
     left, right = list(alphas or ()), list(betas or ())
     activations: list[Activation] = []
     for name in names:
@@ -98,17 +98,17 @@ def _run(
     hidden_size: int | None = None,
     layout: int = 0,
 ) -> tuple[np.ndarray, ...]:
-    """Runs all directions: outputs of all steps, then each state after each sequence's last step.
+    """Runs all directions: the outputs of all steps, and each state after the last step of each sequence.
 
     Args:
         initial: The states before the first step.
-        layout: 0: [steps, batch, ...]; 1: [batch, steps, ...].
+        layout: 0 for [steps, batch, ...], 1 for [batch, steps, ...].
     """
     if direction not in ("forward", "reverse", "bidirectional"):
         raise EvaluationError(f"unknown direction {direction!r}")
     count, each = 2 if direction == "bidirectional" else 1, len(defaults)
     names = list(activations or defaults)
-    names = (names * 2 if len(names) == each else names)[: each * count]  # RNN's default has two for one direction too
+    names = (names * 2 if len(names) == each else names)[: each * count]  # RNN's default: 2 names for 1 direction too
     if len(names) != each * count:
         raise EvaluationError(f"{len(names)} activations for {count} directions")
     functions = _activations(names, activation_alpha, activation_beta)
@@ -167,7 +167,7 @@ def gru(
     linear_before_reset: int = 0,
     **attributes: Any,
 ) -> Any:
-    """Gates in the order update, reset, hidden; ``linear_before_reset`` says where the reset gate is applied."""
+    """Gates in the order update, reset, hidden; ``linear_before_reset`` applies the reset gate after the product."""
     width = r.shape[-1]
     gates, hidden = slice(None, 2 * width), slice(2 * width, None)
 

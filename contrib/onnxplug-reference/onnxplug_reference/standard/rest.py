@@ -1,4 +1,4 @@
-"""Operators that onnx's evaluator has no kernel of, and that belong to no larger family."""
+"""Further operators for which onnx's evaluator has no kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxplug_reference.numeric import gelu, typed
 
 
 def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int = 0) -> np.ndarray:
-    """ScatterElements without a reduction, as it was called before opset 11."""
+    """Scatter, the former name of ScatterElements, without a reduction."""
     result = data.copy()
     places = np.where(indices < 0, indices + data.shape[axis], indices)
     np.put_along_axis(result, places, updates, axis)
@@ -27,7 +27,7 @@ def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> 
 
 
 def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int = -1) -> np.ndarray:
-    """values[1] at each index along a new axis, values[0] elsewhere; an index outside is nowhere."""
+    """values[1] at each index along a new axis, values[0] elsewhere and for an index outside."""
     count = int(depth.reshape(()))
     axis %= indices.ndim + 1
     places = np.arange(count).reshape(-1, *[1] * (indices.ndim - axis))
@@ -46,7 +46,7 @@ def max_roi_pool(
 ) -> np.ndarray:
     """The largest element of each cell of a grid over each region: [batch index, x1, y1, x2, y2], ends included.
 
-    A cell that covers nothing of the image is 0.
+    A cell outside of the image is 0.
     """
     rows, columns = pooled_shape
     result = np.zeros((len(rois), x.shape[1], rows, columns), x.dtype)
@@ -62,7 +62,7 @@ def max_roi_pool(
 
 
 def _cells(start: int, length: int, count: int, size: int) -> list[tuple[int, int]]:
-    """Begin and end of the cells that divide a length, within an axis."""
+    """The begin and end of each cell that divides a length, within an axis."""
     step = length / count
     return [
         (
@@ -74,11 +74,11 @@ def _cells(start: int, length: int, count: int, size: int) -> list[tuple[int, in
 
 
 def optional(value: Any = None, *, type: Any = None) -> Any:
-    """An optional that holds a value, or the empty one of a type."""
+    """An optional with a value, or an empty optional of a type."""
     return (value,)
 
 
-# Equal seeds give equal numbers, other than those of any runtime.
+# Equal seeds give equal numbers, which differ from any runtime's.
 
 
 def _generator(seed: float | None) -> np.random.Generator:
@@ -108,7 +108,7 @@ def random_uniform_like(
 def multinomial(
     x: np.ndarray, *, dtype: int = onnx.TensorProto.INT32, sample_size: int = 1, seed: float | None = None
 ) -> np.ndarray:
-    """Class numbers drawn by unnormalised logarithms of probabilities, [batch, classes], to [batch, sample_size]."""
+    """Random classes [batch, sample_size] by unnormalised logarithms of probabilities, [batch, classes]."""
     noise = _generator(seed).gumbel(size=(x.shape[0], sample_size, x.shape[1]))
     return (x.astype(np.float64)[:, None, :] + noise).argmax(-1).astype(_dtype(dtype))
 

@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax and Hardmax, before opset 13 over all axes from one on."""
+"""Softmax, LogSoftmax and Hardmax; before opset 13 they are over ``axis`` and all later axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Along = Callable[[np.ndarray, int], np.ndarray]
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """exp(x - max) / sum. float16 is computed in float16, as ONNX's own test values are."""
+    """exp(x - max) / sum. float16 is computed in float16, as for ONNX's own test values."""
     narrow = wider(x)
     wide = x if narrow is None or x.dtype == np.float16 else x.astype(narrow)
     if not wide.size:
@@ -47,7 +47,7 @@ def hardmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def _flattened(function: Along, x: np.ndarray, *, axis: int = 1) -> np.ndarray:
-    """The same over all axes from one on, which before opset 13 are taken as one."""
+    """A function before opset 13, over ``axis`` and all later axes together."""
     axis %= max(x.ndim, 1)
     rows = x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
     return function(rows, 1).reshape(x.shape)

@@ -1,6 +1,6 @@
-"""Kernels that call PyTorch's operators: those of layers, and what moves and reduces elements between them.
+"""Kernels that call PyTorch's operators: layers, and operators that move and reduce elements between them.
 
-NumPy computes what is not here; a kernel that raises ``NotImplementedError`` leaves the case to NumPy.
+NumPy computes other operators; a kernel that raises ``NotImplementedError`` leaves the case to NumPy.
 """
 
 from __future__ import annotations

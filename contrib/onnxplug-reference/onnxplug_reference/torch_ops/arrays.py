@@ -24,7 +24,7 @@ def torch_dtype(element_type: int) -> torch.dtype:
 
 
 def to_array(value: Any) -> Any:
-    """A tensor, or the tensors of a sequence, as arrays; everything else as it is."""
+    """A tensor, or the tensors of a sequence, as arrays; other values unchanged."""
     if isinstance(value, list):
         return [to_array(v) for v in value]
     return as_array(value) if isinstance(value, torch.Tensor) else value
@@ -47,7 +47,7 @@ def to_tensor(value: Any, device: torch.device) -> Any:
 
 
 class TorchArrays(Arrays):
-    """The same for PyTorch."""
+    """The operations on tensors that the engine itself uses, for PyTorch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

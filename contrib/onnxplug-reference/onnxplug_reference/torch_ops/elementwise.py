@@ -77,7 +77,7 @@ def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
 
 
 def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """x kept within limits."""
+    """x within limits."""
     x = x if low is None else torch.maximum(x, low)
     return x if high is None else torch.minimum(x, high)
 

@@ -34,7 +34,7 @@ def gemm(
 
 
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
-    """Products and sums by letters of axes."""
+    """Einstein's sums of products by letters of axes."""
     return torch.einsum(equation.replace(" ", ""), *inputs)
 
 
@@ -60,7 +60,7 @@ def conv(x: Tensor, w: Tensor, b: Tensor | None = None, *, group: int = 1, **att
 
 
 def conv_transpose(x: Tensor, w: Tensor, b: Tensor | None = None, *, group: int = 1, **attributes: Any) -> Tensor:
-    """A transposed convolution: the whole of it, cut at both ends as the padding says."""
+    """A transposed convolution: its whole result, cut at both ends by the padding."""
     rank = x.dim() - 2
     if rank not in _CONV_TRANSPOSE:
         raise NotImplementedError("torch convolves 1, 2 or 3 axes")
@@ -72,7 +72,7 @@ def conv_transpose(x: Tensor, w: Tensor, b: Tensor | None = None, *, group: int 
 
 
 def _windows(x: Tensor, window_: Window, value: float) -> Tensor:
-    """The windows of the spatial axes of x, padded with a value: [N, C, counts..., elements]."""
+    """The windows of the spatial axes of x padded with a value, [N, C, counts..., elements]."""
     x = _padded(x, window_.ends, value)
     for i, (k, s, d) in enumerate(zip(window_.kernel, window_.strides, window_.dilations, strict=True)):
         x = x.unfold(2 + i, d * (k - 1) + 1, s)[..., ::d]
@@ -104,7 +104,7 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Each channel normalised by the running mean and variance, or by its own, which the running ones then follow."""
+    """Normalises channels by the running statistics, or in training by their own, which update the running."""
     axes = [i for i in range(x.dim()) if i != 1]
     form = (1, -1, *[1] * (x.dim() - 2))
     used_mean, used_var = mean, var
@@ -121,14 +121,14 @@ def batch_normalization(
 
 
 def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    """Each channel of each instance normalised."""
+    """Normalises each channel of each instance."""
     return F.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
 
 
 def layer_normalization(
     x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Tensor, ...]:
-    """The axes from one on normalised; also the mean and 1 over the deviation, in float32."""
+    """Normalises along ``axis`` and all later axes; also gives the mean and 1 over the deviation, in float32."""
     axes = list(range(axis % x.dim(), x.dim()))
     wide = x if x.dtype == torch.float64 else x.float()
     mean = wide.mean(axes, keepdim=True)
@@ -140,14 +140,14 @@ def layer_normalization(
 def group_normalization(
     x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
 ) -> Tensor:
-    """Each group of channels normalised."""
+    """Normalises each group of channels."""
     return F.group_norm(x, num_groups, scale, bias, epsilon)
 
 
 def rms_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    """The axes from one on over the root of their mean square."""
+    """x divided by the root of its mean square along ``axis`` and all later axes."""
     axes = list(range(axis % x.dim(), x.dim()))
     wide = x if x.dtype == torch.float64 else x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(axes, keepdim=True) + epsilon)).to(x.dtype) * scale
@@ -159,7 +159,7 @@ _GRID = {"linear": "bilinear", "cubic": "bicubic"}
 def grid_sample(
     x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Tensor:
-    """Samples at places of a grid."""
+    """Samples of x at the places of a grid."""
     if x.dim() == 5 and mode in ("cubic", "bicubic"):
         raise EvaluationError("cubic samples are of two spatial axes")
     return F.grid_sample(x, grid, _GRID.get(mode, mode), padding_mode, bool(align_corners))

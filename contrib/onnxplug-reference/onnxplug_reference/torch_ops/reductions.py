@@ -1,4 +1,4 @@
-"""Reductions, sums along an axis and order by PyTorch's operators."""
+"""Reductions, running sums, sorting and softmax by PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from onnxplug_reference.kernels import Kernel
 
-#: Reduces some axes, which stay with size 1.
+#: A function that reduces axes, which stay with size 1.
 Reduction = Callable[[Tensor, list[int]], Tensor]
 
 
@@ -23,7 +23,7 @@ def _prod(x: Tensor, axes: list[int]) -> Tensor:
 
 def _extreme(largest: bool) -> Reduction:
     def reduced(x: Tensor, axes: list[int]) -> Tensor:
-        if not all(x.shape[a] for a in axes):  # of nothing: the smallest or largest number
+        if not all(x.shape[a] for a in axes):  # without elements: the dtype's limit
             shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
             return torch.full(shape, _limit(x.dtype, smallest=largest), dtype=x.dtype, device=x.device)
         if x.dtype == torch.bool:
@@ -52,7 +52,7 @@ def _mean(x: Tensor, axes: list[int]) -> Tensor:
 
 
 def _floats(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Of integers in float64, and back."""
+    """A function of floats; integers are computed in float64, and cast back."""
     return function(x) if x.is_floating_point() else function(x.double()).to(x.dtype)
 
 
@@ -90,7 +90,7 @@ def _by_input(reduction: Reduction) -> Callable[..., Tensor]:
         places = axes.reshape(-1).tolist() if axes is not None else []
         if places or not noop_with_empty_axes:
             return _over(reduction, x, places, keepdims)
-        # No axis at all: what a reduction does to each element still counts.
+        # A reduction without axes still applies its function to each element.
         return reduction(x.unsqueeze(-1), [x.dim()]).squeeze(-1)
 
     return run
@@ -110,7 +110,7 @@ def _arg(largest: bool) -> Callable[..., Tensor]:
 
 
 def cumsum(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """Running sums along an axis, without their own element (``exclusive``), from the end (``reverse``)."""
+    """Running sums along an axis, without the element itself (``exclusive``), from the end (``reverse``)."""
     return _running(torch.cumsum, 0, x, int(axis), exclusive, reverse)
 
 
@@ -127,14 +127,14 @@ def _running(
 
 
 def top_k(x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
-    """The k largest or smallest elements in order; of equal ones those with the lower index."""
+    """The k largest or smallest elements in order; equal elements by their indices."""
     values, indices = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     count = int(k)
     return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
 
 
 def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    """Softmax along an axis; of float16 step by step, as ONNX's own test values are."""
+    """Softmax along an axis; float16 is computed step by step, as for ONNX's own test values."""
     if x.dtype != torch.float16 or not x.numel():
         return F.softmax(x, axis)
     powers = torch.exp(x - x.amax(axis, keepdim=True))

@@ -20,7 +20,7 @@ def ints(values: Tensor) -> list[int]:
 
 
 def reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
-    """Another shape of the same elements; 0 keeps a size unless ``allowzero``, -1 is worked out."""
+    """Another shape of the same elements; 0 keeps a size unless ``allowzero``, -1 is inferred."""
     sizes = ints(shape)
     if not allowzero:
         sizes = [x.shape[i] if n == 0 else n for i, n in enumerate(sizes)]
@@ -28,7 +28,7 @@ def reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
 
 
 def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """Without axes of size 1."""
+    """Removes axes of size 1."""
     places = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else ints(axes)
     if any(x.shape[a] != 1 for a in places):
         raise EvaluationError(f"the axes {places} of the shape {list(x.shape)} are not all of size 1")
@@ -36,7 +36,7 @@ def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
 
 
 def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
-    """With axes of size 1."""
+    """Inserts axes of size 1."""
     places = ints(axes)
     for axis in sorted(a % (x.dim() + len(places)) for a in places):
         x = x.unsqueeze(axis)
@@ -44,19 +44,19 @@ def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
 
 
 def transpose(x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
-    """Axes in another order, the reverse one by default."""
+    """Axes in another order, the reverse order by default."""
     return x.permute(*(perm if perm is not None else reversed(range(x.dim()))))
 
 
 def concat(*inputs: Tensor, axis: int) -> Tensor:
-    """Tensors one after the other."""
+    """Tensors joined along an axis."""
     return torch.cat(inputs, axis)
 
 
 def split(
     x: Tensor, sizes: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None, outputs: int
 ) -> tuple[Tensor, ...]:
-    """Pieces of an axis, of sizes that are given or as equal as can be; the last one may be smaller."""
+    """Pieces of an axis, of given sizes, or of equal sizes but for the last, which may be smaller."""
     if sizes is not None:
         return x.split(ints(sizes), axis)
     count = num_outputs or outputs
@@ -70,7 +70,7 @@ def split(
 
 
 def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
-    """Every step-th element from start to end of some axes."""
+    """Every step-th element from start to end of axes."""
     begin, stop = ints(starts), ints(ends)
     places = ints(axes) if axes is not None else list(range(len(begin)))
     strides = ints(steps) if steps is not None else [1] * len(begin)
@@ -90,17 +90,17 @@ def _backwards(start: int, end: int, step: int, size: int) -> range:
 
 
 def expand(x: Tensor, shape: Tensor) -> Tensor:
-    """Broadcast in both directions."""
+    """Broadcasts in both directions."""
     return x.expand(torch.broadcast_shapes(x.shape, tuple(ints(shape))))
 
 
 def tile(x: Tensor, repeats: Tensor) -> Tensor:
-    """Repeated along each axis."""
+    """Repeats along each axis."""
     return x.repeat(ints(repeats)) if x.dim() else x
 
 
 def shape(x: Tensor, *, end: int | None = None, start: int = 0) -> Tensor:
-    """Sizes, of the axes from start to end."""
+    """The sizes of the axes from start to end."""
     return torch.tensor(list(x.shape)[start:end], dtype=torch.int64, device=x.device)
 
 
@@ -132,7 +132,7 @@ _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none") -> Tensor:
-    """Elements at indices of an axis replaced, or reduced with what is there."""
+    """Replaces elements at indices of an axis, or reduces them with the updates."""
     places = torch.where(indices < 0, indices + x.shape[axis], indices).long()
     if reduction == "none":
         return x.scatter(axis, places, updates)
@@ -140,7 +140,7 @@ def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int =
 
 
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
-    """Slices at tuples of indices replaced, or reduced with what is there."""
+    """Replaces slices at tuples of indices, or reduces them with the updates."""
     depth = indices.shape[-1]
     inner = x.shape[depth:]
     width = math.prod(inner)
@@ -157,18 +157,18 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
 
 
 def constant_of_shape(sizes: Tensor, *, value: np.ndarray | None = None) -> Tensor:
-    """A tensor full of one value, float32 0 by default."""
+    """A tensor filled with one value, float32 0 by default."""
     fill = to_tensor(np.zeros(1, np.float32) if value is None else value, sizes.device)
     return fill.reshape(()).expand(ints(sizes)).clone()
 
 
 def cast(x: Tensor, *, round_mode: str = "up", saturate: int = 1, to: int) -> Tensor:
-    """Elements of another type."""
+    """Casts elements to another type."""
     return _cast(x, torch_dtype(to))
 
 
 def cast_like(x: Tensor, like: Tensor, *, round_mode: str = "up", saturate: int = 1) -> Tensor:
-    """Elements of another tensor's type."""
+    """Casts elements to another tensor's type."""
     return _cast(x, like.dtype)
 
 

@@ -21,7 +21,7 @@ ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="Thr
 ProviderOption = Annotated[
     list[str] | None, typer.Option("--provider", help="Execution provider of ONNX Runtime: cpu, cuda, …")
 ]
-#: Operators that the tables on a terminal have.
+#: The most operators in a table on a terminal.
 _MOST = 12
 _SPENT = (">nodes", ">time", ">share")
 
@@ -108,7 +108,7 @@ def bench(
 def _eager(
     target: str, feed: Sequence[tuple[str | None, Any]], names: Sequence[str], *, pretrained: bool
 ) -> tuple[Callable[[], Any], list[tuple[str | None, Any]]]:
-    """What runs the PyTorch model, and its inputs by the names of the ONNX model's."""
+    """A function that runs the PyTorch model, and the model's inputs by the names of the ONNX model's inputs."""
     import torch
 
     from onnxplug.arguments import positional_and_named

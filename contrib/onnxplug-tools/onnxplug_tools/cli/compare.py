@@ -1,4 +1,4 @@
-"""``onnxplug compare``: two models run on the same inputs, and what they compute."""
+"""``onnxplug compare``: two models run on the same inputs, and their values compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plugins supply, in words."""
+"""The objects that plugins supply, in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def describe(hook: str, value: Any) -> list[str]:
-    """What a hook returned, a line an item."""
+    """The result of a hook in words, one line for each item."""
     kind = hook.removeprefix("onnxplug_")
     if kind == "rules":
         return [rule_text(rule) for rule in value]

@@ -1,4 +1,4 @@
-"""``onnxplug inspect --diff``: what differs between two models, on the terminal."""
+"""``onnxplug inspect --diff``: the differences between two models, on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_ROWS = 100
 
 
 def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bool) -> bool:
-    """Prints what differs between two models, and returns whether nothing does."""
+    """Prints the differences between two models, and returns whether there are none."""
     from onnxplug.cli.report import progress
     from onnxplug_tools.inspection.diff import diff
     from onnxplug_tools.inspection.differences import node_rows, summary_rows, to_html, weight_rows

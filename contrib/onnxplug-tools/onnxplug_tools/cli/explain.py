@@ -75,14 +75,14 @@ def why(
 
 
 def _operators(table: Any, pattern: str) -> list[str]:
-    """The operators to explain: the one that is named, or those of a pattern."""
+    """The operators to explain: the named operator, or the operators that a pattern matches."""
     if not set(pattern) & set("*?["):
         return [with_colons(pattern)]
     return [name for name in table.operators() if matches(name, pattern)]
 
 
 def _qualified(table: Any, pattern: str) -> str:
-    """A name without a namespace, ``gelu`` or ``gelu.default``, with aten's, or with that of the only operators so called."""
+    """A name with its namespace; ``gelu`` or ``gelu.default`` gets aten, or the only namespace that has the name."""
     if set(pattern) & set(":*?["):
         return pattern
     named = (name for name in table.operators() if "::" in name)

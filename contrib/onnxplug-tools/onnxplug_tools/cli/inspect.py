@@ -1,4 +1,4 @@
-"""``onnxplug inspect``: what is in a model, and what differs between two."""
+"""``onnxplug inspect``: the content of a model, and the differences between two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that look at ONNX files share."""
+"""Options and functions that the commands on ONNX files share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxplug.errors import OnnxplugError, UsageError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-#: Bytes above which an archive of arrays is held to its own size.
+#: Bytes of an archive's content above which they are compared with the archive's own size.
 _LARGE_ARCHIVE = 1 << 28
 SizesOption = Annotated[str | None, typer.Option("--sizes", help="'batch=4,length=128': sizes of dynamic dimensions")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
@@ -41,7 +41,7 @@ def loaded(path: Path) -> ir.Model:
 
 
 def parse_sizes(text: str | None) -> dict[str, int]:
-    """``batch=4,length=128``."""
+    """The sizes in a text such as ``batch=4,length=128``."""
     sizes: dict[str, int] = {}
     for part in text.split(",") if text is not None else ():
         name, separator, size = part.rpartition("=")
@@ -53,7 +53,7 @@ def parse_sizes(text: str | None) -> dict[str, int]:
 
 @contextlib.contextmanager
 def trouble_is_two() -> Iterator[None]:
-    """For commands of which 1 is an answer, as of ``diff``: errors end them with 2."""
+    """For commands whose status 1 is an answer, such as ``diff``: errors end them with status 2."""
     try:
         yield
     except (typer.Exit, typer.Abort):
@@ -74,7 +74,7 @@ def trouble_is_two() -> Iterator[None]:
 
 
 def parse_feed(texts: Sequence[str]) -> list[tuple[str | None, Any]]:
-    """``--input``s of a model that is run: ``x=FILE.npy``, ``FILE.npz`` (inputs by their names), or as those of ``export``."""
+    """The inputs in ``--input`` options: ``x=FILE.npy``, ``FILE.npz`` (inputs by their names), or as for ``export``."""
     from onnxplug.cli.inputs import parse_input
 
     feed: list[tuple[str | None, Any]] = []
@@ -91,7 +91,7 @@ def parse_feed(texts: Sequence[str]) -> list[tuple[str | None, Any]]:
 
 
 def _check_size(path: Path) -> None:
-    """Checks that an archive of arrays does not hold a hundred times its own size."""
+    """Checks that a large archive of arrays does not hold more than a hundred times its own size."""
     if path.suffix.lower() != ".npz":
         return
     with zipfile.ZipFile(path) as archive:

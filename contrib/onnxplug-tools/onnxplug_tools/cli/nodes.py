@@ -27,10 +27,10 @@ def find_dtype(name: str) -> torch.dtype:
 
 
 def make_node(op: str, dtype: torch.dtype, samples: Iterable[Any] = ()) -> tuple[FxNode | None, str]:
-    """A node that calls ``op`` on tensors of ``dtype``, and what it was made from.
+    """A node that calls ``op`` on tensors of ``dtype``, and the origin of its inputs in words.
 
     The plugin's own sample of the operator is used where there is one; else tensors of a few shapes are tried until the
-    operator takes them.
+    operator takes them. Where it takes none, the node is ``None``, and the text is the reason.
     """
     from onnxplug.registry.names import find_overload, packet_of
 
@@ -62,7 +62,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _arguments(target: Any, shape: Sequence[int], dtype: torch.dtype) -> list[Any] | None:
-    """A value for each parameter without default, by its type; ``None`` when one's type isn't known."""
+    """A value for each parameter up to the optional keywords: its default, or by its type; ``None`` if unknown."""
     import torch
 
     values = {

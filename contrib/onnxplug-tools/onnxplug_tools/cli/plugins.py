@@ -66,9 +66,9 @@ def plugins_list(as_json: JsonOption = False, timeout: TimeoutOption = TIMEOUT) 
 
 
 def _loaded(timeout: float) -> tuple[Any, PluginError | None]:
-    """The selected plugins, loaded, and the error of a broken one that must not be.
+    """The selected plugins, loaded, and the error of a broken plugin that the selection requires.
 
-    What they print meanwhile goes to standard error.
+    Text that plugins print while they load goes to standard error.
     """
     from onnxplug.cli.report import progress
 
@@ -207,7 +207,7 @@ def plugins_new(
 
 
 def _new_operator(name: str | None, ops: list[str], folder: Path) -> None:
-    """A package with an operator of its own."""
+    """Writes a package with an operator of its own."""
     from onnxplug.cli.report import out
     from onnxplug_tools.scaffold.write import write_package
 

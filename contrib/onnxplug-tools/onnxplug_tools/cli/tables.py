@@ -15,7 +15,7 @@ def show_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], 
         title: Stands above the table.
         heads: The columns; ``>`` before a name aligns its column to the right. No line of heads where all are empty.
         rows: The cells.
-        most: Rows that are printed, and a line that counts the others.
+        most: The most rows to print, all when ``None``; a line below the table counts the others.
     """
     from onnxplug.cli.report import out
     from onnxplug_tools.inspection.words import visible

@@ -1,4 +1,4 @@
-"""What `diagnose` and `bisect` are asked about."""
+"""The model, inputs and options of the commands `diagnose` and `bisect`."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def verify(
 def _dynamic_axes(
     shapes: Mapping[str, Mapping[int, str | None]] | None, ranks: Mapping[str, int]
 ) -> dict[str, dict[int, str]]:
-    """Only the dynamic axes, for a model whose inputs have these ranks."""
+    """The dynamic axes of the inputs, without static axes; checked against the ranks of the model's inputs."""
     for name, axes in (shapes or {}).items():
         if name in ranks and len(axes) > ranks[name]:
             raise UsageError(f"--dynamic names {len(axes)} axes of {name}, which has {ranks[name]}")

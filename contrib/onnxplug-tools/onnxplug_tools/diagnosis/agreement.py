@@ -1,4 +1,4 @@
-"""Whether a model's outputs are those of the captured graph, but for rounding and for what PyTorch leaves open."""
+"""Whether a model's outputs agree with the captured graph's, but for rounding and choices that PyTorch leaves open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxplug.verification.eager import placeholder_values, run_graph
 
 
 class Agreement:
-    """Compares the outputs of models of one captured graph with what PyTorch computes, as ``program.verify`` does.
+    """Compares the outputs of models of one captured graph with PyTorch's results, as ``program.verify`` does.
 
     Args:
         recipe: How the graph was converted.
@@ -33,7 +33,7 @@ class Agreement:
 
     @cached_property
     def expected(self) -> Mapping[str, Any]:
-        """PyTorch's result for each output by its name; what PyTorch does not run by itself is left out."""
+        """PyTorch's result for each output by its name, without outputs of nodes that PyTorch does not run alone."""
         return self._known if self._known is not None else outputs_of(self._recipe.functional, self._values)
 
     def first_difference(
@@ -43,8 +43,8 @@ class Agreement:
 
         Args:
             got: The model's outputs.
-            values: Gives intermediate values of the model by name: they show which of equal elements it takes, and the order and
-                the phases of its eigenvectors. It may raise anything.
+            values: Gives intermediate values of the model by name: they show which of equal elements the model takes,
+                and the order and the phases of its eigenvectors. It may raise any error.
         """
         first = self._first(got, self.expected)
         choices = results_of_choices(self._recipe, self._leaves, values) if first is not None else None
@@ -73,10 +73,10 @@ class Agreement:
 
 
 def outputs_of(functional: FunctionalGraph, values: Mapping[torch.fx.Node, Any]) -> dict[str, Any]:
-    """What PyTorch computes for each output of a graph, by its name; what PyTorch does not run by itself is left out.
+    """PyTorch's result for each output of a graph by name, without outputs of nodes that PyTorch does not run alone.
 
     Args:
-        values: The values of its placeholders.
+        values: The values of the graph's placeholders.
     """
     wanted = {slot.name: slot.value for slot in functional.outputs if isinstance(slot.value, torch.fx.Node)}
     nodes, results = set(wanted.values()), {}

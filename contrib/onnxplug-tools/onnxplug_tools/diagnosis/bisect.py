@@ -46,18 +46,18 @@ _PATIENCE = 600
 
 @dataclass
 class Bisection:
-    """What is left of a model that fails or is wrong.
+    """The part of a model that is left, and that fails or is wrong like the model.
 
     Attributes:
-        trouble: What is wrong; ``None`` for a model without fault.
-        verdict: Who is wrong, where the model can be converted.
+        trouble: The fault; ``None`` for a model without fault.
+        verdict: The culprit, where the model can be converted.
         operators: The operators that are left.
         nodes: The FX nodes that are left, as text.
         before: Number of operators of the whole model.
         examined: Number of graphs that were looked at.
-        files: What was written.
-        reproduces: Whether the script was run and showed the fault; ``None`` where there is none.
-        note: Why something could not be done.
+        files: The files that were written.
+        reproduces: Whether the script was run and showed the fault; ``None`` where there is no script.
+        note: The reason why a step could not be done; empty where there is none.
     """
 
     trouble: Trouble | None = None
@@ -87,7 +87,7 @@ class Bisection:
 
 @dataclass
 class _Case:
-    """A model that fails, and inputs on which it does."""
+    """A model that fails, and inputs on which it fails."""
 
     captured: Captured
     recipe: Recipe
@@ -117,13 +117,13 @@ def bisect(
         output: A folder, which must be empty or not there yet, for a script of 30 lines at most, its data and the ONNX model;
             nothing is written when ``None``.
         seeds: As ``program.verify`` takes them.
-        imports: Modules that the script imports: those that define the model's custom operators.
-        prefer: As ``to_onnx`` takes it; with ``registry=`` what the script repeats.
+        imports: Modules that the script imports, which define the model's custom operators.
+        prefer: As ``to_onnx`` takes it; with ``registry=`` only the script repeats it.
         progress: ``True``: a spinner on a terminal; a function is called with the name of each stage as it begins.
         options: Further arguments of ``to_onnx``: ``opset_version``, ``target``, ``exact``, ``optimize``, ``rules``, ``plugins`` …
 
     Returns:
-        What is left, and who is wrong.
+        The part of the model that is left, and the culprit.
 
     Raises:
         UsageError: An argument is malformed, the model has no example inputs, or the folder is in use.
@@ -237,7 +237,7 @@ def _reduced(case: _Case, model: Any, options: Mapping[str, Any]) -> tuple[Bisec
 
 
 def _start(case: _Case, model: Any, options: Mapping[str, Any]) -> tuple[Recording, Recipe, Trouble | None]:
-    """Where the reduction starts: with static sizes, if the model fails with them too."""
+    """The recording, recipe and fault to start from: with static sizes, if the model fails with them too."""
     recording = Recording(case.recipe.functional, case.leaves)
     whole = recording.piece(recording.operators)
     trouble = trouble_of(whole, case.recipe, case.host)[0] if whole is not None else None
@@ -267,7 +267,7 @@ def _part(recipe: Recipe, piece: Piece) -> Recipe:
 
 
 def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``to_onnx`` that a script repeats: those that are not the default."""
+    """The options of ``to_onnx`` that a script repeats; options at their default are left out."""
     shown = {name: value for name, value in options.items() if name not in _NOT_SHOWN}
     if options.get("registry") is not None:
         records = [record for record in options["registry"][1].records() if not record.is_builtin]
@@ -284,7 +284,7 @@ _NOT_SHOWN = ("input_names", "output_names", "strict", "registry", "progress")
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a folder that holds something."""
+    """Refuses a folder that is not empty, or whose parent is not there or can't be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}", hint="Name another folder.")
     parent = folder.absolute().parent
@@ -344,7 +344,7 @@ def _scripts(
     imports: Sequence[str],
     notes: list[str],
 ) -> Iterator[Script]:
-    """The forms that a script may have, the plainest first; ``notes`` takes why one can't be made."""
+    """The forms that a script may have, the plainest first; ``notes`` gets the reasons why forms can't be made."""
     dynamic = dynamic_shapes_of(piece)
     for shapes in (None, dynamic) if dynamic is not None else (None,):
         chosen = {**options, **({"dynamic_shapes": shapes} if shapes is not None else {})}

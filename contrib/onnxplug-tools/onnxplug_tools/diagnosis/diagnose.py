@@ -39,7 +39,7 @@ class PieceFinding:
         class_name: Its class.
         captured: Whether torch.export captures it.
         converted: Whether it converts to ONNX too.
-        error: What fails, in one line; ``None`` where nothing does.
+        error: The error in one line; ``None`` where nothing fails.
         place: The user's ``file:line`` of the fault; ``None`` where it is not known.
         like: The path of an equal submodule with equal inputs, which was exported in its stead.
         is_cause: Whether it can't be captured though all submodules within it can.
@@ -57,21 +57,21 @@ class PieceFinding:
 
 @dataclass
 class Diagnosis:
-    """What keeps a model from being exported.
+    """The reasons why a model can't be exported.
 
     Attributes:
         runs: Whether the model runs in PyTorch on its example inputs.
-        captured: Whether torch.export captures it as it was asked to be.
+        captured: Whether torch.export captures it with the given options and dynamic shapes.
         converted: Whether it converts to ONNX.
-        captured_static: Whether it is captured with static sizes; ``None`` where that was not looked at.
-        error: What fails; ``None`` where nothing does.
-        submodule, place: Where: the path of the submodule, and the user's ``file:line``.
-        tries: What each attempt at capture said, in a line each.
+        captured_static: Whether it is captured with static sizes; ``None`` where that was not tried.
+        error: The error; ``None`` where nothing fails.
+        submodule, place: The path of the submodule that can't be captured, and the user's ``file:line``.
+        tries: The outcome of each attempt at capture, in one line each.
         pieces: The submodules, where the model itself can't be captured.
         missing: Operators without a rule to the lines where they are used.
-        draft: What ``torch.export.draft_export`` finds, where the model can't be captured.
-        draft_error: Why ``draft_export`` fails itself; ``None`` where it does not.
-        warnings: What the export warned of.
+        draft: The findings of ``torch.export.draft_export``, where the model can't be captured.
+        draft_error: The error of ``draft_export`` itself; ``None`` where it does not fail.
+        warnings: The warnings of the export.
         hints: What can be done.
     """
 
@@ -219,7 +219,7 @@ def diagnose(
 
 
 def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
-    """What the model raises in PyTorch on its example inputs."""
+    """The error that the model raises in PyTorch on its example inputs; ``None`` where it runs."""
     try:
         positional, named = copied((args, dict(kwargs)))
         if isinstance(model, torch.nn.Module) and not is_script(model):
@@ -240,7 +240,7 @@ def _export(
     dynamic_shapes: Any,
     options: Mapping[str, Any],
 ) -> OnnxplugError | None:
-    """Exports the model as it was asked to be, and notes how that went."""
+    """Exports the model with the given options, notes the outcome, and returns the error."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         failure = _failure(model, args, kwargs, options, dynamic_shapes)
@@ -259,7 +259,7 @@ def _export(
 def _failure(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any], dynamic_shapes: Any = None
 ) -> OnnxplugError | None:
-    """What ``to_onnx`` raises, of our own errors."""
+    """The error of onnxplug that ``to_onnx`` raises, ``None`` where it raises none; a ``UsageError`` is not caught."""
     try:
         to_onnx(model, args, kwargs=dict(kwargs) or None, dynamic_shapes=dynamic_shapes, **options)
     except UsageError:
@@ -277,7 +277,7 @@ def _look_at_submodules(
     options: Mapping[str, Any],
     limit: int,
 ) -> None:
-    """Exports the submodules by themselves with static sizes: those that the model calls, and those within the ones that fail."""
+    """Exports submodules by themselves with static sizes: the model's own, and the submodules of each that fails."""
     of_conversion: dict[int, OnnxplugError] = {}
     looked_at: list[Call] = []
 
@@ -290,7 +290,7 @@ def _look_at_submodules(
             warnings.simplefilter("ignore")
             try:
                 failure = _failure(call.module, call.args, call.kwargs, options)
-            except UsageError as error:  # its inputs are none that can be exported
+            except UsageError as error:  # its inputs can't be exported
                 failure = error
         if failure is None or isinstance(failure, CaptureError | UsageError):
             return failure

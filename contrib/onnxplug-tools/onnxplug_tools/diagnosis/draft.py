@@ -1,4 +1,4 @@
-"""What ``torch.export.draft_export`` finds: it captures with real numbers, goes on after a fault, and lists the faults."""
+"""Findings of ``torch.export.draft_export``: it captures with real numbers, goes on after a fault, and lists faults."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DraftFinding:
 
     Attributes:
         kind: torch's name for the kind of fault (``"DATA_DEPENDENT_ERROR"``).
-        text: What it is, in words.
-        place: The user's ``file:line``; ``None`` where torch tells none.
+        text: The fault in words.
+        place: The user's ``file:line``; ``None`` where torch gives none.
     """
 
     kind: str
@@ -47,10 +47,10 @@ def draft_findings(
     """Runs ``torch.export.draft_export``.
 
     Args:
-        args, kwargs: Its example inputs; they stay as they were.
+        args, kwargs: The model's example inputs; they are not changed.
 
     Returns:
-        The findings, equal ones once, and why it failed itself (``None`` where it did not).
+        The findings, each once, and the error of ``draft_export`` itself (``None`` where it does not fail).
     """
     positional, named = copied((tuple(args), dict(kwargs)))
     try:
@@ -85,7 +85,7 @@ def _finding(failure: Any, files: Mapping[int, str]) -> DraftFinding:
 
 
 def _place(stack: Any, files: Mapping[int, str]) -> str | None:
-    """The innermost frame that is the user's."""
+    """The ``file:line`` of the innermost frame outside of torch; ``None`` where there is none."""
     for frame in reversed(list(stack)):
         file = files.get(frame["filename"], frame["filename"])
         if isinstance(file, str) and not is_torch_file(file):

@@ -1,6 +1,6 @@
 """Names of ONNX Runtime's graph optimisers, as ``InferenceSession(disabled_optimizers=[…])`` takes them."""
 
-#: Those of versions 1.20 to 1.31; a name that a version does not know has no effect there.
+#: The optimisers of versions 1.20 to 1.31; a name that a version does not know has no effect there.
 OPTIMIZERS = tuple(
     """
     AttentionFusion Avx2WeightS8ToU8Transformer BiasDropoutFusion BiasGeluFusion BiasSkipLayerNormFusion BiasSoftmaxFusion

@@ -1,4 +1,4 @@
-"""Parts of a captured graph that stand by themselves: what they read from the rest becomes inputs with recorded values."""
+"""Parts of a captured graph that stand by themselves: values that they read from the rest become recorded inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Piece:
     """A part of a graph with its inputs.
 
     Attributes:
-        expected: What PyTorch computes for each output.
+        expected: PyTorch's result for each output.
     """
 
     functional: FunctionalGraph
@@ -60,7 +60,7 @@ class Recording:
         """A part of the graph.
 
         Args:
-            outputs: Names of the nodes that are its outputs; all whose results the rest of the graph reads when ``None``.
+            outputs: Names of the nodes that are its outputs; ``None``: nodes whose results the rest of the graph reads.
 
         Returns:
             The part; ``None`` where it can't stand by itself.
@@ -91,7 +91,7 @@ class Recording:
         return inside
 
     def _results(self, inside: Mapping[torch.fx.Node, None]) -> list[torch.fx.Node]:
-        """What the rest of the graph reads, or the whole returns."""
+        """The tensors that the rest of the graph reads, that the whole graph returns, or that no node reads."""
         returned = {slot.value for slot in self.functional.outputs if isinstance(slot.value, torch.fx.Node)}
         return [
             node

@@ -26,7 +26,8 @@ class Script:
     """A script and its data.
 
     Attributes:
-        data: What ``torch.save`` writes beside it: the inputs, and the tensors of the model's state by name.
+        data: The content of the ``torch.save`` file beside it: the inputs, and the tensors of the model's state by
+            name or the expected outputs.
         program: The model as an exported program, where the script loads it instead of stating it.
     """
 
@@ -36,7 +37,7 @@ class Script:
 
 
 class NotExpressed(Exception):
-    """Something of the call can't be written into a script."""
+    """A part of the model or of the call can't be written into a script."""
 
 
 def script_of(
@@ -87,10 +88,10 @@ def script_of(
 
 
 def script_of_model(title: str, feed: Mapping[str, torch.Tensor], expected: Sequence[Any]) -> Script:
-    """A script that runs the ONNX model beside it by ONNX Runtime, and compares with what PyTorch computed.
+    """A script that runs the ONNX model beside it by ONNX Runtime, and compares the outputs with PyTorch's.
 
     Args:
-        expected: What PyTorch computed for each output.
+        expected: PyTorch's result for each output.
     """
     lines = [
         f'"""{title}"""',
@@ -166,7 +167,7 @@ def _module(piece: Piece) -> tuple[torch.fx.GraphModule, dict[str, torch.Tensor]
 
 
 def _class(module: torch.fx.GraphModule, state: Mapping[str, torch.Tensor]) -> list[str]:
-    """The lines of a class that computes what a module does."""
+    """The lines of a class that computes the same as a module."""
     if any(isinstance(child, torch.nn.Module) for _, child in module.named_children()):
         raise NotExpressed("the model has control flow")
     code = module.graph.python_code("self")
@@ -188,7 +189,7 @@ def _class(module: torch.fx.GraphModule, state: Mapping[str, torch.Tensor]) -> l
 
 
 def _own(value: Any) -> Any:
-    """A value that shares no memory with a larger one."""
+    """A value; a tensor is copied, so that it shares no memory with a larger tensor."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 

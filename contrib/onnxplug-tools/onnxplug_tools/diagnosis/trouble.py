@@ -1,4 +1,4 @@
-"""What is wrong with a graph: it can't be converted, its model does not run, or computes something else than PyTorch."""
+"""Faults of a graph: it can't be converted, its model does not run, or computes something else than PyTorch."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Trouble:
 
 
 def trouble_of(piece: Piece, recipe: Recipe, host: RuntimeHost | None) -> tuple[Trouble | None, ir.Model | None]:
-    """Converts and runs a piece as a program is.
+    """Converts a piece and runs its model, as is done for a program.
 
     Returns:
-        What is wrong, and the model; ``None`` for what there isn't.
+        The fault, ``None`` where there is none; and the model, ``None`` where the piece can't be converted.
     """
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Who is wrong, where the ONNX model computes something else than PyTorch: a rule, a rewrite, ONNX Runtime …"""
+"""The culprit, where the ONNX model computes something else than PyTorch: a rule, a rewrite, ONNX Runtime …"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onnxplug_tools.diagnosis.walk import Difference, Walk, difference_at, rule_
 
 
 class Culprit(Enum):
-    """What is at fault."""
+    """The part that is at fault."""
 
     NOBODY = "nobody"
     """Every operator agrees, everywhere."""
@@ -39,7 +39,7 @@ class Culprit(Enum):
     REWRITE = "rewrite"
     """A rewrite makes it wrong."""
     CHANGE = "change"
-    """The model is not what the export made: it was changed afterwards."""
+    """The model was changed after the export."""
     ONNX_RUNTIME = "onnxruntime"
     """The evaluator is right, and ONNX Runtime is not."""
     EVALUATOR = "evaluator"
@@ -52,13 +52,13 @@ class Culprit(Enum):
 
 @dataclass
 class Verdict:
-    """Who is wrong, and how that was found.
+    """The culprit, and the comparisons that show it.
 
     Attributes:
-        culprit: What is at fault.
+        culprit: The part that is at fault.
         name: The rule, the rewrite, or the optimiser or operator of ONNX Runtime; empty where there is none.
         first: The first operator that differs.
-        walks: What each run of a model compared, by how it was run; the text of an error for one that failed.
+        walks: The comparisons of each run of a model, by the kind of the run; for a failed run the text of its error.
     """
 
     culprit: Culprit
@@ -86,7 +86,7 @@ _WORDS = {
     Culprit.UNKNOWN: "unknown; no operator that was compared differs on its own inputs",
 }
 
-#: How models are run: keys of ``Verdict.walks``.
+#: The kinds of runs: keys of ``Verdict.walks``.
 PLAIN = "evaluator, the rules' plain translation"
 EVALUATOR = "evaluator"
 ORT_PLAIN = "ONNX Runtime without optimisation, the rules' plain translation"
@@ -96,11 +96,11 @@ ORT_ALONE = "ONNX Runtime, the model's own outputs alone"
 
 
 def judge_program(program: Any, leaves: Sequence[Any], failed: bool = False) -> Verdict:
-    """Says who is wrong of a program, on some inputs.
+    """The verdict on a program, for some inputs.
 
     Args:
         program: An ``OnnxProgram`` with a recipe.
-        failed: Whether the program's outputs differ from those of the PyTorch model.
+        failed: Whether the program's outputs differ from the PyTorch model's.
     """
     assert program.recipe is not None
     return judge(program.model, program.recipe, program.host, leaves, failed)
@@ -109,10 +109,10 @@ def judge_program(program: Any, leaves: Sequence[Any], failed: bool = False) -> 
 def judge(
     model: ir.Model, recipe: Recipe, host: RuntimeHost | None, leaves: Sequence[Any], failed: bool = False
 ) -> Verdict:
-    """Says who is wrong of a model, on some inputs.
+    """The verdict on a model, for some inputs.
 
     Args:
-        failed: Whether the model's outputs differ from those of the PyTorch model.
+        failed: Whether the model's outputs differ from the PyTorch model's.
     """
     return _Judge(model, recipe, host, leaves).verdict(failed)
 
@@ -140,7 +140,7 @@ class _Judge:
         return self._result if self._is_compared(EVALUATOR) else self._concluded(Culprit.UNKNOWN)
 
     def _gives_what_was_captured(self) -> bool:
-        """Whether ONNX Runtime's outputs are those of the captured graph, which PyTorch runs."""
+        """Whether ONNX Runtime's outputs agree with the outputs of the captured graph, which PyTorch runs."""
         try:
             got = self._runs.computed()
         except Exception:
@@ -170,7 +170,7 @@ class _Judge:
         off = self._walk(ORT_OFF, self._alignment, lambda names: self._runs.computed(names, "disable"))
         if off is None and self._is_compared(ORT_OFF):
             return self._concluded(Culprit.EVALUATOR, _onnx_operator(self._runs.model, first), first) if first else None
-        if not self._is_compared(PLAIN):  # nothing that was right before
+        if not self._is_compared(PLAIN):  # no result before the rewrites to compare with
             return None
         if self._is_right(self._recipe.without):
             return self._concluded(Culprit.CHANGE, "", first or off)
@@ -225,7 +225,7 @@ class _Judge:
     def _walk(
         self, how: str, alignment: Alignment, values: Callable[[Collection[str]], Mapping[str, Any]]
     ) -> Difference | None:
-        """Runs a model in one way and compares; the first operator that differs."""
+        """Runs a model in one way and compares its operators; returns the first that differs."""
         names = {name for names in alignment.names.values() for name in names}
         try:
             actual = values(names)
@@ -236,7 +236,7 @@ class _Judge:
         return done.differences[0] if done.differences else None
 
     def _is_right(self, without: Collection[str]) -> bool:
-        """Whether the model that the recipe gives, but without some rewrites, is right in the evaluator."""
+        """Whether the recipe's model without some rewrites is right in the evaluator."""
         try:
             alignment, model = self._converted(self._recipe.optimize, without)
             names = {name for names in alignment.names.values() for name in names}
@@ -246,7 +246,7 @@ class _Judge:
         return not walk(self._functional, self._values, alignment, values).differences
 
     def _eager(self, wanted: set[torch.fx.Node]) -> dict[torch.fx.Node, Any]:
-        """What PyTorch computes for some nodes."""
+        """PyTorch's results for some nodes."""
         values: dict[torch.fx.Node, Any] = {}
 
         def keep(node: torch.fx.Node, _: Any, result: Any) -> Any:
@@ -258,7 +258,7 @@ class _Judge:
         return values
 
     def _same_outputs(self, level: str, without: Sequence[str], reference: Mapping[str, torch.Tensor]) -> bool:
-        """Whether ONNX Runtime's outputs are PyTorch's, or those without its optimisations."""
+        """Whether ONNX Runtime's outputs agree with PyTorch's, or with its own outputs without optimisations."""
         try:
             got = self._runs.computed((), level, without)
         except Exception:
@@ -275,7 +275,7 @@ class _Judge:
     def _first_alone(self, level: str) -> Difference | None:
         """The first operator whose result is wrong when the model ends with it.
 
-        Where intermediate values that are outputs keep ONNX Runtime from the fusion that is wrong.
+        For a wrong fusion that ONNX Runtime does not make where intermediate values are outputs.
         """
         nodes = [
             node
@@ -313,7 +313,7 @@ class _Judge:
 
 
 def _optimizer(level: str, wrong: Callable[[str, Sequence[str]], bool]) -> str:
-    """The level of ONNX Runtime's optimisation that makes the results wrong, and its optimiser if leaving one out mends them."""
+    """ONNX Runtime's level of optimisation that is at fault, and the optimisers whose removal corrects it, if any."""
     text = f"its optimisation (level {level!r})"
     if wrong("all", OPTIMIZERS):
         return text

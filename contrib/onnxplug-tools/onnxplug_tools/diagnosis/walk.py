@@ -1,4 +1,4 @@
-"""Every operator of a graph compared with PyTorch's, on the inputs that ONNX gave it."""
+"""Every operator of a graph compared with PyTorch's, on the operands that it has in ONNX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxplug.verification.eager import call_again, run_graph
 from onnxplug.verification.repetition import is_real
 
 _ATEN = torch.ops.aten
-#: Operators that copy elements to other places; views, which the schema tells, do so too.
+#: Operators that copy elements to other places; views, which the schema marks, move elements too.
 _MOVING = frozenset(
     (
         "cat stack hstack vstack dstack clone contiguous reshape flatten index index_select gather take take_along_dim "
@@ -68,12 +68,12 @@ class Difference:
 
 @dataclass
 class Walk:
-    """What was compared in one run of an ONNX model.
+    """The comparisons of one run of an ONNX model.
 
     Attributes:
         compared: Number of operators whose results were compared.
-        skipped: Why others were not, and how many.
-        differences: Those that differ, in the order of the graph.
+        skipped: Each reason why other operators were not compared, to the number of them.
+        differences: The operators that differ, in the order of the graph.
         unstable: Number of operators that differ no more than rounding of their inputs changes their results.
     """
 
@@ -104,11 +104,12 @@ def walk(
     alignment: Alignment,
     onnx_values: Mapping[str, Any],
 ) -> Walk:
-    """Compares each operator's result in an ONNX run with what PyTorch computes from the inputs that ONNX gave it.
+    """Compares each operator's result in an ONNX run with PyTorch's result from the same operands.
 
-    PyTorch goes on with ONNX's results, so that a difference is the operator's own and not that of one before it. Results that
-    the ONNX model does not have (folded, fused, rewritten away) are PyTorch's. What PyTorch leaves open in them (which of equal
-    elements, the order of eigenvalues, the phases of vectors) is as in ONNX, as far as ONNX's other results show it.
+    PyTorch goes on with ONNX's results, so that a difference is the operator's own and not that of an operator before
+    it. Results that the ONNX model does not have (folded, fused, rewritten away) are PyTorch's. Choices that PyTorch
+    leaves open in them (which of equal elements, the order of eigenvalues, the phases of vectors) are ONNX's, as far
+    as ONNX's other results show them.
     """
     walker = _Walker(alignment, onnx_values)
     failures = run_graph(functional, values, walker.visit)
@@ -121,16 +122,16 @@ class _Walker:
     def __init__(self, alignment: Alignment, onnx_values: Mapping[str, Any]) -> None:
         self._alignment = alignment
         self._values = onnx_values
-        #: Nodes whose results are random, and those of ONNX are not known.
+        #: Nodes with random results of which ONNX's are not known.
         self._random: set[torch.fx.Node] = set()
-        #: What was read by the operators whose results are PyTorch's own, as ONNX has none.
+        #: The operands of the operators whose results are PyTorch's own, because ONNX has none that fit.
         self._read: dict[torch.fx.Node, Sequence[Any]] = {}
-        #: What gives PyTorch's results of an operator the order and the phases of ONNX's.
+        #: Functions that give PyTorch's results of an operator the order and the phases of ONNX's.
         self._arranged: dict[torch.fx.Node, Callable[[Any], Any]] = {}
         self.result = Walk()
 
     def visit(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
-        """Compares one result; returns what the nodes after it read."""
+        """Compares one result; returns the value that later nodes read."""
         random = not self._random.isdisjoint(node.all_input_nodes) or _draws(node)
         if chooses(node) and not random:
             result = self._with_choice(node, operands, result)
@@ -172,7 +173,7 @@ class _Walker:
         )
 
     def _agrees(self, node: torch.fx.Node, operands: Sequence[Any], actual: torch.Tensor, expected: Any) -> bool:
-        """Compares, and notes a difference; whether both are the same to the last bit."""
+        """Compares two results and notes a difference; returns whether both are the same to the last bit."""
         self.result.compared += 1
         comparison = compare(actual, expected)
         if comparison.count and is_real(actual) and isinstance(expected, torch.Tensor):
@@ -185,8 +186,8 @@ class _Walker:
     def _with_choice(self, node: torch.fx.Node, operands: Sequence[Any], result: Any) -> Any:
         """A choosing operator's result with ONNX's choice, if that is right; else PyTorch's own.
 
-        All that is computed from the result has that choice then, also where ONNX has only a part of the result, or nothing of
-        what is computed from it at first.
+        Everything that is computed from the result then has ONNX's choice, also where ONNX has only a part of the
+        result, or none of the values that are computed from it first.
         """
         actual = results_of(node, self._alignment, self._values, result)
         if str(node.target) in spectra.OPERATORS:
@@ -199,7 +200,7 @@ class _Walker:
         return result if choice is None else choice
 
     def _slack(self, node: torch.fx.Node, operands: Sequence[Any]) -> torch.Tensor | None:
-        """How far rounding of what an operator reads moves its result; ``None`` if nothing can be said.
+        """How far rounding of an operator's operands moves its result; ``None`` if that is not known.
 
         Operators before it whose results ONNX doesn't have count as a part of it.
         """
@@ -220,7 +221,7 @@ class _Walker:
             def value_of(wanted: torch.fx.Node) -> Any:
                 if wanted not in env:
                     result = call_again(wanted, [value_of(n) for n in wanted.all_input_nodes])
-                    # Slack of each element is where ONNX has the element.
+                    # The slack of an element must be at the place that the element has in ONNX.
                     env[wanted] = self._arranged[wanted](result) if wanted in self._arranged else result
                 return env[wanted]
 
@@ -230,11 +231,11 @@ class _Walker:
         return slack[0] if slack else None
 
     def _difference(self, node: torch.fx.Node, actual: Any, expected: Any, comparison: Comparison) -> Difference:
-        """The difference, at the operator that computes the elements where those that differ were only moved about since."""
+        """The difference, at the operator that computed the elements if operators after it only moved them."""
         value, blamed = self._alignment.names[node][0], node
         while _moves(producer_of(blamed)):
             unknown = [n for n in producer_of(blamed).all_input_nodes if n in self._read]
-            if not unknown:  # ONNX has what it reads
+            if not unknown:  # ONNX has its operands
                 break
             blamed = unknown[0]
         return replace(difference_at(blamed, self._alignment, comparison, actual, expected), value=value)
@@ -267,7 +268,7 @@ def difference_at(
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether an operator draws random numbers: not what has a probability of 0 or is not in training mode."""
+    """Whether an operator draws random numbers; it does not with a probability of 0, nor outside of training mode."""
     target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
@@ -284,7 +285,7 @@ def _is_undefined(node: torch.fx.Node) -> bool:
 
 
 def _is_stated_otherwise(node: torch.fx.Node, result: Any) -> bool:
-    """Whether PyTorch computes another dtype than its own graph states, which the export goes by."""
+    """Whether PyTorch computes another dtype than its own graph states, which the export relies on."""
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and isinstance(result, torch.Tensor) and val.dtype != result.dtype
 
@@ -294,12 +295,12 @@ def _same_form(actual: torch.Tensor, expected: Any) -> bool:
 
 
 def _laid_out(actual: Any, expected: torch.Tensor) -> torch.Tensor:
-    """ONNX's result in the memory layout and on the device of PyTorch's, which views go by."""
+    """ONNX's result in the memory layout and on the device of PyTorch's result, on which views depend."""
     return torch.empty_like(expected).copy_(actual)
 
 
 def producer_of(node: torch.fx.Node) -> torch.fx.Node:
-    """The operator that a node's result comes from: that of the list, for an item of it."""
+    """The node of the operator that a node's result comes from: for an item of a list, the node that made the list."""
     while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node

@@ -1,1 +1,1 @@
-"""Finished models looked at: what is in them, what differs between two, how long they take and what they compute."""
+"""Inspection of finished models: their content, the differences between two, their run times and their results."""

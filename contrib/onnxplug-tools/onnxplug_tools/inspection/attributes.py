@@ -1,4 +1,4 @@
-"""What a node's attributes say beyond the defaults of its operator."""
+"""The attributes of a node that differ from the defaults of its operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 
 def effective_attributes(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, Any]:
-    """What a node's attributes say beyond the defaults of its operator, in what compares equal."""
+    """The attributes of a node that differ from the defaults of its operator, as comparable values."""
     attributes: dict[str, Any] = {}
     defaults = _defaults(node, opsets)
     for name, attribute in node.attributes.items():
@@ -27,7 +27,7 @@ def effective_attributes(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, 
 
 
 def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
-    """Whether an attribute of a convolution or pool says what holds without it."""
+    """Whether an attribute of a convolution or pool has the value that holds without the attribute."""
     if not isinstance(value, tuple):
         return False
     if name in ("strides", "dilations"):

@@ -41,7 +41,7 @@ class Timing:
 
     Attributes:
         median, p10, p90: Seconds.
-        ratio: The median by the first one's.
+        ratio: The median divided by the first model's.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a model.
+    """The measurements of a model.
 
     Attributes:
         loading: Seconds that making the session took.
         operators: How often each operator occurs in the file.
-        profile: Where the time goes; ``None`` where that wasn't asked for.
+        profile: The time by operator and by module; ``None`` where it wasn't asked for.
     """
 
     timing: Timing
@@ -70,11 +70,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What was measured.
+    """The measurements of all models.
 
     Attributes:
         sizes: Sizes of dynamic dimensions by name.
-        assumed: Names of those that nothing said: they are 1.
+        assumed: Names of the dimensions without a given size: they are 1.
         threads: Threads within an operator; ``None`` for the runtimes' own choice.
         models: The models, in the order in which they were given.
         eager: The PyTorch model, if there is one.
@@ -91,7 +91,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long it is measured: so many rounds, or until so many seconds have passed, but three rounds in any case.
+    """The limits of a measurement, in rounds and in seconds; the seconds end it after three rounds at the earliest.
 
     Attributes:
         repeat: Rounds: in each, every model runs once.
@@ -116,17 +116,17 @@ def bench(
     host: RuntimeHost | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Bench:
-    """Measures models on the same inputs, in turns: in each round each of them runs once, beginning with another one.
+    """Measures models on the same inputs, in turns: each runs once in a round, and rounds begin with different models.
 
     Args:
         paths: ONNX files that take inputs of the same names.
         given, sizes: Inputs, and sizes of dynamic dimensions (:func:`onnxplug_tools.inspection.feeds.make_feed`).
-        providers: Execution providers, the CPU's unless told.
+        providers: Execution providers; the CPU's is added to them.
         profile: Also profile each model, by itself.
         optimized: Where to write the graph that ONNX Runtime runs, of a single model.
-        eager: Runs a PyTorch model; it takes its turns with the others.
+        eager: Runs a PyTorch model; it takes its turns with the ONNX models.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
-        progress: Called with what is being done.
+        progress: Called with the name of each step as it begins.
     """
     if optimized is not None and len(paths) != 1:
         raise UsageError("the optimised graph can be written of one model at a time")
@@ -148,7 +148,7 @@ def bench(
         timings = _timings([*names, *([EAGER] if eager is not None else [])], _in_turns(runs, limits or Limits()))
     measured = []
     for subject, timing in zip(subjects, timings, strict=False):
-        subject.session = None  # the next ones have the memory for themselves
+        subject.session = None  # its memory is free for the next models
         profiled = None
         if profile or optimized is not None:
             progress(f"profiling {subject.path.name}")
@@ -166,13 +166,13 @@ def bench(
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The files' names, with as many of their folders as tell them apart."""
+    """The files' names, or their whole paths where two names are equal."""
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def _providers(requested: Sequence[str]) -> list[str]:
-    """ONNX Runtime's names of providers: ``CUDAExecutionProvider`` of ``cuda``."""
+    """ONNX Runtime's names of the requested providers, ``CUDAExecutionProvider`` for ``cuda``, and the CPU's."""
     available = onnxruntime_module().get_available_providers()
     short = {name.removesuffix("ExecutionProvider").lower(): name for name in available}
     providers = []
@@ -188,7 +188,7 @@ def _providers(requested: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _torch_threads(threads: int | None) -> Iterator[None]:
-    """So many threads of PyTorch, and afterwards as many as before."""
+    """Sets the number of PyTorch's threads while the context lasts; ``None`` leaves it as it is."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -199,14 +199,14 @@ def _torch_threads(threads: int | None) -> Iterator[None]:
 
 
 def _in_turns(runs: Sequence[Callable[[], Any]], limits: Limits) -> list[list[float]]:
-    """Seconds of each run of each."""
+    """For each function, the seconds of each of its measured runs."""
     for _ in range(_WARMUP):
         for run in runs:
             run()
     seconds: list[list[float]] = [[] for _ in runs]
     collecting = gc.isenabled()
     gc.collect()
-    gc.disable()  # a collection would count for whoever runs then
+    gc.disable()  # a collection would count as time of the model that runs then
     try:
         until = time.perf_counter() + limits.seconds
         for number in range(max(1, limits.repeat)):
@@ -237,7 +237,7 @@ class _Subject:
     """A model with its session.
 
     Attributes:
-        loading: Seconds that making it took.
+        loading: Seconds that making the session took.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class _Subject:
             raise OnnxplugError(f"ONNX Runtime can't load {self.path}: {error}") from error
 
     def run(self) -> Any:
-        """Runs it once."""
+        """Runs the model once."""
         return self._run(self.session)
 
     def _run(self, session: Any) -> Any:
@@ -289,7 +289,7 @@ class _Subject:
             ) from error
 
     def profiled(self, optimized: Path | None) -> Profile:
-        """Profiles it in a session of its own.
+        """Profiles the model in a session of its own.
 
         Args:
             optimized: Where to write the graph that ONNX Runtime runs.
@@ -321,7 +321,7 @@ class _Subject:
 
 
 def _folder_of(optimized: Path | None) -> Path | None:
-    """Where the graph is written first: beside its place, to which it is moved at once."""
+    """The folder in which the graph is written at first: beside its place, to which it is then moved in one step."""
     return None if optimized is None else optimized.resolve().parent
 
 

@@ -1,4 +1,4 @@
-"""What was measured as rows of tables, for the terminal and for a page."""
+"""Measurements as rows of tables, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS = ("#3b82c4", "#c4563b", "#3b9c5f", "#b98a2f", "#8a5fb4", "#3fa3a3", "#
 
 
 def setting(bench: Bench) -> str:
-    """What it was measured on and with, in a line."""
+    """The inputs, threads and providers of a measurement, in a line."""
     inputs = ", ".join(f"{name} {text}" for name, text in bench.inputs.items())
     providers = ", ".join(name.removesuffix("ExecutionProvider") for name in bench.providers)
     threads = "threads as the runtimes choose" if bench.threads is None else f"threads: {bench.threads}"
@@ -37,7 +37,7 @@ def _times(timing: Timing) -> tuple[str, ...]:
 
 
 def notes(bench: Bench) -> list[str]:
-    """What should be known beside the tables."""
+    """Remarks on the tables: time in nodes that correspond to no module."""
     texts = []
     for model in bench.models:
         if model.profile is not None and model.profile.unmapped:
@@ -56,7 +56,7 @@ def spent_row(spent: Spent) -> tuple[str, ...]:
 
 
 def module_times(profile: Profile, depth: int) -> list[Spent]:
-    """Time by module down to a depth, with what is spent in the modules within; the model itself comes first."""
+    """Time by module down to a depth, the time in modules within included; the model itself comes first."""
     calls: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for spent in profile.modules:
@@ -80,7 +80,7 @@ def operator_changes(model: Measured) -> list[tuple[str, int, int]]:
 
 
 def to_html(bench: Bench, title: str) -> str:
-    """A page with what was measured, and bars of the time by operator."""
+    """A page with the measurements, and bars of the time by operator."""
     import onnxplug
 
     profiled = [model for model in bench.models if model.profile is not None]

@@ -1,4 +1,4 @@
-"""Two models run on the same inputs, and what they compute compared value by value."""
+"""Two models run on the same inputs, and their values compared one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxplug_tools.inspection.diff import corresponding
 from onnxplug_tools.inspection.feeds import OTHER_INPUTS, feed_of_other, make_feed
 from onnxplug_tools.inspection.view import view_with_model
 
-#: Values that are asked for in one run; each of them is held until it is compared.
+#: The most values that are asked for in one run; each is held until it is compared.
 _AT_ONCE = 300
 
 
@@ -26,10 +26,10 @@ class Compared:
     """A value of both models.
 
     Attributes:
-        before, after: What it is called in each.
-        module, operator: Of the first model's node; empty for an output that is none.
+        before, after: Its name in each model.
+        module, operator: Module and operator of the first model's node; empty for a value that no node computes.
         largest: The largest difference of two finite elements.
-        count, total: How many elements differ by more than the tolerance, of how many.
+        count, total: Number of elements that differ by more than the tolerance, and of all elements.
     """
 
     before: str
@@ -45,15 +45,16 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Runtimes:
-    """What two models compute.
+    """The comparison of the values of two models.
 
     Attributes:
         sizes: Sizes of dynamic dimensions by name.
-        assumed: Names of those that nothing said: they are 1.
+        assumed: Names of the dimensions without a given size: they are 1.
         unmatched: Outputs of one model alone, by name.
-        values: What corresponding nodes compute, in the first model's order; empty where that wasn't asked for.
-        alone: How many values of the first model correspond to none.
-        problem: Why the values within could not be compared; ``None`` where they were, or that wasn't asked for.
+        values: The values of corresponding nodes, in the first model's order; empty where they weren't asked for.
+        alone: Number of values of the first model that correspond to none of the second.
+        problem: The reason why values within the models could not be compared; ``None`` where they were compared, or
+            were not asked for.
     """
 
     inputs: dict[str, str]
@@ -72,7 +73,7 @@ class Runtimes:
 
     @property
     def first(self) -> Compared | None:
-        """The first value within that differs."""
+        """The first value within the models that differs; ``None`` where none does."""
         return next((value for value in self.values if not value.equal), None)
 
 
@@ -91,16 +92,16 @@ def compare_runs(
 ) -> Runtimes:
     """Runs two models by ONNX Runtime on the same inputs.
 
-    Outputs are those of the models as they are. For values within they are made outputs, so that ONNX Runtime fuses less: a
-    difference that only its fusion makes shows in the outputs alone.
+    The outputs are compared in runs of the unchanged models. For values within the models, these values are made
+    outputs, so that ONNX Runtime fuses less: a difference that only its fusion makes shows in the outputs alone.
 
     Args:
-        given, sizes, seed: Inputs, sizes of dynamic dimensions, seed of what is made up
+        given, sizes, seed: Inputs, sizes of dynamic dimensions, and the seed of generated inputs
             (:func:`onnxplug_tools.inspection.feeds.make_feed`).
         rtol, atol: Tolerances instead of those of ``onnxplug.verification.compare``.
-        intermediates: Also compare what corresponding nodes compute.
+        intermediates: Also compare the values of corresponding nodes.
         host: The plugins whose libraries run custom operators; all that are installed when ``None``.
-        progress: Called with what is being done.
+        progress: Called with the name of each step as it begins.
     """
     feed = make_feed(before, given, sizes, seed)
     feed_of_other(after, feed, "the second model")
@@ -111,7 +112,7 @@ def compare_runs(
     seen = view_with_model(before)
 
     def compared(value: ir.Value, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Compared | None:
-        """``None`` where there is no tensor to compare: a sequence, or what a model has as a constant."""
+        """``None`` where there is no tensor to compare: for a sequence, or a constant of a model."""
         first, second, node = expected.get(str(value.name)), actual.get(name), value.producer()
         if first is None or second is None:
             return None
@@ -173,7 +174,7 @@ def _same_shape(expected: torch.Tensor | None, actual: torch.Tensor | None) -> b
 
 
 def _outputs(before: ir.Model, after: ir.Model) -> tuple[list[tuple[ir.Value, str]], list[str]]:
-    """Outputs by name, the others by their order; and those of one model alone."""
+    """Pairs of outputs, by name and else by their order; and the outputs of one model alone."""
     theirs = [str(value.name) for value in after.graph.outputs]
     free = [name for name in theirs if name not in {value.name for value in before.graph.outputs}]
     pairs: list[tuple[ir.Value, str]] = []

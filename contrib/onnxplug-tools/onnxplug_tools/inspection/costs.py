@@ -1,4 +1,4 @@
-"""Estimated operations of nodes with what they run: branches, bodies of loops, functions."""
+"""Estimated operations of nodes, with the branches, bodies of loops and functions that they run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from onnxplug.build.scope import graphs_of
 from onnxplug_tools.inspection.dims import shape_of
 from onnxplug_tools.inspection.flops import Call, Shape, estimated
 
-#: Functions that call functions, and bodies within bodies: deeper ones have no estimate.
+#: The deepest nesting of functions and bodies; nodes of deeper ones have no estimate.
 _DEEPEST = 50
 
 
 class Cost(NamedTuple):
-    """What a node takes.
+    """The operations of a node.
 
     Attributes:
         flops: Operations, as far as there are estimates; ``None`` where there is none.
-        missing: How many nodes there is none for: the node itself, or nodes that it runs.
+        missing: Number of nodes without an estimate: the node itself, or nodes that it runs.
     """
 
     flops: int | None
@@ -48,7 +48,10 @@ class Costs:
         self._calls: dict[tuple[ir.OperatorIdentifier, tuple[Shape | None, ...]], Cost] = {}
 
     def of(self, node: ir.Node) -> Cost:
-        """What a node takes: an ``If`` its larger branch, a loop its body as often as it runs at most, a call its function."""
+        """The operations of a node, and of the nodes that it runs.
+
+        An ``If`` counts its larger branch, a loop its body as often as it runs at most, a call its function.
+        """
         return self._cost(node, _UNBOUND, 0)
 
     def _cost(self, node: ir.Node, bound: Bound, depth: int) -> Cost:
@@ -132,6 +135,6 @@ class Costs:
             function = self._functions[identifier]
             operands = (*shapes, *[None] * (len(function.inputs) - len(shapes)))
             bound = dict(zip(function.inputs, operands, strict=False))
-            # The shapes of values within a function, where the file has them, are those of every call.
+            # The shapes of values within a function, where the file has them, hold for every call.
             known = self._calls[key] = self._sum(function, bound, depth + 1)
         return known

@@ -1,8 +1,8 @@
-"""What differs between two models: nodes aligned by module and operator, their attributes and types, weights by their values.
+"""Differences between two models: nodes aligned by module and operator, attributes and types, weights by their values.
 
-Nodes are aligned graph by graph and module by module, by the order of their operators; a model whose files tell no modules is
-aligned as a whole. Their names, and what metadata say, are no difference. An attribute that says an operator's default is the same
-as none.
+Nodes are aligned graph by graph and module by module, by the order of their operators; if one of the files names no
+modules, the models are aligned as a whole. Names and metadata of nodes are no difference. An attribute at the
+operator's default is the same as an absent attribute.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """A node that is in both models and not the same.
+    """A node that is in both models and differs.
 
     Attributes:
-        what: What differs, in words: ``"attribute epsilon: 1e-05, then 1e-06"``.
+        what: The differences in words: ``"attribute epsilon: 1e-05, then 1e-06"``.
     """
 
     before: NodeView
@@ -44,11 +44,11 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class ModuleDiff:
-    """What differs in a module.
+    """The differences in a module.
 
     Attributes:
         path: The module; empty for the model itself, or where nodes were aligned without regard to modules.
-        graph: The graph, as :class:`~onnxplug_tools.inspection.view.NodeView` says it.
+        graph: The graph, as :class:`~onnxplug_tools.inspection.view.NodeView` names it.
     """
 
     path: str
@@ -66,7 +66,7 @@ class ModuleDiff:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """An input or output that differs; ``None`` where a model has no such one."""
+    """An input or output that differs; ``None`` where a model lacks it."""
 
     before: ValueView | None
     after: ValueView | None
@@ -77,9 +77,10 @@ class WeightChange:
     """A weight that differs.
 
     Attributes:
-        before, after: The weight; ``None`` where a model has none that corresponds.
-        difference: Of the values; ``None`` where they can't be compared: of other shapes, or of text.
-        transposed: Whether the second model has it transposed; the values are compared so.
+        before, after: The weight; ``None`` where a model has no corresponding weight.
+        difference: The difference of the values; ``None`` where one weight is absent, the shapes differ, or only one
+            weight holds text.
+        transposed: Whether the second model has it transposed; the values are compared accordingly.
     """
 
     before: WeightView | None
@@ -90,13 +91,13 @@ class WeightChange:
 
 @dataclass(frozen=True, slots=True)
 class ModelDiff:
-    """What differs between two models.
+    """The differences between two models.
 
     Attributes:
-        opsets: Domain to versions, of those that differ; ``None`` where a model does not import it.
+        opsets: Domain to its version in each model, where they differ; ``None`` where a model does not import it.
         connections: Outputs of graphs that are the results of other nodes, in words.
-        operators: Operator to how often it occurs in each, where that differs.
-        functions: Model-local functions of one model alone, each with whether it is the second.
+        operators: Operator to its number of nodes in each model, where they differ.
+        functions: Model-local functions of one model alone, each to whether the second model has it.
     """
 
     before: ModelView
@@ -127,7 +128,7 @@ class ModelDiff:
 
 
 def diff(before: ir.Model, after: ir.Model) -> ModelDiff:
-    """What differs between two models; weights are read one by one.
+    """The differences between two models; weights are read one by one.
 
     Args:
         before, after: The models; they are not changed.
@@ -136,11 +137,12 @@ def diff(before: ir.Model, after: ir.Model) -> ModelDiff:
 
 
 def corresponding(before: ir.Model, after: ir.Model) -> dict[ir.Value, ir.Value]:
-    """What nodes of the main graph compute, and what the nodes of the other model that they correspond to do.
+    """The values of the main graph's nodes, each to the corresponding value of the other model.
 
-    Models of one producer call most values alike, so that equal names count first there, if the module is the same too (a Gelu and
-    the nodes that an older opset has for it). Else nodes are aligned as :func:`diff` does it; of these, nodes correspond that read
-    what corresponds, and constants that are equal: exporters may do the same by the same operators in another order.
+    Models of one producer use the same names for most values, so that equal names decide first there, if the module is
+    the same too (a Gelu and the nodes that an older opset has for it). Otherwise nodes are aligned as by :func:`diff`,
+    and aligned nodes correspond if they read corresponding values and equal constants: exporters may use the same
+    operators in another order.
     """
     differ = _Differ(before, after)
     differ.align_all()
@@ -170,7 +172,7 @@ class _Differ:
         self._models = before, after
         self._before, self._after = view_with_model(before), view_with_model(after)
         self._by_module = bool(self._before.view.root.children and self._after.view.root.children)
-        #: What corresponds to each value of the first model, and the other way round.
+        #: Each value of the first model to the corresponding value of the second; ``_paired`` is the reverse.
         self.pairs: dict[ir.Value, ir.Value] = {}
         self._paired: dict[ir.Value, ir.Value] = {}
         self._graphs: list[tuple[str, ir.Graph, ir.Graph]] = []
@@ -199,7 +201,7 @@ class _Differ:
         )
 
     def alike(self, value: ir.Value, other: ir.Value) -> bool:
-        """Whether two results of nodes are of one module, or else of one operator, and of one type as far as it is known."""
+        """Whether two results are of one module (else one operator) and one dtype, and of one rank if it is known."""
         ours, theirs = value.producer(), other.producer()
         if ours is None or theirs is None or value.dtype != other.dtype:
             return False
@@ -215,7 +217,7 @@ class _Differ:
         pairs: Mapping[ir.Value, ir.Value],
         taken: Collection[ir.Value],
     ) -> bool:
-        """Whether two nodes read values that correspond, or of which neither corresponds to any, and equal constants."""
+        """Whether two nodes read equal constants, and values that correspond to each other or both to no value."""
         if theirs is None or len(ours.inputs) != len(theirs.inputs):
             return False
         orders = [theirs.inputs]
@@ -247,15 +249,15 @@ class _Differ:
             return self.pairs.get(value) is other
         return pairs[value] is other if value in pairs else other not in taken
 
-    # -- what corresponds ----------------------------------------------------------------------------------------------
+    # -- correspondence ------------------------------------------------------------------------------------------------
 
     def align_all(self) -> dict[str, bool]:
-        """Finds what corresponds, and returns the functions of one model alone."""
+        """Pairs the values that correspond, and returns the functions of one model alone."""
         before, after = self._models
         self._pair_values(before.graph.inputs, after.graph.inputs, by_name=True)
         self._pair_weights_by_name(
             lambda name: "." in name
-        )  # parameters have such names, what an exporter makes up has not
+        )  # parameters have a dot in their names, constants named by an exporter have none
         self._align("", before.graph, after.graph)
         alone: dict[str, bool] = {}
         for identifier in dict.fromkeys((*before.functions, *after.functions)):
@@ -277,7 +279,7 @@ class _Differ:
             self._paired[theirs] = ours
 
     def _pair_values(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value], *, by_name: bool) -> None:
-        """Inputs by name, if asked, and the rest by their order."""
+        """Pairs inputs by name, with ``by_name``, and the others by their order."""
         if by_name:
             named = {value.name: value for value in theirs}
             for value in ours:
@@ -287,7 +289,7 @@ class _Differ:
             self._pair(value, other)
 
     def _pair_weights_by_name(self, counts: Callable[[str], bool]) -> None:
-        """Weights of equal names; where a name occurs several times, in several graphs, in their order."""
+        """Pairs weights of equal names; where a name occurs in several graphs, in the order of the graphs."""
         named: dict[str, list[ir.Value]] = defaultdict(list)
         for value, (weight, _) in self._after.weights.items():
             if value not in self._paired and counts(weight.name):
@@ -297,7 +299,7 @@ class _Differ:
                 self._pair(value, named[weight.name].pop(0))
 
     def _pair_weights_by_use(self) -> None:
-        """Weights that are called otherwise in each model: those that nodes which correspond read at the same place."""
+        """Pairs weights that aligned nodes read at the same position, if they have the same sizes in any order."""
         for sorted_nodes in self._sorted.values():
             for ours, theirs in sorted_nodes.aligned:
                 for value, other in zip(ours.inputs, theirs.inputs, strict=False):
@@ -310,7 +312,7 @@ class _Differ:
                             self._pair(value, other)
 
     def _pair_weights_by_content(self) -> None:
-        """What is left and has equal numbers: a product's weights, transposed where the other exporter writes another operator."""
+        """Pairs the other weights of equal numbers; a matrix may be transposed, as exporters differ in products."""
         known: dict[bytes, ir.Value] = {}
         for value, (weight, tensor) in self._after.weights.items():
             if value not in self._paired and weight.elements >= _FEWEST_ELEMENTS:
@@ -367,7 +369,7 @@ class _Differ:
                 self._pair_values(body.inputs, body_of_other.inputs, by_name=False)
                 yield f"{label}/{place}" if label else place, body, body_of_other
 
-    # -- what differs --------------------------------------------------------------------------------------------------
+    # -- differences ---------------------------------------------------------------------------------------------------
 
     def _compare_nodes(self) -> None:
         for sorted_nodes in self._sorted.values():
@@ -409,9 +411,9 @@ class _Differ:
                 yield f"input {position}: {value.name}, then {other.name}, which was {self._paired[other].name}"
 
     def _crosses(self, value: ir.Value | None, other: ir.Value | None) -> bool:
-        """Whether two values correspond to others than each other.
+        """Whether two values correspond to other values than each other.
 
-        Where one corresponds to none, the node that makes it, or the weight, is said to be in one model alone.
+        Values that correspond to no value don't count: their nodes, or the weights, are reported as in one model alone.
         """
         if value is None or other is None:
             return value is not other
@@ -447,7 +449,7 @@ class _Differ:
 
 
 class _Sorted:
-    """The nodes of a module in one graph, by what became of them."""
+    """The nodes of a module in one graph, by the outcome of their comparison."""
 
     def __init__(self) -> None:
         self.aligned: list[tuple[ir.Node, ir.Node]] = []
@@ -461,10 +463,10 @@ class _Sorted:
 
 
 def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """The places at which two sequences correspond, equal items in the same order.
+    """The positions at which two sequences correspond, equal items in the same order.
 
-    Long ones that differ in much are aligned by counting: the first occurrence of an item with the first, the second with the
-    second. That is linear, and may cross.
+    Long sequences with many differences are aligned by counting: the first occurrence of an item with the first, the
+    second with the second. That takes linear time, and pairs may cross.
     """
     start = 0
     while start < min(len(before), len(after)) and before[start] == after[start]:
@@ -491,7 +493,7 @@ def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tuple
 
 
 def _changed_values(before: Sequence[ValueView], after: Sequence[ValueView]) -> tuple[ValueChange, ...]:
-    """Inputs or outputs that differ: by name, then those of other names by their order."""
+    """Inputs or outputs that differ; they are compared by name, the rest by their order."""
     named = {value.name: value for value in after}
     known = {value.name for value in before}
     new = [value for value in after if value.name not in known]
@@ -506,13 +508,13 @@ def _changed_values(before: Sequence[ValueView], after: Sequence[ValueView]) -> 
 
 
 def _both(before: Mapping[str, int], after: Mapping[str, int], absent: Any) -> dict[str, tuple[Any, Any]]:
-    """What two tables say otherwise of the same thing."""
+    """The keys whose values differ between two tables, with both values; ``absent`` is the value of a missing key."""
     pairs = {name: (before.get(name, absent), after.get(name, absent)) for name in dict.fromkeys((*before, *after))}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _types(before: NodeView, after: NodeView) -> Iterator[str]:
-    """Results whose dtype, rank or static sizes differ; names of dynamic sizes, and what a file doesn't say, don't count."""
+    """Results whose dtype, rank or static sizes differ; names of dynamic sizes, and unknown types, don't count."""
     if len(before.outputs) != len(after.outputs):
         yield f"{len(before.outputs)} outputs, then {len(after.outputs)}"
     for position, (value, other) in enumerate(zip(before.outputs, after.outputs, strict=False)):

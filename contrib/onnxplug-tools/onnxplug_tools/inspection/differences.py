@@ -1,4 +1,4 @@
-"""What differs between two models as rows of tables, for the terminal and for a page."""
+"""The differences between two models as rows of tables, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = tuple[str, ...]
 
 
 def summary_rows(difference: ModelDiff) -> Iterator[Row]:
-    """What differs of the whole models: a name, and what each has."""
+    """Differences of the models as wholes: a name, and the value of each model."""
     before, after = difference.before, difference.after
     for name, one, other in (
         ("producer", before.producer, after.producer),
@@ -37,7 +37,7 @@ def summary_rows(difference: ModelDiff) -> Iterator[Row]:
 
 
 def node_rows(difference: ModelDiff) -> Iterator[Row]:
-    """Nodes that differ: module, ``-``, ``+`` or ``~``, the node, and what differs of it."""
+    """Nodes that differ: module, ``-``, ``+`` or ``~``, the node, and its differences."""
     for module in difference.modules:
         place = module.path or "(the model)"
         if module.graph:
@@ -54,7 +54,7 @@ def node_rows(difference: ModelDiff) -> Iterator[Row]:
 
 
 def weight_rows(difference: ModelDiff) -> Iterator[Row]:
-    """Weights that differ: what each model has, and how much they differ."""
+    """Weights that differ: the weight of each model, and the difference."""
     for change in difference.weights:
         yield _weight(change.before), _weight(change.after), _what(change)
 
@@ -88,7 +88,7 @@ def _weight(weight: WeightView | None) -> str:
 
 
 def to_html(difference: ModelDiff, before: str, after: str) -> str:
-    """A page with everything that differs."""
+    """A page with all differences."""
     import onnxplug
 
     return page(

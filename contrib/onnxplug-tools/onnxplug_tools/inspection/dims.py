@@ -1,4 +1,4 @@
-"""Sizes of dimensions in numbers: names and expressions of names, at the sizes that are given for these."""
+"""Sizes of dimensions in numbers: names and expressions of names, evaluated at given sizes of the names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 Dim = int | str | None
 
-#: Longer text is no size that an exporter writes, and is left alone.
+#: The longest text of a size; an exporter writes no longer text, and it is not evaluated.
 _LONGEST = 2000
-#: No size of a tensor, and no step to one, is larger.
+#: The largest size of a tensor, and the largest intermediate result of an expression.
 _LARGEST = 1 << 62
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -116,7 +116,7 @@ def _compute(tree: ast.expr, sizes: Mapping[str, int]) -> int:
 
 
 def _called(function: Callable[..., int], args: Sequence[int]) -> Any:
-    # max and min take one list as well, which is no size.
+    # With one argument, max and min would expect a list.
     if not args or (len(args) == 1 and function in (max, min)):
         return args[0] if args else _unknown()
     return function(*args)

@@ -1,4 +1,4 @@
-"""Inputs for a model that comes as a file: those that are given, and the others made from its own types and sizes."""
+"""Inputs for a model from a file: given inputs, and others generated from the model's types and sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug_tools.inspection.words import type_text
 
 #: A hint for a model that does not run on its inputs.
 OTHER_INPUTS = "Give inputs that it takes: --input 'ids=int64[2,8]{0..99}' or --input mask=FILE.npy, and --sizes."
-#: What a dynamic dimension is without a size.
+#: The size of a dynamic dimension for which none is given.
 _DEFAULT_SIZE = 1
 
 
@@ -27,8 +27,8 @@ class Feed:
     """The inputs of a run.
 
     Attributes:
-        sizes: What dynamic dimensions became, by their names.
-        assumed: The names of those that nothing said a size of: they are 1.
+        sizes: The sizes of dynamic dimensions by name.
+        assumed: Names of the dimensions without a given size: they are 1.
     """
 
     values: dict[str, torch.Tensor]
@@ -52,8 +52,8 @@ def make_feed(
     """Inputs for a model. Floats are normal, integers 0 or 1, bools random; the same for the same seed.
 
     Args:
-        given: Inputs by name; ``None`` stands for the first one that isn't named otherwise. The sizes of their dimensions
-            hold for the other inputs.
+        feed: Given inputs with their names; ``None`` stands for the next input that no other entry names. The sizes of
+            their dimensions hold for the other inputs.
         sizes: Sizes of dynamic dimensions; 1 where there is none.
     """
     inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
@@ -94,7 +94,7 @@ def make_feed(
 
 
 def feed_of_other(model: ir.Model, feed: Feed, name: str) -> dict[str, torch.Tensor]:
-    """The inputs of a first model, for another one of that name, which must take the same."""
+    """A first model's inputs for another model, which must take inputs of the same names; ``name`` is for errors."""
     wanted = {str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers}
     if wanted != set(feed.values):
         raise UsageError(

@@ -2,7 +2,7 @@
 
 A multiplication and an addition count as one operation each, so that a product of matrices takes ``2 m n k``. An elementwise
 operator counts as one operation an element whatever it computes, softmax and normalisations as the few that they are made of,
-and what only moves elements or looks at shapes as none. Causal attention counts as if nothing were masked.
+and an operator that only moves elements or reads shapes as none. Causal attention counts as if nothing were masked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class UnknownShape(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an estimate sees of a node.
+    """The facts about a node from which its operations are estimated.
 
     Attributes:
-        inputs, outputs: Shapes; ``None`` where one is not known or an input is absent.
+        inputs, outputs: Shapes; ``None`` where a shape is not known or an input is absent.
     """
 
     op_type: str
@@ -40,12 +40,12 @@ class Call:
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def shape(self, index: int, rank: int = 0) -> Shape:
-        """The shape of an input, of at least so many axes."""
+        """The shape of an input, which must have at least ``rank`` axes."""
         shape = self.inputs[index] if index < len(self.inputs) else None
         return _known(shape, rank)
 
     def result(self, index: int = 0, rank: int = 0) -> Shape:
-        """The shape of an output, of at least so many axes."""
+        """The shape of an output, which must have at least ``rank`` axes."""
         shape = self.outputs[index] if index < len(self.outputs) else None
         return _known(shape, rank)
 
@@ -94,7 +94,7 @@ def _free(call: Call) -> int:
 
 
 def _per_element(count: int) -> Row:
-    """So many operations for each element of the result."""
+    """A row of ``count`` operations for each element of the result."""
 
     def row(call: Call) -> int:
         return count * prod(call.result())
@@ -103,7 +103,7 @@ def _per_element(count: int) -> Row:
 
 
 def _per_input_element(count: int) -> Row:
-    """So many operations for each element of the first input."""
+    """A row of ``count`` operations for each element of the first input."""
 
     def row(call: Call) -> int:
         return count * prod(call.shape(0))
@@ -130,7 +130,7 @@ def _gemm(bias: int) -> Row:
 
 def _fused_matmul(call: Call) -> int:
     a = call.shape(0, 1)
-    if call.number("transBatchA", 0):  # the axis before the last is multiplied with, and the first ones follow
+    if call.number("transBatchA", 0):  # the first axis comes after the batch axes
         a = (*a[1:-1], a[0], a[-1])
     return 2 * prod(call.result()) * (a[-2] if call.number("transA", 0) and len(a) > 1 else a[-1])
 
@@ -171,7 +171,7 @@ def _einsum(call: Call) -> int:
         for label, size in zip(labels, shape, strict=True):
             sizes[label] = max(size, sizes.get(label, 1))
     combinations = prod(sizes.values())
-    # Each further operand takes a multiplication; what is summed, an addition.
+    # Each further operand takes a multiplication, and the sum an addition.
     return combinations * (len(terms) if len(terms) > 1 else 1)
 
 
@@ -190,7 +190,7 @@ def _attended(batch: int, queries: int, keys: int, query_width: int, value_width
 
 
 def _attention(call: Call) -> int:
-    """ai.onnx's: [batch, heads, sequence, size], or [batch, sequence, heads * size]."""
+    """ai.onnx's Attention: operands of [batch, heads, sequence, size], or [batch, sequence, heads * size]."""
     query, key, result = call.shape(0, 3), call.shape(1, 3), call.result(0, 3)
     if len(query) == 4:
         heads, queries, width, value_width = query[1], query[2], query[1] * query[3], result[1] * result[-1]
@@ -228,7 +228,7 @@ def _grouped_attention(call: Call) -> int:
     query, result = call.shape(0, 3), call.result(0, 3)
     heads = call.number("num_heads", 1)
     if len(call.outputs) > 1 and call.outputs[1] is not None:
-        keys = call.result(1, 4)[2]  # the cache that it returns, which may be longer than what was seen so far
+        keys = call.result(1, 4)[2]  # the cache that it returns, which may be longer than the sequence so far
     else:
         keys = query[1] + (call.shape(3, 4)[2] if call.has(3) else 0)
     return _attended(query[0], query[1], keys, result[2], result[2], heads)

@@ -23,7 +23,7 @@ def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
     """A model as its file has it; external data is not touched.
 
     Args:
-        infer: Work out the shapes that the file does not say, as far as ONNX's shape inference can.
+        infer: Infer the shapes that the file lacks, as far as ONNX's shape inference can.
     """
     path = Path(path)
     check_is_onnx(path)
@@ -39,8 +39,8 @@ def load_model(path: str | Path, *, infer: bool = False) -> ir.Model:
 
 
 def check_is_onnx(path: Path) -> None:
-    """Looks at a file's first bytes: whether it may be an ONNX model."""
-    if os.path.isdir(path):  # which is False of names that the system refuses
+    """Checks by a file's first bytes and its name that it may be an ONNX model."""
+    if os.path.isdir(path):  # False for a name that the system refuses
         raise UsageError(f"{path} is a folder, not an ONNX file")
     if not os.path.isfile(path):
         raise UsageError(f"there is no file {path}")
@@ -62,7 +62,7 @@ def check_is_onnx(path: Path) -> None:
 
 
 def check_to_run(path: str | Path) -> None:
-    """Checks a model that is to be run, also where its external data are."""
+    """Checks a model that is to be run, and the places of its external data."""
     try:
         read_model(path)
     except UsageError as error:
@@ -76,10 +76,10 @@ def _with_shapes(model: ir.Model, path: Path) -> ir.Model:
 
     log = logging.getLogger("onnx_ir")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # it writes tracebacks of what it can't infer
+    log.setLevel(logging.CRITICAL)  # it logs a traceback for each shape that it can't infer
     try:
         return ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
-    except Exception as error:  # the file itself remains as it is: what is not known stays so
+    except Exception as error:  # the model stays as the file has it: unknown shapes stay unknown
         _LOGGER.debug("shape inference of %s: %s", path, error)
         return model
     finally:

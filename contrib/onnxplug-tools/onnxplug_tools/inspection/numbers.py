@@ -21,9 +21,9 @@ class Difference:
     """How much two tensors differ.
 
     Attributes:
-        count, total: How many elements differ, and how many there are. NaN is equal to NaN.
+        count, total: Number of elements that differ, and of all elements. NaN is equal to NaN.
         largest: The largest difference of two elements; infinite where one is not finite and the other differs.
-        relative: That by the size of the largest finite element of the first tensor; infinite where all of those are 0.
+        relative: ``largest`` divided by the largest finite magnitude in the first tensor; infinite where that is 0.
     """
 
     count: int
@@ -43,11 +43,11 @@ class Difference:
 
 
 def difference_of(before: ir.TensorProtocol, after: ir.TensorProtocol) -> tuple[Difference | None, bool]:
-    """How much two tensors differ, of other dtypes too; ``None`` where they can't be compared.
+    """The difference of two tensors, which may have different dtypes; ``None`` where they can't be compared.
 
     Returns:
-        The difference, and whether the second is the first one transposed: it is compared so where its shape is only right so,
-        or where it is equal so and not otherwise.
+        The difference, and whether the second tensor was transposed for it: a matrix is transposed where only then the
+        shapes agree, or only then the numbers are equal.
     """
     texts = [tensor.dtype == ir.DataType.STRING for tensor in (before, after)]
     if any(texts) and not all(texts):
@@ -72,7 +72,7 @@ def _compared(a: Any, b: Any) -> tuple[Difference | None, bool]:
 
 
 def digests_of(tensor: ir.TensorProtocol) -> list[bytes]:
-    """What tells a tensor's numbers, dtype and shape from others; for a matrix also what tells those of it transposed."""
+    """The digest of a tensor's numbers, dtype and shape; for a matrix also the digest of the transposed matrix."""
     try:
         numbers = _numbers(tensor)
         digests = [_digest(tensor, numbers)]
@@ -91,7 +91,7 @@ def _digest(tensor: ir.TensorProtocol, numbers: Any) -> bytes:
 
 
 def _release(tensor: ir.TensorProtocol) -> None:
-    """Lets go of the file: one tensor at a time is in memory."""
+    """Releases the file of a tensor, so that one tensor at a time is in memory."""
     if isinstance(tensor, ir.ExternalTensor):
         with contextlib.suppress(BufferError):  # a view of it is held by somebody else
             tensor.release()
@@ -108,7 +108,7 @@ def _numbers(tensor: ir.TensorProtocol) -> Any:
 
 
 def _difference(a: Any, b: Any) -> Difference:
-    """The elements of one order: pieces are rows, so that a transposed one isn't copied whole."""
+    """The difference of tensors of one shape, by pieces of whole rows: no whole copy is made of a transposed tensor."""
     if not a.size:
         return Difference(0, 0, 0.0, 0.0)
     if a.dtype == object:
@@ -130,10 +130,10 @@ def _difference(a: Any, b: Any) -> Difference:
 
 
 def _piece(x: Any, y: Any) -> tuple[int, float]:
-    """How many elements differ, and by how much at most."""
+    """The number of elements that differ, and the largest difference."""
     a, b = x.astype(np.float64), y.astype(np.float64)
     whole = [v.dtype.kind in "iub" for v in (x, y)]
-    # A double cannot tell integers beyond 2**53 apart.
+    # A double cannot distinguish integers beyond 2**53.
     differs = x != y if all(whole) else ~((a == b) | (np.isnan(a) & np.isnan(b)))
     count = int(differs.sum())
     if not count:

@@ -25,7 +25,7 @@ class Spent:
     """Time that was spent on an operator or in a module, in one run.
 
     Attributes:
-        seconds: Seconds a run, those of the nodes within left out.
+        seconds: Seconds a run, without the time of nodes within.
     """
 
     name: str
@@ -36,12 +36,13 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Where the time of a model goes.
+    """The time of a model by operator and by module.
 
     Attributes:
-        seconds: Seconds a run, with profiling on; what nodes do not account for is ONNX Runtime's own.
+        seconds: Seconds a run, with profiling on; the time outside of nodes is ONNX Runtime's own.
         operators: Time by operator, the most first.
-        modules: Time by module, in the modules' order; the model's own nodes have an empty path. Submodules are left out.
+        modules: Time by module, in the modules' order, without the time of submodules; the model's own nodes have an
+            empty path.
         unmapped: Time of nodes that ONNX Runtime made and that correspond to no module, by their names.
         optimized: How often each operator occurs in the graph that ONNX Runtime runs; ``None`` where it is not known.
     """
@@ -63,7 +64,7 @@ def read_profile(path: Path, seen: Seen, optimized: ir.Model | None, skipped: in
     """Reads the file that ONNX Runtime wrote.
 
     Args:
-        skipped: Runs to leave out: the first ones are slower.
+        skipped: Runs to leave out: the first runs are slower.
     """
     events = json.loads(path.read_text(encoding="utf-8"))
     runs = sorted((e for e in events if e["cat"] == "Session" and e["name"] == "model_run"), key=lambda e: e["ts"])[
@@ -138,15 +139,16 @@ def _own_times(events: Sequence[Mapping[str, Any]]) -> list[float]:
     return own
 
 
-#: Only these run other nodes; times are whole microseconds, so that neighbours may seem to be within each other.
+#: The only operators that run other nodes. Times are whole microseconds: neighbours may seem to be within each other.
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedySearch", "Sampling"})
 
 
 class _Modules:
     """The module of a node that ONNX Runtime ran, by its name; ``None`` where none corresponds.
 
-    A name is that of a node of the model, or of one that ONNX Runtime made: then the graph that it ran says which of the model's
-    values the node computes, or its name begins with that of a node that it replaced.
+    A name is that of a node of the model, or of a node that ONNX Runtime made. For the latter, the graph that ONNX
+    Runtime ran has the model's values that the node computes, or its name begins with the name of a node that it
+    replaced.
     """
 
     def __init__(self, seen: Seen, optimized: ir.Model | None) -> None:
@@ -161,12 +163,12 @@ class _Modules:
             self._trace(seen, optimized)
 
     def _trace(self, seen: Seen, optimized: ir.Model) -> None:
-        """Takes the modules of the nodes that ONNX Runtime made, by the values that they compute."""
+        """Finds the modules of the nodes that ONNX Runtime made, by the values that they compute."""
         made = {value.name: node for node in seen.nodes for value in node.outputs if value.name}
         kept = {value.name for node in optimized.graph.all_nodes() for value in node.outputs}
         for node in optimized.graph.all_nodes():
             values = [made[value.name] for value in node.outputs if value.name in made]
-            if not values:  # what it computes is read by the next node: a reordered copy, for example
+            if not values:  # its result is for the next node: a reordered copy, for example
                 readers = [use.node for value in node.outputs for use in value.uses()]
                 values = [made[value.name] for reader in readers for value in reader.outputs if value.name in made]
             if node.name and values:
@@ -187,17 +189,18 @@ class _Modules:
         return path if path in self._modules else self._before(name, "_")
 
     def _before(self, name: str, separators: str) -> str | None:
-        """The module of the node whose name this begins with, before one of the separators."""
+        """The module of the node whose name a name begins with, before one of the separators."""
         ends = [len(name), *(match.start() for match in reversed(list(re.finditer(separators, name))))]
         return next((self._by_name[name[:end]] for end in ends if name[:end] in self._by_name), None)
 
 
 def _replaced(op_type: str, last: ir.Node, kept: Collection[str | None]) -> ir.Node:
-    """Which of the nodes that became one its time belongs to: that of the same operator, or the last of them.
+    """The replaced node to which the time of a fused node belongs: the node of the same operator, or the last node.
 
     Args:
-        op_type: The operator of the one that they became: a Conv that also computes the activation after it.
-        kept: The values that there still are: nodes that compute these became other nodes.
+        op_type: The operator of the fused node: a Conv that also computes the activation after it.
+        last: The last of the replaced nodes.
+        kept: The names of the values of the optimised graph: nodes that compute these are not part of the fused node.
     """
     wanted = op_type.removeprefix("Fused")
     pending, looked = [last], 0

@@ -16,7 +16,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def environment(templates: Path) -> Any:
-    """jinja2 with the templates of a folder. What is put into them is escaped, and what is not seen is spelled out."""
+    """jinja2 with the templates of a folder. Values are escaped, and invisible characters are spelled out."""
     import jinja2
 
     return jinja2.Environment(
@@ -43,7 +43,7 @@ def page(template: str, values: Mapping[str, Any]) -> str:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Checks where a file is to be written, before anything that takes long."""
+    """Checks the path of a file to write, before anything that takes long."""
     if path.is_dir():
         raise SaveError(f"can't write the {what} {path}: it is a folder", hint="Give the name of a file.")
     if path.exists() and not path.is_file():
@@ -56,7 +56,7 @@ def save_text(path: Path, text: str, what: str) -> None:
     """Writes a file, complete or not at all.
 
     Args:
-        what: What it is, for the message: ``"page"``.
+        what: The kind of file, for the message: ``"page"``.
     """
     try:
         check_writable(path, what)

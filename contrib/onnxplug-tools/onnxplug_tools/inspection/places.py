@@ -1,4 +1,4 @@
-"""Which module, line and rule a node comes from, as its metadata say it, or else its name."""
+"""The module, line and rule that a node comes from, by its metadata, or else by its name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, NO_MODULE, PACKAGE, REWRITE, RULE, SOURCE, TRACE
 from onnxplug_tools.inspection.words import text_of
 
-#: What onnxscript's optimiser writes into the files of ``torch.onnx.export``.
+#: The key under which onnxscript's optimiser names its rewrites in the files of ``torch.onnx.export``.
 _REWRITE_OF_TORCH = "pkg.onnxscript.rewriter.rule_name"
-#: Deeper modules count as these.
+#: The most parts of a module's path; the rest of a longer path is cut off.
 _DEEPEST = 100
 #: A part of a path. Names in words ("0 <= n, of x") are no paths.
 _PART = re.compile(r"[\w.\-:@$<>]+")
@@ -81,7 +81,7 @@ def place_of(name: str | None, metadata: Mapping[str, str]) -> Place:
 
 
 def path_of_name(name: str | None) -> str:
-    """The module's path by a node's name: ``"layers.0.linear"`` of ``"layers/0/linear/Gemm"``; empty where it says none.
+    """The module's path by a node's name: ``"layers.0.linear"`` of ``"layers/0/linear/Gemm"``; empty where it has none.
 
     torch's TorchScript exporter repeats the path of a list within it: ``"/layers/layers.0/linear/Gemm"``.
     """
@@ -100,7 +100,7 @@ def path_of_name(name: str | None) -> str:
 
 
 def normal_path(path: str) -> str:
-    """A module's path, whichever call of the module it is."""
+    """A module's path without the number of a call, at most :data:`_DEEPEST` parts."""
     if "@" in path:
         path = _CALL.sub("", path)
     if path.count(".") >= _DEEPEST:
@@ -109,7 +109,7 @@ def normal_path(path: str) -> str:
 
 
 def _modules(metadata: Mapping[str, str], named: str) -> tuple[tuple[str, str], ...] | None:
-    """The modules as metadata say them; ``None`` where they say nothing."""
+    """The modules that metadata name, with their classes; ``None`` where metadata name none."""
     entries = _from_lists(metadata.get(NAMES), metadata.get(CLASSES))
     if entries is None:
         namespace = metadata.get(NAMESPACE)
@@ -117,7 +117,7 @@ def _modules(metadata: Mapping[str, str], named: str) -> tuple[tuple[str, str], 
             return None
         entries = _from_namespace(namespace)
     entries = [(normal_path(path), kind) for path, kind in entries if NO_MODULE not in (path, kind)]
-    # The last is the FX node, but of a call of a function that stands for a module, which is named after the module.
+    # The last entry is the FX node's; for the call of a function that stands for a module it is the module's.
     if entries and not (named and entries[-1][0] == named and (len(entries) < 2 or entries[-2][0] != named)):
         entries.pop()
     return tuple(entries)
@@ -146,13 +146,13 @@ def _from_namespace(namespace: str) -> list[tuple[str, str]]:
             pending = ""
         else:
             pending = f"{pending}{part}/"
-    if pending and entries:  # what follows a slash in the operator
+    if pending and entries:  # the rest of an operator that has a slash
         entries[-1] = (entries[-1][0], f"{entries[-1][1]}/{pending[:-1]}")
     return entries
 
 
 def _source(trace: str | None) -> str | None:
-    """The user's line in a stack trace: the last that isn't torch's own; ``None`` where all are."""
+    """The user's line in a stack trace: the last frame outside of torch; ``None`` where there is none."""
     if not trace:
         return None
     frames = _FRAME.findall(trace)

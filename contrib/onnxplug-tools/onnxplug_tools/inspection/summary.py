@@ -17,10 +17,10 @@ _WEIGHTS_OF_A_PAGE, _NODES_OF_A_PAGE = 200, 20_000
 
 
 def rows(seen: ModelView, file: str, sizes: Mapping[str, int]) -> list[tuple[str, str]]:
-    """What there is to say of the whole model, in names and values.
+    """The facts about the whole model, as names and values.
 
     Args:
-        file: What its file is called, with its size.
+        file: The name of its file, with its size.
         sizes: The sizes that the estimate of operations was made for.
     """
     bodies = sum(1 for node in seen.nodes if node.graph) - sum(function.nodes for function in seen.functions)
@@ -49,7 +49,7 @@ def _value(value: ValueView) -> str:
 
 
 def operations_text(seen: ModelView, sizes: Mapping[str, int]) -> str:
-    """The estimate of operations, for which sizes it was made, and how much of the model it leaves out."""
+    """The estimate of operations, the sizes for which it was made, and the number of nodes that it leaves out."""
     root = seen.root
     missing = [name for name in dynamic_names(seen) if name not in sizes]
     if root.total_unestimated and missing:
@@ -69,7 +69,7 @@ def dynamic_names(seen: ModelView) -> list[str]:
 
 
 def modules(seen: ModelView, depth: int) -> Iterator[tuple[int, ModuleView]]:
-    """The modules down to a depth, each after the one that it is part of, with how deep it is."""
+    """The modules down to a depth, each after the module around it, with its depth."""
     pending = [(0, seen.root)]
     while pending:
         level, module = pending.pop()
@@ -79,7 +79,7 @@ def modules(seen: ModelView, depth: int) -> Iterator[tuple[int, ModuleView]]:
 
 
 def module_cells(module: ModuleView) -> list[str]:
-    """What a table says of a module beside its name: class, nodes, parameters, bytes, operations."""
+    """The cells of a module's row after its name: class, nodes, parameters, bytes, operations."""
     operations = flops_text(module.total_flops)
     if module.total_unestimated:
         operations = f"{operations} + {counted(module.total_unestimated, 'node')}" if module.total_flops else "unknown"

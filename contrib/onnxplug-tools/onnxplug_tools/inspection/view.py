@@ -1,4 +1,4 @@
-"""What is in a model, in one pass over its nodes: a picture of plain values, which holds neither graph nor weights."""
+"""The content of a model, by one pass over its nodes: a picture of plain values, without the graph and the weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ValueView:
 
     Attributes:
         name: Its name; empty for an absent optional input.
-        dtype: Element type, ``"float"`` or ``"int64"``; ``"sequence(float)"`` for what is no tensor; ``None`` where it is not
-            known.
-        shape: Sizes, names or expressions of dynamic ones, ``None`` for one that is not known; ``None`` where not even the
-            rank is.
+        dtype: Element type, ``"float"`` or ``"int64"``; ``"sequence(float)"`` for a value that is no tensor; ``None``
+            where it is not known.
+        shape: Sizes, names or expressions of dynamic sizes, ``None`` for an unknown size; ``None`` where the rank is
+            unknown.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ValueView:
 
     @property
     def type(self) -> str:
-        """Dtype and shape: ``"float[batch, 3]"``; ``?`` stands for what is not known."""
+        """Dtype and shape: ``"float[batch, 3]"``; ``?`` stands for an unknown dtype, size or shape."""
         dims = "?" if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
         return f"{self.dtype or '?'}[{dims}]"
 
@@ -45,11 +45,12 @@ class NodeView:
     Attributes:
         index: Its number in :attr:`ModelView.nodes`.
         op_type, domain: The operator; the domain of ai.onnx is empty.
-        graph: Empty for the main graph; ``"NODE/ATTRIBUTE"`` in the body of a node, each within the one around it;
-            ``"DOMAIN::NAME"`` in a function.
-        module: Path of its module, ``"layers.0.linear"``; empty for the model itself. In a function it is seen from there.
+        graph: Empty for the main graph; ``"NODE/ATTRIBUTE"`` in the body of a node, after the name of the graph around
+            the node; ``"DOMAIN::NAME"`` in a function.
+        module: Path of its module, ``"layers.0.linear"``; empty for the model itself. In a function it is relative to
+            the function.
         classes: The classes of the modules that it is part of, the outermost first, as far as they are known.
-        rule, package, version: The converter and its package, as full metadata say it.
+        rule, package, version: The converter and its package, from full metadata.
         source: The user's ``file:line``.
         flops: Estimated operations, of its bodies too (`onnxplug_tools.inspection.flops`); ``None`` where there is no estimate.
     """
@@ -110,17 +111,17 @@ class WeightView:
 
 @dataclass(frozen=True, slots=True)
 class ModuleView:
-    """A module, and what is in it.
+    """A module with its nodes, weights and submodules.
 
     Attributes:
         path: Its path, ``"layers.0"``; empty for the model itself.
-        classes: Its class; several where calls say different ones, none where it is not known.
+        classes: Its class; several where its calls have different classes, none where it is not known.
         nodes: Its own nodes: those of the main graph and of the bodies of nodes. Functions are left out.
-        total_nodes: The same with those of its submodules; so are the other totals.
+        total_nodes: Its own nodes and those of its submodules; the other totals likewise.
         parameters: Elements of its own weights, buffers and constants among them.
         bytes: Bytes of its own weights.
         flops: Estimated operations of its own nodes, as far as there are estimates.
-        unestimated: How many of its own nodes, or of what they run, there are none for.
+        unestimated: Number of nodes without an estimate, among its own nodes and the nodes that they run.
         children: Its submodules, in the order of their first nodes.
     """
 
@@ -169,12 +170,12 @@ class FunctionView:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What is in a model.
+    """The content of a model.
 
     Attributes:
-        producer: What wrote it, with its version; may be empty.
+        producer: The program that wrote it, with its version; may be empty.
         opsets: Domain to version; the domain of ai.onnx is empty.
-        inputs, outputs: Of the main graph; initializers are no inputs.
+        inputs, outputs: The main graph's inputs and outputs; initializers are no inputs.
         nodes: All nodes: each node of the main graph followed by those of its bodies, then those of functions.
         weights: Initializers of all graphs, and the tensors of ``Constant`` nodes.
         operators: How often each operator occurs, the most frequent first; nodes of functions are left out, calls are not.
@@ -197,11 +198,11 @@ class ModelView:
 
 
 def view(model: ir.Model, sizes: Mapping[str, int] | None = None) -> ModelView:
-    """What is in a model; no weight is loaded, and the model is not changed.
+    """The content of a model; no weight is loaded, and the model is not changed.
 
-    Modules, lines and rules are those that the metadata of nodes say: onnxplug's, short or full, or those of
-    ``torch.onnx.export``. Without them modules are told by nodes' names, ``"layers/0/linear/Gemm"``; a model that has neither
-    is one module.
+    Modules, lines and rules come from the metadata of nodes: onnxplug's, short or full, or ``torch.onnx.export``'s.
+    Without metadata, modules come from the nodes' names, ``"layers/0/linear/Gemm"``; a model that has neither is one
+    module.
 
     Args:
         model: The model.
@@ -215,8 +216,8 @@ class Seen:
     """A picture beside the model that it shows.
 
     Attributes:
-        nodes: What was made of each node.
-        weights: What was made of each weight, with its tensor; a ``Constant`` is known by its result.
+        nodes: The view of each node.
+        weights: The view of each weight, with its tensor; the key of a ``Constant`` is its result.
     """
 
     view: ModelView
@@ -225,14 +226,14 @@ class Seen:
 
 
 def view_with_model(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Seen:
-    """As :func:`view`, with what was made of each node and weight."""
+    """As :func:`view`, with the view of each node and weight."""
     viewer = _Viewer(model, sizes or {})
     return Seen(viewer.view(), viewer.by_node, viewer.by_weight)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What is added up of one module's own."""
+    """The sums over one module's own nodes and weights."""
 
     nodes: int = 0
     parameters: int = 0
@@ -405,7 +406,7 @@ class _Viewer:
         sums.bytes += view.bytes
 
     def _owner(self, value: ir.Value) -> str:
-        """The module of a weight: the one that its name is the parameter of, or the one whose node reads it first."""
+        """The module of a weight: the module whose parameter its name is, or the module whose node reads it first."""
         path = normal_path(text_of(value.name).rpartition(".")[0])
         while path:
             if path in self._sums:
@@ -440,7 +441,7 @@ def _finished(path: str, sums: _Sums, children: Sequence[ModuleView]) -> ModuleV
 
 
 def _labels(node: ir.Node, around: str, bodies: Sequence[ir.Graph]) -> list[str]:
-    """What the bodies of a node are called, in their order."""
+    """The labels of a node's bodies, in their order."""
     own = text_of(node.name or node.op_type)
     names: list[str] = []
     for name, attribute in node.attributes.items():

@@ -1,4 +1,4 @@
-"""Types, attributes and tensors in words, short enough for a line, without loading what lies in other files."""
+"""Types, attributes and tensors in words, short enough for a line, without loading data from other files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def shortened(text: str, longest: int = _LONGEST) -> str:
 
 
 def text_of(text: str | bytes | None) -> str:
-    """A text of a file; protocol buffers give bytes for what is no UTF-8."""
+    """A text of a file; protocol buffers give bytes for text that is not UTF-8."""
     if isinstance(text, bytes):
         return text.decode("utf-8", "backslashreplace")
     return text or ""
 
 
 def visible(text: str) -> str:
-    """A text of a file for a terminal or a page: in one line, and what is not seen as escapes."""
+    """A text of a file for a terminal or a page: in one line, with invisible characters as escapes."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -65,7 +65,7 @@ def time_text(seconds: float) -> str:
 
 
 def opsets_text(opsets: Mapping[str, int]) -> str:
-    """``"ai.onnx 21, com.microsoft 1"``."""
+    """Opsets in words: ``"ai.onnx 21, com.microsoft 1"``."""
     return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets.items())
 
 

@@ -1,1 +1,1 @@
-"""Libraries of custom operators: what they register, what a plugin has of it, and the index of packages for them."""
+"""Libraries of custom operators: the operators that they register, and checks of the plugins that translate them."""

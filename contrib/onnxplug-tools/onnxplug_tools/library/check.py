@@ -1,4 +1,4 @@
-"""What a reviewer of a plugin would ask about the library that it is for: ``onnxplug plugins check``."""
+"""A reviewer's questions about a plugin and the library that it is for: ``onnxplug plugins check``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LISTED = 20
 
 
 def library_rows(record: PluginRecord, supplied: dict[str, Any]) -> Iterator[Row]:
-    """What is to be said of a plugin and its libraries."""
+    """The findings on a plugin and its libraries."""
     yield from _versions(record)
     yield from _operators(record, supplied)
     yield from _runtime(record, supplied)
@@ -41,7 +41,7 @@ def _libraries(record: PluginRecord) -> list[str]:
 
 
 def _versions(record: PluginRecord) -> Iterator[Row]:
-    """Libraries of which neither the plugin nor its distribution says a version."""
+    """Libraries for which neither the plugin nor its distribution states a version."""
     try:
         declared = requires(record.distribution) or ()
     except PackageNotFoundError:

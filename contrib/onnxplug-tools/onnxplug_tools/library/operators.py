@@ -1,4 +1,4 @@
-"""The operators that a library registers with torch, and what torch knows of each."""
+"""The operators that a library registers with torch, with their schemas and kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LibraryOperator:
     Attributes:
         name: Its qualified name, ``"acme::nms.default"``.
         schema: Its schema in words, without the namespace.
-        is_composite: Whether torch computes it by other operators, by its own kernel or a decomposition.
+        is_composite: Whether torch computes it by other operators, in its kernel or by a decomposition.
         arguments: The name of each argument, its type and whether it has a default.
     """
 
@@ -60,14 +60,14 @@ class LibraryOperator:
     def needs_rule(self) -> bool:
         """Whether a model needs a translation of it: nothing else computes it, and it gives new values.
 
-        A truth value or a text is part of the model's Python code, which has it when the model is captured.
+        A bool or a string is a value of the model's Python code, which has it when the model is captured.
         """
         is_constant = re.search(r"-> (bool|str)$", self.schema) is not None
         return not (self.is_composite or self.is_for_gradients or self.is_out_variant or is_constant)
 
     @property
     def is_out_variant(self) -> bool:
-        """Whether it writes its results to tensors that it is given for that."""
+        """Whether it writes its results to tensors that are given for them (``out=``)."""
         return bool(self.mutates) and re.search(r"\.out|_out(\.|$)", self.name) is not None
 
     @property
@@ -77,7 +77,7 @@ class LibraryOperator:
 
 
 def registered() -> frozenset[str]:
-    """The names of all operators that torch knows now; overloads called ``default`` without it."""
+    """The names of all operators that torch knows now; the overload ``default`` is left out of a name."""
     return frozenset(registered_operators())
 
 
@@ -87,7 +87,7 @@ def namespace_of(name: str) -> str:
 
 
 def operators(names: Sequence[str]) -> list[LibraryOperator]:
-    """What torch knows of operators, in the order of their names."""
+    """The operators of some names that torch knows, in the order of the names."""
     overloads = ((name, find_overload(name)) for name in sorted(names))
     return [_operator(name, overload) for name, overload in overloads if overload is not None]
 
@@ -121,7 +121,7 @@ def _kernels(name: str) -> Callable[[Sequence[str]], bool]:
 
 
 def _has_fake(schema: Any, has_kernel: bool) -> bool:
-    """Whether torch knows the shapes of an operator's results. ``custom_op`` puts a kernel that raises where no fake is given."""
+    """Whether torch knows the shapes of an operator's results. Without a fake, ``custom_op`` has a raising kernel."""
     defined = custom_operators.get(schema.name)
     if defined is not None:
         return getattr(defined, "_abstract_fn", None) is not None or not schema.returns
@@ -146,7 +146,7 @@ def import_library(name: str) -> Any:
 
 
 def distribution_and_version(library: str) -> tuple[str, str] | None:
-    """The distribution that brings a library, by its import name, and its version; ``None`` where none does."""
+    """The distribution that brings a library, by its import name, and its version; ``None`` where there is none."""
     names = packages_distributions().get(library.partition(".")[0], ())
     return (names[0], version(names[0])) if names else None
 
@@ -197,7 +197,7 @@ def read_library(*libraries: str) -> list[LibraryOperator]:
 
 
 def _answer(path: str, *libraries: str) -> None:
-    """Writes what :func:`read_library` reads."""
+    """Writes the file that :func:`read_library` reads."""
     try:
         rows: Any = [asdict(op) for op in new_operators(*libraries)]
     except UsageError as error:
@@ -207,7 +207,7 @@ def _answer(path: str, *libraries: str) -> None:
 
 @contextmanager
 def _definitions_of_torch() -> Iterator[set[str]]:
-    """Collects the operators that modules of torch define meanwhile, which a library imports for other reasons."""
+    """Collects the operators that modules of torch define meanwhile; a library imports these for other reasons."""
     import torch
 
     define = torch.library.Library.define

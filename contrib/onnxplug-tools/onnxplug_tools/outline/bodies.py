@@ -20,8 +20,9 @@ class Body:
     """A function's body in the making.
 
     Args:
-        path: The module's path in the model, that names and metadata begin with.
-        full: What its nodes say of where they come from: everything, or what a model is shipped with; ``None`` for nothing.
+        path: The module's path in the model, with which names and metadata begin.
+        types: Writes the type and shape of a value of the model to its copy.
+        full: Whether its nodes have full or short metadata about their origin; ``None`` for none.
     """
 
     def __init__(self, path: str, types: Callable[[ir.Value, ir.Value], None], full: bool | None = False) -> None:
@@ -31,7 +32,7 @@ class Body:
         self._full = full
         self.nodes: list[ir.Node] = []
         self._types = types
-        #: What each value of the model is here.
+        #: Each value of the model to its copy in the body.
         self.values: dict[ir.Value, ir.Value] = {}
 
     def add_input(self, value: ir.Value, name: str) -> ir.Value:
@@ -45,7 +46,7 @@ class Body:
         self.nodes.append(self._copied(node))
 
     def call(self, node: ir.Node, outputs: Iterable[ir.Value]) -> None:
-        """Adds the call of another function, whose results are named after what they stand for in the model."""
+        """Adds the call of another function; its results are named after the model's values that they stand for."""
         node.name = self._node_names.unique(str(node.name))
         for value, result in zip(outputs, node.outputs, strict=True):
             self._types(value, result)
@@ -54,7 +55,7 @@ class Body:
         self.nodes.append(node)
 
     def read(self, value: ir.Value) -> ir.Value:
-        """What a value of the model is here; a small constant is one of the body's own."""
+        """The copy of a value of the model; a small constant becomes a constant of the body's own."""
         known = self.values.get(value)
         if known is None:
             assert is_constant(value), value
@@ -112,7 +113,7 @@ class Body:
 
 
 def _unnamed(value: ir.Value) -> ir.TensorProtocol:
-    """A constant's content; the name is that of the node's result."""
+    """A constant's content without a name, which the node's result has."""
     content = value.const_value
     assert content is not None
     array = content.numpy()
@@ -120,10 +121,10 @@ def _unnamed(value: ir.Value) -> ir.TensorProtocol:
 
 
 def shared_types(instances: Sequence[Sequence[ir.Value]]) -> Callable[[ir.Value, ir.Value], None]:
-    """What gives a value the dtype and the sizes that are the same in all instances of a function.
+    """A function that gives the copy of a value the dtype and the sizes that all instances of a function share.
 
     Args:
-        instances: For each instance its values, in one order.
+        instances: For each instance its values, in the same order.
     """
     known: Mapping[ir.Value, Sequence[ir.Value]] = {values[0]: values for values in zip(*instances, strict=True)}
 

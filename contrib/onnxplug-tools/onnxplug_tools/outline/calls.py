@@ -1,4 +1,4 @@
-"""Which call of a module each node comes from: written while the FX graph is converted, read when modules become functions."""
+"""The module call that each node comes from: written as the FX graph is converted, read as modules become functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ModuleCall:
 
     @property
     def short_name(self) -> str:
-        """The class's own name."""
+        """The class's name without its Python module."""
         return self.class_name.rpartition(".")[2]
 
 

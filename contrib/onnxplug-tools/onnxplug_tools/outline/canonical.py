@@ -1,4 +1,4 @@
-"""When some nodes are the same as others but for the names of values."""
+"""Canonical forms of nodes, which are equal for nodes that are the same but for the names of values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxplug.build.attributes import attribute_key
 from onnxplug.build.scope import graphs_of, used_by
 from onnxplug.build.stored import META
 
-#: Constants of so many elements are part of a function; larger ones are given to it.
+#: Constants of at most so many elements are part of a function; larger constants are inputs of it.
 MAX_CONSTANT = 64
 _KINDS = ir.AttributeType
 
 
 def is_constant(value: ir.Value) -> bool:
-    """Whether a value is a small constant, none of the model's weights: two of the same content are the same."""
+    """Whether a value is a small constant, none of the model's weights: constants of the same content are the same."""
     content = value.const_value
     return (
         content is not None
@@ -32,7 +32,7 @@ def is_constant(value: ir.Value) -> bool:
 
 
 def read_by(node: ir.Node) -> list[ir.Value]:
-    """The values from outside of it that a node reads, those that its branches and bodies read included; each once."""
+    """The values from outside of a node that the node, its branches or its bodies read; each once."""
     if not graphs_of(node):
         return list(dict.fromkeys(v for v in node.inputs if v is not None))
     made = set(_made_within(node))
@@ -49,13 +49,13 @@ def _made_within(node: ir.Node) -> Iterable[ir.Value]:
 
 @dataclass(frozen=True)
 class Canonical:
-    """Nodes in a form that is equal for others that compute the same of their inputs in the same way.
+    """Nodes in a form that is equal for nodes that compute the same from their inputs in the same way.
 
     Attributes:
-        key: The form: operators, attributes, constants, and which input of a node is which input of all or which output of
-            which node.
-        inputs: What the nodes read, without small constants; equal keys have them in the same order.
-        outputs: What is read of the nodes' results, in the same order too.
+        key: The form: operators, attributes, constants, and for each input of a node the common input, or the output
+            of a node, that it reads.
+        inputs: The values that the nodes read, without small constants; equal keys have them in the same order.
+        outputs: The results of the nodes that are read by others, in the same order too.
         made: The results of every node, those in branches and bodies included, in the same order too.
     """
 
@@ -70,7 +70,7 @@ def canonical(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> Canonica
 
     Args:
         nodes: The nodes, in the order of the graph.
-        outputs: Those of their results that are read by others, in the order of the nodes.
+        outputs: The results of the nodes that are read by others, in the order of the nodes.
     """
     form = _Form()
     lines = [form.line(node) for node in _from_outputs(nodes, outputs)]
@@ -79,11 +79,11 @@ def canonical(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> Canonica
 
 
 def _from_outputs(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:
-    """The nodes in an order that the outputs alone decide: each after those that it reads, in the order of its inputs."""
+    """The nodes in an order that the outputs alone decide: producers first, in the order of a node's inputs."""
     inside = set(nodes)
     order: dict[ir.Node, None] = {}
     producers = (value.producer() for value in outputs)
-    # What leads to no output comes last, as it stands in the graph.
+    # Nodes that lead to no output come last, in the order of the graph.
     for start in (*producers, *nodes):
         pending: list[tuple[ir.Node, bool]] = [(start, False)] if start is not None else []
         while pending:
@@ -108,7 +108,7 @@ class _Form:
         self.made: list[ir.Value] = []
 
     def line(self, node: ir.Node) -> Any:
-        """What a node is; its results have their numbers afterwards."""
+        """The form of a node; its results have their numbers afterwards."""
         read = tuple(None if value is None else self._number(value) for value in node.inputs)
         attributes = tuple(
             (name, int(attr.type), self._attribute(attr)) for name, attr in sorted(node.attributes.items())
@@ -154,10 +154,11 @@ class _Form:
 def outputs_of(
     nodes: Sequence[ir.Node], readers: Mapping[ir.Value, Sequence[ir.Node]], results: Collection[ir.Value]
 ) -> list[ir.Value]:
-    """The results of some nodes of a graph that others read.
+    """The results of some nodes of a graph that other nodes read, or that the graph returns.
 
     Args:
         readers: Value to the nodes of the graph that read it.
+        results: The outputs of the graph.
     """
     inside = set(nodes)
     return [

@@ -1,4 +1,4 @@
-"""Makes functions of a model's modules: what their nodes compute in the same way is said once, and called."""
+"""Makes functions of a model's modules: modules of the same nodes become calls of one function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxplug_tools.outline.regions import Region, Regions
 from onnxplug_tools.outline.request import Functions
 from onnxplug_tools.outline.terms import of_call, unnumbered, within
 
-#: Modules of fewer nodes stay as they are unless their class is asked for: a call says no more than they do.
+#: Modules of fewer nodes stay as they are unless their class is asked for: a call is no simpler than such a module.
 MIN_NODES = 3
 #: The first ONNX IR that describes the values within functions.
 _DESCRIBES_VALUES = 10
@@ -30,19 +30,19 @@ def outline(
 ) -> dict[str, int]:
     """Makes functions of modules, in place.
 
-    A call of a module becomes a call of a function. Modules of a class share one where their nodes are the same: operators,
-    attributes, constants and wiring; their weights are inputs of it. Takes time linear in the nodes and in the depth of
-    modules.
+    A call of a module becomes a call of a function. Modules of a class share a function where their nodes are the
+    same: operators, attributes, constants and wiring; their weights are inputs of the function. Takes time linear in
+    the nodes and in the depth of modules.
 
     Args:
         version: The domain's version, unless the model has it already.
-        full: What calls say of where they come from: everything, or what a model is shipped with; ``None`` for nothing.
+        full: Whether calls have full or short metadata about their origin; ``None`` for none.
 
     Returns:
-        Function to the number of calls of modules that it stands for; those that it calls go before it.
+        Function to the number of calls of modules that it stands for; functions that it calls go before it.
     """
     regions = Regions(model.graph, calls)
-    for node in nodes_of(model.graph):  # those of branches and bodies
+    for node in nodes_of(model.graph):  # the nodes of branches and bodies
         node.metadata_props.pop(MODULE_CALL, None)
     _keep_classes(regions, wanted)
     regions.give_back_shared()
@@ -59,7 +59,7 @@ def outline(
 
 
 def _keep_classes(regions: Regions, wanted: Functions) -> None:
-    """Leaves the calls of modules that may become functions by their class."""
+    """Keeps only the calls of modules that may become functions, by their class."""
     calls = list(dict.fromkeys(call for chain in regions.chains.values() for call in chain))
     if wanted.classes is not None:
         regions.keep(call for call in calls if wanted.names(call.class_name))
@@ -69,12 +69,12 @@ def _keep_classes(regions: Regions, wanted: Functions) -> None:
 
 
 def _key(call: ModuleCall, form: Canonical) -> Hashable:
-    """Equal for calls that are of one function."""
+    """A key that is equal for calls of one function."""
     return call.class_name, form.key
 
 
 def _repeated(forms: Mapping[ModuleCall, Canonical], sizes: Mapping[ModuleCall, int]) -> dict[ModuleCall, Canonical]:
-    """The calls that others repeat, less small ones and those that only pass on to another."""
+    """The calls that other calls repeat, without small calls, and only one of two nested calls of the same nodes."""
     counts = Counter(_key(call, form) for call, form in forms.items())
     kept = {c: form for c, form in forms.items() if counts[_key(c, form)] > 1 and sizes[c] >= MIN_NODES}
     for call in list(kept):
@@ -82,7 +82,7 @@ def _repeated(forms: Mapping[ModuleCall, Canonical], sizes: Mapping[ModuleCall, 
         while around is not None and around not in kept:
             around = around.around
         if around is not None and sizes[around] == sizes[call]:
-            # One of the two says nothing: a container of torch, else the one within.
+            # One of the two calls is superfluous: a container of torch, else the inner call.
             is_container = around.class_name.startswith(_OF_TORCH) and not call.class_name.startswith(_OF_TORCH)
             del kept[around if is_container else call]
     return kept
@@ -97,8 +97,8 @@ class _Made(NamedTuple):
     """A function of the model.
 
     Attributes:
-        order: For each of its inputs, which one of the canonical form it is.
-        inner: The functions that it calls, by their keys, and how often.
+        order: For each of its inputs, the position of that input in the canonical form.
+        inner: The functions that it calls, by their keys, each to the number of calls.
     """
 
     function: ir.Function
@@ -108,7 +108,7 @@ class _Made(NamedTuple):
 
 
 class _Outline:
-    """One run over a model, whose regions and forms are those that become calls."""
+    """One run over a model; the given regions and forms are those of the calls that become calls of functions."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Outline:
         self.forms = forms
         self.domain = domain
         self.full = full
-        #: That of the model, where rules have called functions in the domain already.
+        #: The version of the domain: the model's, where rules have called functions in the domain already.
         self.version = model.opset_imports.get(domain, version)
         self._alike: dict[Hashable, list[ModuleCall]] = {}
         for call, form in forms.items():
@@ -171,7 +171,7 @@ class _Outline:
         return self._standing_for(called)
 
     def _remove(self, taken: Iterable[Region]) -> list[ir.Value]:
-        """Takes the nodes of regions off what they read; returns the constants among that."""
+        """Detaches the nodes of regions from the values that they read; returns the constants among these values."""
         constants: dict[ir.Value, None] = {}
         for region in taken:
             for node in region.nodes:
@@ -183,9 +183,9 @@ class _Outline:
         return list(constants)
 
     def _standing_for(self, called: Counter[Hashable]) -> dict[str, int]:
-        """How many calls of modules each function stands for, where the graph calls these."""
+        """The number of calls of modules that each function stands for; ``called`` counts the calls in the graph."""
         totals = Counter(called)
-        for key, made in reversed(self._made.items()):  # a function comes after those that it calls
+        for key, made in reversed(self._made.items()):  # a function comes after the functions that it calls
             for inner, count in made.inner.items():
                 totals[inner] += totals[key] * count
         return {made.function.name: totals[key] for key, made in self._made.items()}
@@ -252,10 +252,10 @@ def _undescribed(value: ir.Value, copy: ir.Value) -> None:
 
 
 def _input_name(values: Sequence[tuple[ir.Value, str]]) -> str:
-    """The name of a function's input: what is given to it, where that is called the same by all that call it.
+    """The name of a function's input: the name of the values that its calls pass, where it is the same in all calls.
 
     Args:
-        given: What each call gives, and the path of the module called.
+        values: For each call the value that it passes, and the path of the module called.
     """
     (first, _), *_ = values
     if first.is_initializer():

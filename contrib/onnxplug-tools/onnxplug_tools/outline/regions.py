@@ -1,4 +1,4 @@
-"""Which nodes of a graph are those of a call of a module: what can be taken out of the graph as one."""
+"""The nodes of the calls of modules in a graph, and the calls whose nodes can be taken out of the graph as one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Regions:
                 self._readers.setdefault(value, []).append(node)
 
     def keep(self, wanted: Iterable[ModuleCall]) -> None:
-        """Forgets every call but these."""
+        """Forgets every call but the wanted calls."""
         kept = frozenset(wanted)
         shortened: dict[Chain, Chain] = {}
         for node, chain in self.chains.items():
@@ -58,16 +58,17 @@ class Regions:
         return nodes_of
 
     def outputs_of(self, nodes: Sequence[ir.Node]) -> list[ir.Value]:
-        """What others read of some nodes' results."""
+        """The results of some nodes that other nodes read, or that the graph returns."""
         return outputs_of(nodes, self._readers, self.results)
 
-    # -- what one call computes for others -----------------------------------------------------------------------------
+    # -- results that calls share --------------------------------------------------------------------------------------
 
     def give_back_shared(self) -> None:
-        """Takes out of a call what it computes first and others use too: a size, a mask, a table of angles.
+        """Takes nodes out of a call whose results other calls use too: a size, a mask, a table of angles.
 
-        Equal nodes are shared, so that the first of a model's blocks has nodes that the next ones lack. Taken out, they are
-        inputs of all of them. What is taken out reads none of the module's own weights: a layer's result stays in the layer.
+        Equal nodes are shared, so that the first of a model's blocks has nodes that the next blocks lack. Taken out,
+        their results are inputs of all blocks. No node that depends on the module's own weights is taken out: a
+        layer's result stays in the layer.
         """
         depth = 0
         while True:
@@ -83,7 +84,7 @@ class Regions:
             depth += 1
 
     def _shared(self, call: ModuleCall, nodes: Sequence[ir.Node]) -> list[ir.Node]:
-        """The nodes of a call that others need as well and that need nothing else of it."""
+        """The nodes of a call that others need as well, and the nodes of the call that these need."""
         starts = {
             producer
             for value in self.outputs_of(nodes)
@@ -92,7 +93,7 @@ class Regions:
         if not starts:
             return []
         inside = set(nodes)
-        own: set[ir.Node] = set()  # what depends on the module's weights, directly or not
+        own: set[ir.Node] = set()  # nodes that depend on the module's weights, directly or not
         for node in nodes:
             for value in self._reads[node]:
                 if value.producer() in own or _belongs_to(value, call):
@@ -121,14 +122,14 @@ class Regions:
     # -- one after the other -------------------------------------------------------------------------------------------
 
     def arranged(self, nodes: Sequence[ir.Node], depth: Mapping[ir.Node, int]) -> list[Item]:
-        """Nodes and, in the place of the outermost calls that they are part of, regions; each after what it reads.
+        """Nodes and, in the place of the outermost calls that they are part of, regions; each after the items it reads.
 
-        A call isn't taken out where something outside of it needs a part of it that another part needs: its own calls are
-        tried then.
+        A call isn't taken out where nodes outside of it both read its results and compute its operands: the calls
+        within it are tried then.
 
         Args:
             nodes: The nodes, in the order of the graph.
-            depth: How many of the calls that a node is part of are around all of these.
+            depth: Node to the number of its calls that are around all of the nodes.
         """
         from networkx import DiGraph, strongly_connected_components
 
@@ -142,7 +143,7 @@ class Regions:
             of = {node: key for key, members in groups.items() for node in members}
             order: list[Item] = []
             entangled = False
-            # Each group comes after those that it reads, and the groups otherwise in their own order.
+            # Each group comes after the groups that it reads; otherwise the groups keep their order.
             for group in strongly_connected_components(DiGraph(self._needs(of, groups))):
                 if len(group) > 1:
                     entangled = True
@@ -157,7 +158,7 @@ class Regions:
     def _needs(
         self, of: Mapping[ir.Node, ir.Node | ModuleCall], groups: Mapping[ir.Node | ModuleCall, Sequence[ir.Node]]
     ) -> dict[ir.Node | ModuleCall, list[ir.Node | ModuleCall]]:
-        """What each node or region reads of the others."""
+        """The other nodes and regions that each node or region reads."""
         needs = {}
         for key, members in groups.items():
             producers = (value.producer() for node in members for value in self._reads[node])

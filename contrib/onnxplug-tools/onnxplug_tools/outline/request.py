@@ -1,4 +1,4 @@
-"""What ``functions=`` of an export asks for."""
+"""The request that ``functions=`` of an export makes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Functions:
         domain: The functions' domain.
 
     Raises:
-        UsageError: The domain is empty, malformed or one of ONNX's or ONNX Runtime's own, or a class is none of modules.
+        UsageError: The domain is empty, malformed or one of ONNX's or ONNX Runtime's own, or a class is no class of
+            modules.
     """
 
     classes: Sequence[type[Any] | str] | None = None
@@ -68,7 +69,7 @@ class Functions:
 
     @classmethod
     def of_call(cls, functions: Any, model: Any) -> Functions:
-        """What the argument ``functions`` of an export means, which is neither ``None`` nor ``False``.
+        """The request of the argument ``functions`` of an export, which is neither ``None`` nor ``False``.
 
         Raises:
             UsageError: It is malformed, or names a class of which the model has no module.
@@ -82,7 +83,7 @@ class Functions:
         """The calls of modules in a captured program.
 
         Raises:
-            UsageError: It has none of a class that is asked for, nor has the model.
+            UsageError: Neither the program nor the model has a module of a class that is asked for.
         """
         from onnxplug_tools.outline.calls import ModuleCalls
 
@@ -93,7 +94,7 @@ class Functions:
         return calls
 
     def names(self, class_name: str) -> bool:
-        """Whether a class is asked for by its name; its Python module goes before it."""
+        """Whether a class is asked for; its Python module goes before its name."""
         return self._position(class_name) is not None
 
     def _position(self, class_name: str) -> int | None:
@@ -104,7 +105,7 @@ class Functions:
         return None
 
     def missing(self, class_names: Collection[str]) -> list[str]:
-        """The classes asked for that are not among some."""
+        """The classes asked for that are not among the given classes."""
         present = {self._position(name) for name in class_names}
         return [
             item if isinstance(item, str) else item.__qualname__
@@ -119,7 +120,7 @@ class Functions:
             class_names: The classes of the model's modules, each with its Python module.
 
         Raises:
-            UsageError: It has no module of some class.
+            UsageError: The model has no module of a class that is asked for.
         """
         missing = self.missing(class_names)
         if not missing:
@@ -133,10 +134,10 @@ class Functions:
         )
 
     def warn_of_unused(self, class_names: Collection[str]) -> None:
-        """Warns of classes that are asked for and are none of those that became functions.
+        """Warns of classes that are asked for and of which no function was made.
 
         Args:
-            class_names: The classes that did.
+            class_names: The classes of which functions were made.
         """
         missing = self.missing(class_names)
         if missing:

@@ -1,4 +1,4 @@
-"""What nodes say of where they come from, in the terms of a module: the model's way to it goes."""
+"""Metadata about the origin of nodes as seen from a module: without the path from the model to the module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def within(path: str, around: str) -> str:
 
 
 def unnumbered(name: str) -> str:
-    """A name without the numbers that tell it from others of the model."""
+    """A name without the numbers that distinguish it from other names of the model."""
     return _NUMBERED.sub("", name) or name
 
 
@@ -67,8 +67,8 @@ def of_call(call: ModuleCall, path: str, full: bool | None) -> dict[str, str]:
     """The metadata of a call that stands for a module.
 
     Args:
-        path: The module that the call is part of; empty for the model's graph.
-        full: Everything; ``None`` nothing.
+        path: The path of the module that the call is part of; empty for the model's graph.
+        full: Whether the metadata are full or short; ``None`` for none.
     """
     if full is None:
         return {}

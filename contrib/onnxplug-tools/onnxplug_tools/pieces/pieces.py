@@ -43,7 +43,7 @@ _NOT_OF_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.f
 
 @dataclass(frozen=True)
 class PiecesReport:
-    """What the comparison of a chain with the whole model found.
+    """The result of comparing a chain with the whole model.
 
     Attributes:
         sizes: For each set of inputs the sizes of the named dimensions.
@@ -58,15 +58,15 @@ class PiecesReport:
 class OnnxPieces:
     """Submodules of a model, each exported by itself, and how the model chains them.
 
-    A call runs the chain. Where :attr:`gaps` says that something is computed between the pieces, the model's own Python code
-    runs in PyTorch, and ONNX Runtime computes the pieces.
+    A call runs the chain. Where :attr:`gaps` has computations between the pieces, the model's own Python code runs in
+    PyTorch, and ONNX Runtime computes the pieces.
 
     Attributes:
         model: The model.
         programs: The exported pieces by the paths of the submodules.
         calls: The calls in a run on the example inputs, in order.
-        gaps: What is computed between the pieces, in words; empty where they make the whole model.
-        chain_file: The program that runs them, once it is saved.
+        gaps: The computations between the pieces, in words; empty where the pieces make the whole model.
+        chain_file: The program that runs the pieces, once it is saved.
         profile: Where the time of the export went, with ``profile=True``.
     """
 
@@ -82,7 +82,7 @@ class OnnxPieces:
     profile: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Runs the chain on what the PyTorch model takes.
+        """Runs the chain on inputs of the PyTorch model.
 
         Returns:
             The model's outputs, flattened.
@@ -136,10 +136,10 @@ class OnnxPieces:
             yield self.model
 
     def verify(self, seeds: Sequence[int] = _SEEDS) -> PiecesReport:
-        """Compares the chain with the whole model in PyTorch, on the example inputs and on generated ones of other sizes.
+        """Compares the chain with the whole model in PyTorch, on the example inputs and on generated inputs.
 
         Args:
-            seeds: One set of generated inputs a seed.
+            seeds: A set of generated inputs for each seed.
 
         Raises:
             VerificationError: An output differs.
@@ -167,8 +167,8 @@ class OnnxPieces:
     def save(self, folder: str | os.PathLike[str], *, external_data: bool | None = None) -> list[Path]:
         """Saves each piece as ``PATH.onnx``, and ``chain.py``, which runs them with ONNX Runtime and NumPy alone.
 
-        There is no ``chain.py`` where something is computed between the pieces (:attr:`gaps`), and where a tensor that goes from
-        one to another is of a dtype that NumPy lacks (bfloat16).
+        There is no ``chain.py`` where something is computed between the pieces (:attr:`gaps`), and where a tensor that
+        a piece takes or returns is of a dtype that NumPy lacks (bfloat16).
 
         Args:
             folder: The folder; it is made where it is not there, files in it of these names are replaced.
@@ -202,7 +202,8 @@ class OnnxPieces:
     ) -> list[Path]:
         """Saves a model repository of Triton's server: each piece as the model ``NAME_PATH``, the chain as the ensemble ``NAME``.
 
-        The ensemble takes what the model takes, by the same names, and returns ``output``, or ``output_0``, ``output_1`` and so on.
+        The ensemble takes the model's inputs, by the same names, and returns ``output``, or ``output_0``, ``output_1``
+        and so on.
 
         Args:
             folder: The repository; it is made where it is not there, models in it of these names are replaced.
@@ -247,11 +248,11 @@ class OnnxPieces:
 
     @staticmethod
     def check_triton(folder: str | os.PathLike[str], name: str) -> None:
-        """Checks what :meth:`save_triton` takes, before anything is exported.
+        """Checks the arguments of :meth:`save_triton`, before anything is exported.
 
         Raises:
-            SaveError: The folder is a file, or its parent is not there.
-            UsageError: The name is none of a model.
+            SaveError: The folder is a file or can't be written, or its parent is not there.
+            UsageError: The name can't be the name of a model.
         """
         check_name(name)
         check_folder(Path(folder))
@@ -281,7 +282,7 @@ class OnnxPieces:
         return written
 
     def _value_name(self, source: Source) -> str:
-        """What a value is called in the chain."""
+        """The name of a value in the chain."""
         if source.kind == "input":
             return self._names[int(source.place)]
         if source.kind == "state":
@@ -328,9 +329,9 @@ def export_pieces(
 
     Args:
         model, args: As ``to_onnx`` takes them; the model is a module.
-        folder: Where they are saved; nowhere when ``None``.
-        options: Those of the call; ``pieces`` has the paths of the submodules, and ``verify`` compares the chain with the whole
-            model.
+        folder: The folder in which they are saved; ``None``: they are not saved.
+        options: The options of the call; ``pieces`` has the paths of the submodules, and ``verify`` compares the chain
+            with the whole model.
         export: ``to_onnx``, which exports one piece.
     """
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
@@ -445,7 +446,7 @@ def _generated_runs(
     axes: Mapping[int, Mapping[int, str]],
     seeds: Sequence[int],
 ) -> Iterator[Run]:
-    """Runs on generated inputs of other sizes; of each seed the first draw that the model takes."""
+    """Runs on generated inputs of other sizes, for each seed on the first draw that the model takes."""
     submodules = {path: model.get_submodule(path) for path in pieces}
     for seed in seeds:
         for attempt in range(ATTEMPTS):
@@ -493,7 +494,10 @@ def _program(
 
 
 def _dynamic_axes(leaf: Any, seen: Sequence[tuple[Run, Any]], names: set[str]) -> dict[int, Any] | None:
-    """The axes of an input whose sizes differ between calls, by the user's name for one that is always of that size."""
+    """The axes of an input whose sizes differ between calls, with their dynamic dimensions.
+
+    An axis gets the name of the user's dimension whose size it always has, if there is one.
+    """
     if not isinstance(leaf, torch.Tensor):
         return None
     axes: dict[int, Any] = {}
@@ -507,7 +511,7 @@ def _dynamic_axes(leaf: Any, seen: Sequence[tuple[Run, Any]], names: set[str]) -
 
 
 def _gaps(model: torch.nn.Module, runs: Sequence[Run]) -> list[str]:
-    """What is computed between the pieces, in words."""
+    """The computations between the pieces, in words."""
     example = runs[0]
     gaps = []
     for call in example.calls:
@@ -525,7 +529,7 @@ def _gaps(model: torch.nn.Module, runs: Sequence[Run]) -> list[str]:
 
 
 def _source_of(program: OnnxProgram, call: RecordedCall, slot: InputSlot) -> Source | None:
-    """Where the tensor comes from that an input of a piece takes."""
+    """The source of the tensor that an input of a piece takes."""
     structure = pytree.tree_structure((call.args, call.kwargs))
     # torch.export may have keyword inputs in another order.
     args, kwargs = pytree.tree_unflatten(list(range(structure.num_leaves)), structure)

@@ -1,4 +1,4 @@
-"""Runs of a model in which the calls of chosen submodules are recorded, and where each tensor of them comes from."""
+"""Runs of a model in which the calls of chosen submodules are recorded, with the source of each of their tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Source(NamedTuple):
 
     Attributes:
         kind: ``"input"`` of the model, ``"result"`` of a call, or ``"state"`` (a parameter or buffer).
-        call: The number of the call; 0 for the others.
+        call: The number of the call; 0 for an input or state.
         place: The number of the leaf among the inputs or results, or the name of the parameter or buffer.
     """
 
@@ -33,8 +33,9 @@ class RecordedCall:
 
     Attributes:
         args, kwargs: Its inputs, copied before it ran.
-        sources: For each leaf of these: where the tensor comes from, ``None`` for one that is computed between the calls and for
-            anything that is not a tensor.
+        sources: For each leaf of the inputs the source of the tensor; ``None`` for a tensor that is computed between
+            the calls, and for a leaf that is no tensor.
+        results, structure: Its results, flattened, and their structure.
     """
 
     path: str
@@ -50,8 +51,8 @@ class Run:
     """A run of the model.
 
     Attributes:
-        outputs: What the model returned, flattened, and its structure.
-        sources: For each output where it comes from, as in :class:`RecordedCall`.
+        outputs, structure: The model's outputs, flattened, and their structure.
+        sources: For each output its source, as in :class:`RecordedCall`.
     """
 
     leaves: list[Any]
@@ -62,7 +63,7 @@ class Run:
     sources: list[Source | None]
 
     def wiring(self) -> list[Any]:
-        """Equal for runs in which the same submodules were called in the same order on the same values."""
+        """A value that is equal for runs with the same calls of submodules, in the same order on the same values."""
         return [*((call.path, call.sources, str(call.structure)) for call in self.calls), self.sources]
 
 
@@ -87,7 +88,7 @@ class _Known:
 
 
 def _key(tensor: torch.Tensor) -> Any:
-    """Equal for two tensor objects that are the same elements in the same memory; an empty tensor is itself alone."""
+    """A key that is equal for tensors of the same elements in the same memory; an empty tensor has a key of its own."""
     if not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()

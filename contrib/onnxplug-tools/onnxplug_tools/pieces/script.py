@@ -106,7 +106,7 @@ def program_text(
     Args:
         inputs, outputs: The names of the values that the model takes and returns.
         constants: The names of the values in ``constants.npz``.
-        save: The mark of the save that all files are of.
+        save: The mark of the save to which all files belong.
     """
     files = ", ".join(dict.fromkeys(step.file for step in steps))
     return _PROGRAM.format(

@@ -1,4 +1,4 @@
-"""What tells the files of one save of pieces from others: the ``doc_string`` of each graph, which ``chain.py`` compares."""
+"""The mark of the files of one save of pieces: the ``doc_string`` of each graph, which ``chain.py`` compares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxplug.program import OnnxProgram
 
-#: The name of the mark in ``constants.npz``. ONNX Runtime shows a graph's ``doc_string``, and its metadata not.
+#: The name of the mark in ``constants.npz``. ONNX Runtime shows a graph's ``doc_string``, but not its metadata.
 KEY = "onnxplug.pieces"
 
 
@@ -18,7 +18,7 @@ def stamp(programs: Mapping[str, OnnxProgram], constants: Mapping[str, np.ndarra
 
     Args:
         programs: The pieces. Each gets the mark.
-        constants: What ``constants.npz`` holds.
+        constants: The content of ``constants.npz``.
 
     Returns:
         The mark: a digest of the graphs and of the weights, so that equal pieces make equal files.

@@ -1,4 +1,4 @@
-"""What Triton needs to serve exported pieces: a configuration of each, and of the ensemble that chains them."""
+"""The configurations by which Triton serves exported pieces: for each piece, and for the ensemble that chains them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Tensor:
     """A tensor that Triton passes on.
 
     Attributes:
-        dims: Its sizes; -1 for a dynamic one.
+        dims: Its sizes; -1 for a dynamic size.
     """
 
     name: str
@@ -44,7 +44,7 @@ class _Tensor:
 
 
 def check_name(name: str) -> None:
-    """Refuses a name that is no folder's."""
+    """Refuses a name that can't be the name of a folder."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name of a model", hint="Write letters, digits, '_', '.' and '-'.")
 
@@ -98,7 +98,7 @@ def ensemble_text(
 
 
 def _names_of_outputs(outputs: Sequence[str], steps: Sequence[Step]) -> dict[str, str]:
-    """The name of each value that the model returns, and by which the ensemble returns it."""
+    """Each value that the model returns to the name by which the ensemble returns it."""
     results = {value for step in steps for value in step.outputs.values()}
     for number, value in enumerate(outputs):
         if value not in results or value in outputs[:number]:
@@ -111,7 +111,7 @@ def _names_of_outputs(outputs: Sequence[str], steps: Sequence[Step]) -> dict[str
 
 
 def _needed(steps: Sequence[Step], paths: Sequence[str], outputs: Iterable[str]) -> list[tuple[Step, str]]:
-    """The steps on which the outputs depend, with those of their results that something takes."""
+    """The steps on which the outputs depend, each with the results that are used."""
     needed = set(outputs)
     chosen = []
     for step, path in zip(reversed(steps), reversed(paths), strict=True):

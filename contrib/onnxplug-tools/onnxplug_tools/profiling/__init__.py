@@ -1,1 +1,1 @@
-"""Where the time of an export goes: what is recorded while it runs, and the tables and files made of it."""
+"""The time of an export: spans that are recorded while it runs, and the tables and files made of them."""

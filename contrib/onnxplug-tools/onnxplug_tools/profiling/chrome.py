@@ -15,8 +15,8 @@ from onnxplug_tools.profiling.sums import Sums
 def trace(profile: Sums) -> dict[str, Any]:
     """The object that the file holds.
 
-    Each span is a complete event (phase ``X``), its beginning and length in microseconds; what is known of it are the event's
-    arguments. The sums of :meth:`Sums.to_dict` are in ``otherData``.
+    Each span is a complete event (phase ``X``), its beginning and length in microseconds; the facts about it are the
+    event's arguments. The sums of :meth:`Sums.to_dict` are in ``otherData``.
     """
     recorder = profile.recorder
     process, thread = os.getpid(), recorder.thread

@@ -14,7 +14,7 @@ from onnxplug_tools.profiling.observer import ProfileObserver
 
 @contextlib.contextmanager
 def profiled(file: str | None) -> Iterator[None]:
-    """Records what is done while the context lasts, and at its end prints it and writes the file, after an error too.
+    """Records while the context lasts; at its end prints the profile and writes the file, after an error too.
 
     Args:
         file: The file; ``None`` for none.

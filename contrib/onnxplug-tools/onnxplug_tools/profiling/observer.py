@@ -22,7 +22,7 @@ class ProfileObserver(Recorder):
         path: The file that the profile is to be written to, if any.
 
     Attributes:
-        profile: That of the last export; ``None`` before it begins.
+        profile: The profile of the last export; ``None`` before an export begins.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -37,18 +37,18 @@ class ProfileObserver(Recorder):
             self.profile = Profile(self, span)
 
     def end(self, span: Span) -> None:
-        """Gives the profile to what an export made, or to the error that ended it."""
+        """Gives the profile to the result of an export, or to the error that ended it."""
         made: Any = span.result if span.error is None else span.error
         if span.root is span and made is not None:
             with contextlib.suppress(AttributeError, TypeError):  # an error of a class with a layout of its own
                 made.profile = Profile(self, span)
 
     def everything(self) -> Profile:
-        """The profile of all that was recorded, exports and what was done between them."""
+        """The profile of everything that was recorded, in exports and between them."""
         return Profile(self)
 
     def finish(self, error: BaseException | None) -> None:
-        """Writes the file; of a call that failed, its own error is what counts."""
+        """Writes the file; after a call that failed, an error of the file is only a warning."""
         if self._path is None or self.profile is None:
             return
         if error is None:

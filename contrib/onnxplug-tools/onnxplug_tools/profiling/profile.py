@@ -16,14 +16,14 @@ _LONGEST_TABLE = 20
 class Profile(Sums):
     """Where the time of an export went. ``print`` shows it as tables, :meth:`save` writes it for Perfetto and speedscope.
 
-    What is done later with the program, :meth:`OnnxProgram.save` and :meth:`OnnxProgram.verify`, is added to its profile.
+    Later calls of :meth:`OnnxProgram.save` and :meth:`OnnxProgram.verify` are added to the program's profile.
     """
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it in Chrome's trace format: https://ui.perfetto.dev, https://www.speedscope.app and chrome://tracing show it.
 
         Args:
-            path: The file; what stood there before is replaced, complete or not at all.
+            path: The file; an existing file is replaced, completely or not at all.
 
         Raises:
             SaveError: It can't be written.
@@ -36,7 +36,7 @@ class Profile(Sums):
         """The tables as text.
 
         Args:
-            rows: The rows that are shown of each table, the most expensive ones.
+            rows: The number of rows that are shown of each table, the most expensive rows.
         """
         from onnxplug_tools.profiling.tables import plain_text
 

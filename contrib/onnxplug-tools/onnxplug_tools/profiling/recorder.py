@@ -1,4 +1,4 @@
-"""Records what an export does, and when: spans that lie within each other."""
+"""Records the actions of an export with their times, as spans that lie within each other."""
 
 from __future__ import annotations
 

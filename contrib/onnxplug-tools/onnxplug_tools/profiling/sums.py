@@ -1,4 +1,4 @@
-"""What was recorded of an export, summed up."""
+"""The records of an export, summed up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from onnxplug.observers import Span, Total
 from onnxplug_tools.profiling.recorder import Recorder
 
-#: Of :meth:`Sums.to_dict`; counted up when a key changes its meaning or is gone.
+#: The version of :meth:`Sums.to_dict`, counted up when a key changes its meaning or is gone.
 FORMAT = 1
 
 
@@ -17,8 +17,8 @@ class StageTime:
     """A stage of an export, or a part of one.
 
     Attributes:
-        seconds: How long it took, with its parts; of all the times that it was done.
-        about: What is known of the last time: ``error`` where one ended it.
+        seconds: How long all its runs took, with its parts.
+        about: Facts about its last run: ``error`` where an error ended it.
         parts: The stages within it, in the order in which they began.
     """
 
@@ -65,7 +65,7 @@ class NodeTime:
 
     Attributes:
         location: The user's ``file:line``.
-        seconds, own_seconds: How long it took, with and without nodes that its decomposition consists of.
+        seconds, own_seconds: How long it took, with and without the nodes of its decomposition.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ModuleTime:
     """The modules of one class, as torch.export traced them.
 
     Attributes:
-        seconds: How long that took, with modules within them, those of the same class once.
+        seconds: How long the trace took, with the modules within; modules of a class within each other count once.
     """
 
     name: str
@@ -92,7 +92,7 @@ class ModuleTime:
 
 @dataclass
 class PartTime:
-    """What rules do through the builder, each a part of their own time."""
+    """An action of rules through the builder, a part of the rules' own time."""
 
     name: str
     calls: int
@@ -103,7 +103,7 @@ class Sums:
     """Recorded spans, and their sums by stage, rule, rewrite, node and module.
 
     Args:
-        root: The span that it is about; everything that was recorded when ``None``.
+        root: The span that the sums are about; ``None``: everything that was recorded.
     """
 
     def __init__(self, recorder: Recorder, root: Span | None = None) -> None:
@@ -112,24 +112,24 @@ class Sums:
 
     @property
     def spans(self) -> list[Span]:
-        """What was done, in the order in which it began."""
+        """The spans, in the order in which they began."""
         root = self._root
         if root is None:
             return list(self.recorder.spans)
-        # What was done with the program later lies in no other span, as the export itself.
+        # Later actions on the program lie in no other span, like the export itself.
         later = root.parent is None
         start = self.recorder.spans.index(root)
         return [span for span in self.recorder.spans[start:] if later or span.is_within(root)]
 
     @property
     def seconds(self) -> float:
-        """How long all of it took."""
+        """How long all spans together took."""
         spans = self.spans
         known = {id(span) for span in spans}
         return sum(span.seconds for span in spans if id(span.parent) not in known)
 
     def stages(self) -> list[StageTime]:
-        """The stages, each with the stages that it consists of; equal ones side by side count as one."""
+        """The stages, each with the stages that it consists of; equal stages side by side count as one."""
         top: list[StageTime] = []
         made: dict[int, StageTime] = {}
         for span in self.spans:
@@ -151,7 +151,7 @@ class Sums:
         return top
 
     def stage_rows(self) -> list[tuple[int, StageTime]]:
-        """The stages and their parts in the order of a table, each with how deep it is."""
+        """The stages and their parts in the order of a table, each with its depth."""
         rows: list[tuple[int, StageTime]] = []
         pending = [(0, stage) for stage in reversed(self.stages())]
         while pending:
@@ -161,7 +161,7 @@ class Sums:
         return rows
 
     def rules(self) -> list[RuleTime]:
-        """The rules that were called, and torch's decompositions; that with the most own time first."""
+        """The rules that were called, and torch's decompositions, by own time, the longest first."""
         times: dict[tuple[str, str, str], RuleTime] = {}
         for span in self.spans:
             if span.kind not in ("rule", "decomposition"):
@@ -187,7 +187,7 @@ class Sums:
         return sorted(times.values(), key=lambda row: -row.own_seconds)
 
     def rewrites(self) -> list[RewriteTime]:
-        """The rewrites that were tried, that with the most time first."""
+        """The rewrites that were tried, by time, the longest first."""
         times = [
             RewriteTime(name, total.calls, total.hits, total.nanoseconds / 1e9)
             for name, total in self._totals("rewrite").items()
@@ -195,7 +195,7 @@ class Sums:
         return sorted(times, key=lambda row: -row.seconds)
 
     def nodes(self) -> list[NodeTime]:
-        """The FX nodes that were converted, that which took longest first."""
+        """The FX nodes that were converted, by time, the longest first."""
         inner = self._seconds_of_inner_nodes()
         times = []
         for span in self.spans:
@@ -217,7 +217,7 @@ class Sums:
         return seconds
 
     def modules(self) -> list[ModuleTime]:
-        """The classes of the modules that torch.export traced, that with the most own time first."""
+        """The classes of the modules that torch.export traced, by own time, the longest first."""
         times: dict[str, ModuleTime] = {}
         longest: dict[str, float] = {}
         for span in self.spans:
@@ -233,7 +233,7 @@ class Sums:
         return sorted(times.values(), key=lambda row: -row.own_seconds)
 
     def parts(self) -> list[PartTime]:
-        """What rules do through the builder: shape inference, simplification."""
+        """The actions of rules through the builder: shape inference, simplification."""
         return [PartTime(name, total.calls, total.nanoseconds / 1e9) for name, total in self._totals("part").items()]
 
     def _totals(self, kind: str) -> dict[str, Total]:
@@ -245,7 +245,7 @@ class Sums:
         return totals
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as what JSON can hold; times in seconds."""
+        """All sums as values that JSON can hold; times in seconds."""
         import torch
 
         import onnxplug
@@ -277,7 +277,7 @@ def _key(span: Span) -> tuple[str, ...]:
 
 
 def _is_in_like(span: Span, key: tuple[str, ...]) -> bool:
-    """Whether a span lies within one of the same kind and key, in whose time its own is counted."""
+    """Whether a span lies within a span of the same kind and key, whose time includes its own."""
     outer = span.parent
     while outer is not None:
         if outer.kind == span.kind and _key(outer)[: len(key)] == key:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from onnxplug_tools.profiling.sums import Sums
 
-#: Of the tables as text: wide enough for names of rules and places in the code.
+#: The width of the tables as text: enough for names of rules and places in the code.
 _WIDTH = 160
 
 
@@ -26,10 +26,10 @@ def plain_text(profile: Sums, rows: int) -> str:
 
 
 def tables(profile: Sums, rows: int) -> Iterator[Table]:
-    """The tables; those that would be empty are left out.
+    """The tables; empty tables are left out.
 
     Args:
-        rows: How many rows of each are shown, except of the stages.
+        rows: The most rows of each table, except of the stages; of the FX nodes ten at most.
     """
     yield _stages(profile)
     together = profile.seconds
@@ -63,7 +63,7 @@ def tables(profile: Sums, rows: int) -> Iterator[Table]:
     yield from _table("FX nodes that took longest to convert", _NODES, nodes, min(rows, 10))
 
 
-#: The heads of columns; ``>`` stands before those of numbers.
+#: The heads of columns; ``>`` stands before the heads of numbers.
 _MODULES = ("class", ">calls", ">own s", ">s", "longest")
 _RULES = ("operator", "rule", "package", ">calls", ">declined", ">own ms", ">ms")
 _NODES = ("node", "operator", "line", ">ms", ">share")
@@ -97,7 +97,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], mo
         left_out = f", {most} of {len(rows)}" if len(rows) > most else ""
         table = _new(f"\n{title}{left_out}", columns)
         for row in rows[:most]:
-            table.add_row(*map(Text, row))  # names may hold what rich takes for markup
+            table.add_row(*map(Text, row))  # names may hold markup of rich
         yield table
 
 

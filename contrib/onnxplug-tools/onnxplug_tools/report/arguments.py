@@ -1,4 +1,4 @@
-"""The arguments of an export in a few words each: what tensors are, never what they hold."""
+"""The arguments of an export in a few words each: dtypes and shapes of tensors, never their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxplug_tools.outline.request import Functions
 
 _MOST_ITEMS = 16
 _WIDTH = 300
-#: What is said elsewhere in a report, or says nothing of the export.
+#: Arguments that a report has elsewhere, or that have no meaning for the export.
 _LEFT_OUT = ("model", "progress", "registry", "report", "unknown")
 
 
@@ -29,7 +29,7 @@ def summarised(arguments: Mapping[str, Any], defaults: Any = None) -> dict[str, 
     """The arguments that were given, in words.
 
     Args:
-        defaults: The function that was called; what is as its default says is left out.
+        defaults: The function that was called; arguments at their default are left out.
     """
     parameters = inspect.signature(defaults).parameters if callable(defaults) else {}
     summaries = {}

@@ -13,9 +13,9 @@ from onnxplug_tools.report.observer import observer
 
 @contextlib.contextmanager
 def reporting(folder: Path, verify: bool) -> Iterator[None]:
-    """Writes a report of the command to a folder when the context ends, after an error too, and says where it is."""
+    """Writes a report of the command to a folder when the context ends, after an error too, and prints its path."""
     observing = observer(folder)
-    assert observing is not None  # a command is within no other
+    assert observing is not None  # a command is within no other command
     if verify:
         observing.report.arguments["verify"] = "True"
     failed = False

@@ -1,4 +1,4 @@
-"""A report as JSON. docs/reports.md says what each key is."""
+"""A report as JSON. docs/reports.md describes each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Counted up when a key changes its meaning or is gone.
 VERSION = 1
 SCHEMA = f"onnxplug.report/{VERSION}"
-#: In their order; most are attributes of a report.
+#: The keys in their order; most are attributes of a report.
 _KEYS = (
     "status model began seconds failure versions system plugins arguments opsets inputs outputs sizes capture decomposed folded "
     "rewrites functions packages times verification warnings files tables nodes modules weights"
@@ -45,7 +45,7 @@ def _plain(item: Any) -> Any:
 
 
 def to_json(report: Facts) -> str:
-    """See :meth:`ExportReport.json`. NaN and infinities, which JSON has not, are texts."""
+    """See :meth:`ExportReport.json`. NaN and infinities, which JSON lacks, are texts."""
     return json.dumps(_finite(to_dict(report)), indent=1, allow_nan=False, default=str) + "\n"
 
 

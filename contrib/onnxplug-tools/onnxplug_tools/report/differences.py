@@ -15,7 +15,7 @@ DECADES = tuple(range(-8, 5))
 
 @dataclass
 class Histogram:
-    """Differences of elements, each in units of the element's own tolerance: 1 is what is just accepted.
+    """Differences of elements, each in units of the element's own tolerance: 1 is the largest accepted difference.
 
     Attributes:
         counts: Number of elements that differ, by decade: less than 1e-8 of the tolerance, 1e-8 to 1e-7, …, 1e4 and more.
@@ -54,7 +54,7 @@ class Histogram:
         return [("the same", self.equal), *counted, ("NaN or infinite in one alone", self.not_finite)]
 
     def add(self, other: Histogram) -> None:
-        """Adds another one's numbers."""
+        """Adds the numbers of another histogram."""
         self.equal += other.equal
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.not_finite += other.not_finite
@@ -62,13 +62,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """How one output compares.
+    """The comparison of one output.
 
     Attributes:
         max_abs_difference: Largest difference of two finite elements.
         beyond: Number of elements that differ by more than the tolerance.
         histogram: The differences; ``None`` where dtype or shape differ.
-        problem: What differs, in words; empty where the output is accepted.
+        problem: The difference in words; empty where the output is accepted.
     """
 
     name: str
@@ -85,8 +85,8 @@ class CaseDifference:
     """One set of inputs that was compared.
 
     Attributes:
-        seed: Seed of the generated inputs; ``None`` for those that were given.
-        outputs: Its outputs; those after the first that is not accepted are not compared.
+        seed: Seed of the generated inputs; ``None`` for given inputs.
+        outputs: The outputs that were compared: up to the first that is not accepted.
     """
 
     sizes: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What a report says of the error that ended an export."""
+"""The facts of a report about the error that ended an export."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from onnxplug.capture.project import relative_line, relative_trace
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError
 from onnxplug_tools.report.record import Failure, MissingRule
 
-#: What stands in a place of a missing rule behind the line, in words.
+#: A place of a missing rule: the line, and the reason in words behind it.
 _PLACE = re.compile(r"(?P<line>.*?:\d+)(?: \((?P<why>.*)\))?", re.DOTALL)
 _LONGEST_TRACEBACK = 40
 
 
 def failure_of(error: BaseException, stage: str) -> Failure:
-    """What is known of an error."""
+    """The facts about an error."""
     ours = isinstance(error, OnnxplugError)
     place = getattr(error, "place", None)
     return Failure(

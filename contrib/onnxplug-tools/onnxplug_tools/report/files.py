@@ -13,12 +13,12 @@ from onnxplug.run.data_files import data_files
 from onnxplug.run.files import flush, flush_folder, write_whole
 from onnxplug_tools.report.record import File
 
-#: What a report is written as, by the suffixes of the files.
+#: The formats of a report, by the suffixes of the files.
 FORMATS = ("json", "sarif", "md", "html")
 
 
 def file_of(path: str) -> File:
-    """A model's file with its size, that of the data beside it included."""
+    """A model's file with its size, the data beside it included."""
     size = os.path.getsize(path)
     with contextlib.suppress(OSError):
         folder = Path(path).resolve().parent
@@ -39,10 +39,10 @@ def prepare(folder: str | os.PathLike[str]) -> Path:
 
 
 def write_all(folder: Path, name: str, texts: Mapping[str, Callable[[], str]]) -> list[str]:
-    """Writes a report in several formats. What can be written is, before the first error is raised.
+    """Writes a report in several formats. Every file that can be written is written before the first error is raised.
 
     Args:
-        name: What the files are called, without their suffixes.
+        name: The name of the files, without their suffixes.
 
     Returns:
         The paths of the files.

@@ -20,9 +20,9 @@ MOST_BOXES = 40
 _MOST_ENDS = 8
 #: The most edges: Mermaid draws no more than 500 by default.
 _MOST_EDGES = 400
-#: Between the names of the first and the last of several modules that have a box together.
+#: Stands between the names of the first and the last of several modules that share a box.
 _TO = " … "
-#: What Mermaid, Markdown or HTML takes for more than text.
+#: Characters that Mermaid, Markdown or HTML takes for markup.
 _MARKUP = re.compile(r"""["#&<>`\\\n\t]""")
 #: How Mermaid draws each kind of box.
 _SHAPES = {"module": ("[", "]"), "own": ("(", ")"), "input": ("([", "])"), "output": ("([", "])")}
@@ -57,7 +57,7 @@ def flowchart(view: ModelView, most: int = MOST_BOXES) -> str:
 
 
 def boxes_of(view: ModelView, most: int) -> tuple[list[Box], Counter[tuple[int, int]]]:
-    """The boxes, and how many values go from one to another, by their positions."""
+    """The boxes, and the number of values that go from one box to another, by the positions of both."""
     sketch = _Sketch(view, most)
     return sketch.boxes, sketch.edges
 
@@ -67,7 +67,7 @@ def _text(text: str) -> str:
 
 
 class _Sketch:
-    """Which boxes there are, and what goes from one to another."""
+    """The boxes of a graph, and the edges between them."""
 
     def __init__(self, view: ModelView, most: int) -> None:
         self.boxes: list[Box] = []
@@ -111,7 +111,7 @@ class _Sketch:
         self._leave_out_alone()
 
     def _leave_out_alone(self) -> None:
-        """Leaves out boxes of a module's own nodes that nothing goes to or from: they compute sizes."""
+        """Leaves out boxes of a module's own nodes that have no edge: they compute sizes."""
         joined = {number for edge in self.edges for number in edge}
         kept = [number for number, box in enumerate(self.boxes) if box.kind != "own" or number in joined]
         if not joined or len(kept) == len(self.boxes):
@@ -121,7 +121,7 @@ class _Sketch:
         self.edges = Counter({(fresh[source], fresh[target]): count for (source, target), count in self.edges.items()})
 
     def _key(self, path: str) -> object:
-        """The module or the group of modules that has a box, of a node of a module; an expanded one for nodes of its own."""
+        """The key of the box for nodes of a module: the label of a module or group, or an expanded module's path."""
         start = path
         while path and path not in self._group_of and path not in self._expanded:
             path = path.rpartition(".")[0]
@@ -134,7 +134,7 @@ class _Sketch:
         if number is None:
             number = self._made[key] = len(self.boxes)
             label = str(key[0] if isinstance(key, tuple) else key)
-            # What stands for several modules leads to the one around them.
+            # A box of several modules leads to the module around them.
             module = label.partition(_TO)[0].rpartition(".")[0] if _TO in label else label
             self.boxes.append(Box(label, kind=kind, module=module))
         return number
@@ -178,9 +178,9 @@ def _all(root: ModuleView) -> Iterable[ModuleView]:
 
 
 def _chosen(root: ModuleView, most: int) -> tuple[dict[str, str], set[object]]:
-    """The modules that have a box, each with the box's label, and those that are shown by what is in them.
+    """The modules that have a box, each with the box's label, and the expanded modules, whose submodules have boxes.
 
-    The largest are expanded first. Children that would be too many share boxes, neighbours together.
+    The largest modules are expanded first. Where there are too many submodules, neighbours share boxes.
     """
     labels: dict[str, str] = {"": ""}
     expanded: set[object] = set()

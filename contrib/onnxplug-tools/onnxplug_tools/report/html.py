@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).parent / "templates"
 #: The columns of the table of nodes; docs/reports.md names them.
 COLUMNS = ("#", "operator", "module", "outputs", "rule", "package", "source line", "FLOPs")
-#: What is known of a node besides, shown below the table.
+#: Further facts about a node, shown below the table.
 DETAILS = ("name", "graph", "inputs", "attributes", "rewritten by")
-#: How the names of builtin rules begin; what follows says enough.
+#: The beginning of the names of builtin rules; a name is clear without it.
 _BUILTIN = "onnxplug.converters."
 #: Submodules of one module that the tree shows; a model may have ten thousand.
 _MOST_CHILDREN = 500
@@ -79,7 +79,7 @@ def _shortened(text: object, most: int) -> str:
 
 
 def _tail(text: object, most: int) -> str:
-    """The end of a text that is too long: of paths it says more."""
+    """A text, or its end where it is too long: the end of a path is more specific than the beginning."""
     text = printable(str(text))
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
@@ -91,7 +91,7 @@ def _embedded(data: Any) -> str:
 
 
 def _nodes(view: ModelView) -> dict[str, Any]:
-    """The nodes as rows of numbers: each text is there once, most of them stand in many rows."""
+    """The nodes as rows of numbers, with a list of the texts: each text is there once, as most stand in many rows."""
     texts: dict[str, int] = {"": 0}
 
     def number(text: object) -> int:
@@ -121,7 +121,7 @@ def _nodes(view: ModelView) -> dict[str, Any]:
 
 
 def _tree(root: ModuleView) -> list[tuple[str, ModuleView, int]]:
-    """The modules in order, as steps: ``open`` one with submodules, ``leaf``, ``more`` that are left out, ``close``."""
+    """The modules as steps: ``open`` and ``close`` around submodules, ``leaf``, ``more`` for submodules left out."""
     steps: list[tuple[str, ModuleView, int]] = []
     pending: list[tuple[str, ModuleView, int]] = [("open", root, 0)]
     while pending:
@@ -139,7 +139,7 @@ def _tree(root: ModuleView) -> list[tuple[str, ModuleView, int]]:
 
 
 def _stages(report: Facts) -> list[dict[str, Any]]:
-    """The stages with their parts, and where each stands in the bar of the whole time."""
+    """The stages with their parts, and the share of each in the whole time."""
     if report.times is None:
         return []
     whole = report.times.seconds or 1.0

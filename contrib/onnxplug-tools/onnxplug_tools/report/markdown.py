@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from onnxplug_tools.report.record import Capture, Facts, Failure, Verification
 
 _LONGEST_TABLE = 40
-#: What would be markup in a line of text.
+#: Characters that would be markup in a line of text.
 _MARKUP = re.compile(r"[\\`*<>|~]|!(?=\[)|\[(?=[^\]]*\][(\[:])|(?<![^\W_])_|_(?![^\W_])|^[#+\-=](?=\s)|&(?=#?\w+;)")
 
 
@@ -28,7 +28,7 @@ _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
 
 def fenced(text: str, language: str = "") -> list[str]:
-    """A block of text that is shown as it is, or as what its language means."""
+    """A block of text that is shown as it is, or as its language defines."""
     text = printable(text)
     longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -41,7 +41,7 @@ def summary(report: Facts) -> str:
 
 
 def summary_rows(report: Facts) -> list[tuple[str, str]]:
-    """What stands at the top of a report: names and values."""
+    """The rows at the top of a report: names and values."""
     failure, view, capture = report.failure, report.view, report.capture
     rows = [("model", report.model)]
     if failure is None:
@@ -69,7 +69,7 @@ def summary_rows(report: Facts) -> list[tuple[str, str]]:
 
 
 def flops_text(report: Facts) -> str:
-    """The estimated operations, and of which sizes."""
+    """The estimated operations, and the sizes for which they are estimated."""
     assert report.view is not None
     root = report.view.root
     sizes = ", ".join(f"{name}={size}" for name, size in report.sizes.items())
@@ -79,7 +79,7 @@ def flops_text(report: Facts) -> str:
 
 
 def verification_text(report: Facts) -> str:
-    """What verification came to, in words."""
+    """The outcome of verification, in words."""
     verification = report.verification
     if verification is None:
         is_requested = report.arguments.get("verify") == "True"

@@ -47,22 +47,22 @@ _PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 WHOLE_PROGRAM = "run_decompositions, of the whole program"
 
 
-#: Writes the reports of exports, mostly of one; the error is that which ended the last.
+#: Writes the reports of exports, mostly of a single export; the error is the error that ended the last export.
 Write = Callable[[Sequence[ExportReport], BaseException | None], None]
 
 
 class ReportWarning(UserWarning):
-    """A report can't be written, and the export has failed of something else."""
+    """A report can't be written, and the export has failed of another error."""
 
 
 class ReportObserver(DifferenceObserver):
-    """Collects the report of one export; of several that are made one after the other, a report of each.
+    """Collects the report of an export; for several exports one after the other, a report of each.
 
     Args:
-        write: What writes the reports at the end, if anything.
+        write: The function that writes the reports at the end, if any.
 
     Attributes:
-        reports: What is known so far, the last one of what is at work.
+        reports: The reports so far; the last is the running export's.
     """
 
     details = True
@@ -81,7 +81,7 @@ class ReportObserver(DifferenceObserver):
 
     @property
     def report(self) -> ExportReport:
-        """That of the export that is at work."""
+        """The report of the running export."""
         return self.reports[-1]
 
     def _begin(self) -> None:
@@ -97,10 +97,10 @@ class ReportObserver(DifferenceObserver):
         assert times is not None
         return times
 
-    # -- what it is told -----------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def begin(self, span: Span) -> None:
-        """Takes what a stage begins with."""
+        """Takes the facts at the beginning of a stage."""
         if not self._recorder.spans:
             self._stack.enter_context(self._warnings())
         if span.root is span and not self._has_ended:
@@ -113,7 +113,7 @@ class ReportObserver(DifferenceObserver):
             report.verification = Verification(self._cases)
 
     def end(self, span: Span) -> None:
-        """Takes what a stage made."""
+        """Takes the result of a stage."""
         if span.kind != "stage":
             return
         if span.name == "verification" and self.measures:
@@ -138,7 +138,7 @@ class ReportObserver(DifferenceObserver):
         self._cases.append(CaseDifference.of(inputs))
 
     def finish(self, error: BaseException | None) -> None:
-        """Ends and writes the reports; of an export that failed, its own error is what counts."""
+        """Ends and writes the reports; after a failed export, an error of writing is only a note and a warning."""
         self._stack.close()
         self._times.end()
         self._has_ended = True
@@ -159,15 +159,15 @@ class ReportObserver(DifferenceObserver):
             with contextlib.suppress(Warning):  # made an error by a filter
                 warnings.warn(text, ReportWarning, stacklevel=4)
 
-    # -- what it takes -------------------------------------------------------------------------------------------------
+    # -- facts ---------------------------------------------------------------------------------------------------------
 
     def _report_of(self, span: Span) -> ExportReport | None:
-        """The report of a program with which something is done; ``None`` where it is another observer's."""
+        """The report of the program that is a span's subject; ``None`` where it is another observer's."""
         report = getattr(span.subject, "report", None)
         return next((known for known in self.reports if known is report), None)
 
     def _join(self, span: Span) -> None:
-        """An export begins; where another one has been made before, it gets a report of its own."""
+        """An export begins; after another export, it gets a report of its own."""
         if self.report.view is not None:
             self._times.end()
             self._begin()
@@ -175,7 +175,7 @@ class ReportObserver(DifferenceObserver):
             self._call(*span.subject)
 
     def _verified(self, span: Span) -> None:
-        """Takes what verification compared; the last one counts."""
+        """Takes the result of verification; the last verification counts."""
         self.measures = False
         verification = span.subject.report.verification
         if span.error is not None:
@@ -185,7 +185,7 @@ class ReportObserver(DifferenceObserver):
 
     @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:
-        """Takes down the warnings that are shown; they are shown all the same."""
+        """Notes the warnings that are shown; they are shown all the same."""
         before = warnings.showwarning
 
         def show(
@@ -210,7 +210,7 @@ class ReportObserver(DifferenceObserver):
                 warnings.showwarning = before
 
     def _call(self, arguments: Mapping[str, Any], defaults: Any) -> None:
-        """Takes the arguments of the call; of one that calls another, the first are the user's."""
+        """Takes the arguments of the first call, which are the user's where an export calls another."""
         if self.report.model:
             return
         values = dict(arguments)
@@ -227,7 +227,7 @@ class ReportObserver(DifferenceObserver):
         ]
 
     def _captured(self, captured: Captured) -> None:
-        """Takes how the model was captured."""
+        """Takes the facts about the capture."""
         names = captured.dim_names
         ranges = {
             names.get(str(symbol), str(symbol)): f"{limits.lower} to {_upper(limits.upper)}"
@@ -249,7 +249,7 @@ class ReportObserver(DifferenceObserver):
         )
 
     def _exported(self, program: OnnxProgram) -> None:
-        """Takes the program, whose nodes say everything of where they come from."""
+        """Takes the program, whose nodes have full metadata about their origin."""
         from onnxplug_tools.inspection.view import view
 
         report, statistics = self.report, program.statistics
@@ -280,7 +280,7 @@ class ReportObserver(DifferenceObserver):
 
 
 def _complete(report: ExportReport) -> None:
-    """Has a report say what the recorded times tell."""
+    """Adds the facts from the recorded times to a report."""
     times = report.times
     if times is not None:
         report.decomposed = [*_decomposed(times), *report.decomposed]
@@ -293,11 +293,11 @@ def _complete(report: ExportReport) -> None:
 
 
 def observer(report: Any) -> ReportObserver | None:
-    """The observer that the option ``report`` asks for; ``None`` where one observes already.
+    """The observer that the option ``report`` asks for; ``None`` for ``False``, or where there is an observer already.
 
     Args:
-        report: ``True``, the path of a folder, or a function that writes: it gets the reports of all exports that are made, and
-            the error that ended the last.
+        report: ``True``, the path of a folder, or a function that writes: it gets the reports of all exports, and the
+            error that ended the last.
     """
     if report is False or events().find(ReportObserver) is not None:
         return None
@@ -358,7 +358,7 @@ def _upper(limit: Any) -> str:
 
 
 def _attempts(times: Times, tries: Sequence[str]) -> list[Attempt]:
-    """The attempts at capture; where all failed, the error says of what each did."""
+    """The attempts at capture; where all failed, ``tries`` has the reason of each."""
     spans = [span for span in times.spans if span.kind == "stage" and span.name == "attempt"]
     attempts = []
     for position, span in enumerate(spans):

@@ -1,4 +1,4 @@
-"""What a report has: plain values, which hold neither the model nor its weights."""
+"""The content of a report: plain values, which hold neither the model nor its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MissingRule:
 
     Attributes:
         places: The user's lines at which it is called, ``file:line``.
-        reasons: What else is known of each, in words; may be empty.
+        reasons: Further facts about the calls, in words; may be empty.
     """
 
     op: str
@@ -36,9 +36,9 @@ class Failure:
         stage: ``"arguments"``, ``"loading"``, ``"plugins"``, ``"capture"``, ``"conversion"``, ``"verification"`` or ``"saving"``.
         place: The user's ``file:line``; ``None`` where it is not known.
         submodule: Path of the submodule at which capture stopped, as far as that is known.
-        tries: What each attempt at capture said.
+        tries: The outcome of each attempt at capture.
         missing: The operators that have no rule.
-        traceback: Of an error that onnxplug did not raise on purpose.
+        traceback: The traceback of an error that onnxplug did not raise on purpose; else empty.
     """
 
     stage: str
@@ -58,7 +58,7 @@ class Plugin:
 
     Attributes:
         status: ``"loaded"``, ``"failed"``, ``"blocked"`` or ``"not loaded"``.
-        error: The end of the error of one that failed.
+        error: The last line of its error; empty where it has none.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Attempt:
 
     Attributes:
         mode: torch.export's mode and the reading of the dynamic shapes, in words.
-        error: Class and first line of what it failed of; ``None`` for the one that succeeded.
+        error: Class and first line of its error; ``None`` for the attempt that succeeded.
     """
 
     mode: str
@@ -84,7 +84,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class SizeCondition:
-    """What the model's Python code asks of dynamic sizes, and the exported model takes for granted.
+    """A condition of the model's Python code on dynamic sizes, which the exported model takes for granted.
 
     Attributes:
         place: The user's ``file:line``.
@@ -134,7 +134,7 @@ class Rewritten:
     """A rewrite that was applied.
 
     Attributes:
-        nodes: Number of nodes of the model that it made, or that were made of what it made.
+        nodes: Number of nodes of the model that it made, or that were made of its nodes.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Table:
-    """What an observer of a plugin found."""
+    """A table with the findings of an observer of a plugin."""
 
     title: str
     head: tuple[str, ...]
@@ -168,10 +168,10 @@ class Table:
 
 @dataclass
 class Verification:
-    """What verification compared.
+    """The comparisons of verification.
 
     Attributes:
-        cases: The sets of inputs, one that is not accepted included.
+        cases: The sets of inputs, a set that is not accepted included.
         skipped: Sizes that were drawn and that PyTorch itself rejects.
         error: Why it failed; ``None`` where everything is accepted.
     """
@@ -210,7 +210,7 @@ class File:
 
 @dataclass
 class Facts:
-    """What an export did, and why it failed if it did.
+    """The facts about an export, and the reason of its failure if it failed.
 
     Attributes:
         model: Class of the model, or the name of a function.
@@ -223,8 +223,8 @@ class Facts:
         folded: Operator to how often it was computed from constants during the export.
         functions: Function to the number of calls of modules that it stands for.
         packages: Distribution to the number of nodes that its rules made.
-        verification: What was compared; ``None`` where nothing was.
-        view: What is in the model; ``None`` where there is none yet.
+        verification: The comparisons of verification; ``None`` where nothing was compared.
+        view: The content of the model; ``None`` where there is no model yet.
     """
 
     model: str = ""

@@ -1,4 +1,4 @@
-"""The report of an export: what is known, and how it is written."""
+"""The report of an export: its facts, and the formats in which it is written."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from onnxplug_tools.report.record import Facts, Table
 
 
 class ExportReport(Facts):
-    """What an export did, and why it failed if it did; ``print`` shows the beginning, :meth:`save` writes all of it."""
+    """The report of an export, also of a failed one; ``print`` shows the beginning, :meth:`save` writes all of it."""
 
     def saved(self, destination: Any) -> None:
-        """Takes down where the model was saved.
+        """Notes the file to which the model was saved.
 
         Args:
-            destination: The path; what is no path is left out.
+            destination: The path; an object that is no path is left out.
         """
         if isinstance(destination, str | os.PathLike):
             self.files.append(file_of(os.fsdecode(destination)))
 
     def add_table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Adds a table to every form of the report: what an observer found. ``OnnxProgram.report`` is there as a stage ends.
+        """Adds a table with an observer's findings to every form of the report.
+
+        ``OnnxProgram.report`` is there as a stage ends.
 
         Args:
-            title: What it is about.
+            title: The title of the table.
             head: The names of the columns.
             rows: The cells; without any, the table is left out.
         """
@@ -36,7 +38,7 @@ class ExportReport(Facts):
             self.tables.append(Table(title, tuple(head), cells))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as what JSON can hold; docs/reports.md says what each key is."""
+        """The whole report as values that JSON can hold; docs/reports.md describes each key."""
         from onnxplug_tools.report.data import to_dict
 
         return to_dict(self)
@@ -60,7 +62,7 @@ class ExportReport(Facts):
         return to_html(self)
 
     def sarif(self) -> str:
-        """What is wrong, in SARIF 2.1.0."""
+        """The errors, warnings and conditions of the export, in SARIF 2.1.0."""
         from onnxplug_tools.report.sarif import to_sarif
 
         return to_sarif(self)
@@ -76,10 +78,10 @@ class ExportReport(Facts):
         """Writes ``report.md``, ``report.html``, ``report.sarif`` and ``report.json``, each complete or not at all.
 
         Args:
-            folder: Where; it is made if it is not there.
-            name: What the files are called, without their suffixes.
-            formats: The suffixes of those that are written.
-            sections: Title, text and code of what follows in Markdown.
+            folder: The folder; it is made if it is not there.
+            name: The name of the files, without their suffixes.
+            formats: The suffixes of the files that are written.
+            sections: Title, text and code of further sections in Markdown.
 
         Returns:
             The paths of the files.

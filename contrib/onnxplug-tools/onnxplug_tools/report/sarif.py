@@ -1,4 +1,4 @@
-"""What is wrong with an export, in SARIF 2.1.0, which code hosts and editors show at the lines that it is about."""
+"""The findings on an export in SARIF 2.1.0, which code hosts and editors show at the lines of the findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DOCS = f"{_HOME}/blob/main/docs"
 
 
 class Kind(NamedTuple):
-    """What a result may be about: a rule, in SARIF's words.
+    """A kind of result: a rule, in SARIF's words.
 
     Attributes:
         level: ``"error"``, ``"warning"`` or ``"note"``.
@@ -106,7 +106,7 @@ _OF_STAGE = {
     "saving": "onnxplug/saving",
     "arguments": "onnxplug/arguments",
 }
-#: What SARIF takes for a link within a message.
+#: Text that SARIF takes for a link within a message.
 _LINK = re.compile(r"\[(?=[^\]]*\]\()")
 
 
@@ -151,7 +151,7 @@ def to_sarif(report: Facts) -> str:
 
 
 def findings(report: Facts) -> Iterator[Finding]:
-    """What there is to say of an export: errors, what is missing, warnings, conditions."""
+    """The findings on an export: errors, missing rules, differences, warnings, conditions."""
     if report.failure is not None:
         yield from _of_failure(report.failure)
     if report.verification is not None:
@@ -221,7 +221,7 @@ def _result(sarif: Any, finding: Finding) -> Any:
 
 
 def _location(sarif: Any, finding: Finding) -> Any:
-    """Where a result is: a line of a file, and what it is about; ``None`` where neither is known."""
+    """The location of a result: a line of a file, and its subject; ``None`` where neither is known."""
     place, known = split_place(finding.place), {}
     if place is not None and not place[0].startswith("<"):
         file, line = place

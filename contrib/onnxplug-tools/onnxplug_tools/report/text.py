@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def split_place(place: str | None) -> tuple[str, int] | None:
-    """File and line of ``file:line``; ``None`` where it is none."""
+    """File and line of ``file:line``; ``None`` for any other text."""
     file, colon, line = (place or "").rpartition(":")
     return (file, int(line)) if colon and file and line.isdigit() and int(line) > 0 else None
 

@@ -1,4 +1,4 @@
-"""Where the time of an export went, of what else is recorded in the same process left out."""
+"""The time of an export, without other actions that are recorded in the same process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Times(Sums):
     """The spans of one report.
 
     Attributes:
-        ranges: Where they begin and end among those of the recorder; the last is open while something is being done.
+        ranges: Their beginnings and ends among the recorder's spans; the last end is ``None`` while spans are added.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -23,17 +23,17 @@ class Times(Sums):
         self.ranges.append((len(self.recorder.spans), None))
 
     def end(self) -> None:
-        """From here on they don't."""
+        """From here on spans don't belong to the report."""
         if self.ranges and self.ranges[-1][1] is None:
             self.ranges[-1] = (self.ranges[-1][0], len(self.recorder.spans))
 
     @property
     def spans(self) -> list[Span]:
-        """What was done, in the order in which it began."""
+        """The spans, in the order in which they began."""
         return [span for start, end in self.ranges for span in self.recorder.spans[start:end]]
 
     def failed_stage(self) -> str | None:
-        """The stage that an error left; ``None`` where none did."""
+        """The stage that an error ended; ``None`` where there is none."""
         spans = self.spans
         known = {id(span) for span in spans}
         failed = {id(span) for span in spans if span.kind == "stage" and "error" in span.about}

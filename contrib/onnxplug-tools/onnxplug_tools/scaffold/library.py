@@ -26,7 +26,7 @@ from onnxplug_tools.scaffold.write import module_names, render, write_files
 _TEMPLATES = Path(__file__).parent / "library_templates"
 #: Names of arguments that hold positions, not numbers.
 _POSITIONS = re.compile(r"ind(ex|ices)|offset|length|permute|segment|lookup|mapping")
-#: A value for each type of argument, of which the element type is that of a list.
+#: A value for each type of argument; a list takes the value of its element type.
 _VALUES = {
     "Tensor": "torch.randn(2, 3)",
     "int": "1",
@@ -57,9 +57,9 @@ def write_library_package(
     """Writes a package with a rule, inputs and a test for each operator that a library registers; the formulas are missing.
 
     Args:
-        library: The library's import name, or that of the module that registers the operators.
+        library: The import name of the library, or of the module that registers the operators.
         folder: Where the package's own folder is made.
-        name: The distribution's name; ``onnxplug-`` and the library's unless given.
+        name: The distribution's name; ``onnxplug-`` and the library's name unless given.
         patterns: Only operators of these names, as ``onnxplug ops`` takes them.
     """
     if not all(part.isidentifier() for part in library.split(".")):
@@ -100,7 +100,7 @@ def write_library_package(
 
 
 def _described(operators: Sequence[LibraryOperator]) -> list[dict[str, Any]]:
-    """What the templates need of each operator."""
+    """The values that the templates need for each operator."""
     plain = [_function(op) for op in operators]
     twice = {name for name, count in Counter(plain).items() if count > 1}
     names = [

@@ -14,9 +14,9 @@ from onnxplug.errors import OnnxplugError, SaveError, UsageError
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+)*")
-#: Names of files have at most 255 bytes, and the longest of the package's adds to its own.
+#: Names of files have at most 255 bytes, and the longest of the package's is longer than its own name.
 _LONGEST_NAME = 200
-#: What stands before the name of a package's folder until it is complete.
+#: The prefix of the name of a package's folder until it is complete.
 _UNFINISHED = ".making-"
 _OP = re.compile(r"(?P<namespace>[A-Za-z_]\w*)::(?P<name>[A-Za-z_]\w*)")
 #: Namespaces that torch itself owns.
@@ -66,7 +66,7 @@ def write_files(folder: Path, name: str, files: Mapping[str, str]) -> Path:
     target = folder / name
     if target.exists():
         raise SaveError(f"{target} is already there", hint="Choose another name, or another folder with --output.")
-    made = folder / f"{_UNFINISHED}{name}"  # of this name alone: what a killed process left is replaced
+    made = folder / f"{_UNFINISHED}{name}"  # the same for each try: the rest of a killed process is replaced
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if made.exists():

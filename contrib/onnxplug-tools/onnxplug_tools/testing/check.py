@@ -32,11 +32,11 @@ def check_model(
         args: Example inputs; a single tensor may stand by itself.
         kwargs: Keyword inputs.
         dynamic_shapes: As ``to_onnx`` takes them; other sizes, 1 among them, are tried along these dimensions.
-        opsets: What to export for; the default opset alone when empty.
+        opsets: The opsets to export for; the default opset alone when empty.
         inputs: Further positional inputs to compare on: edge cases.
         rtol, atol: Tolerances; onnxplug's own by dtype unless given.
-        optimize: Export in these ways.
-        seeds: One set of inputs drawn at random a seed; ``()`` where random values mean nothing to the model.
+        optimize: The values of ``to_onnx``'s ``optimize`` to export with.
+        seeds: A set of random inputs for each seed; ``()`` where random values mean nothing to the model.
         options: Passed on to ``to_onnx``.
 
     Returns:

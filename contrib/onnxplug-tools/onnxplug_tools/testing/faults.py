@@ -31,7 +31,7 @@ class Finding:
 
     Attributes:
         severity: ``"error"``, ``"note"`` or ``"ok"``.
-        kind: What was checked: ``"import"``, ``"rule"``, ``"conflict"``, ``"sample"`` …
+        kind: The kind of check: ``"import"``, ``"rule"``, ``"conflict"``, ``"sample"`` …
     """
 
     plugin: str
@@ -50,7 +50,7 @@ def check_plugins(
     """Checks the plugins of a selection.
 
     Args:
-        name: The one to check; all but the builtin one when ``None``.
+        name: The plugin to check; all but the builtin plugin when ``None``.
         opsets: Run samples at these opsets only.
         timeout: Seconds that importing a plugin may take.
     """
@@ -88,7 +88,7 @@ def _is_about(finding: Finding, manager: PluginManager, name: str) -> bool:
 
 
 def _registry(manager: PluginManager) -> tuple[list[Finding], OnnxRegistry]:
-    """The registry of all rules, without those of plugins that state a rule twice."""
+    """The findings on plugins that state a rule twice, and the registry of all rules without theirs."""
     findings = []
     builtin, _ = manager.rules()
     rules: list[Rule] = []
@@ -153,7 +153,7 @@ def _dead(rules: Sequence[Rule], record: PluginRecord) -> Iterator[_Row]:
 
 
 def _is_of_absent_library(op: str, record: PluginRecord) -> bool:
-    """Whether an operator is of a library that the plugin translates when it is there, and that isn't."""
+    """Whether an operator is of a library that the plugin translates, and that is not installed."""
     namespace = without_prefix(op).partition("::")[0]
     if namespace not in record.namespaces or namespace in known_namespaces() or namespace in sys.modules:
         return False
@@ -163,7 +163,7 @@ def _is_of_absent_library(op: str, record: PluginRecord) -> bool:
 def _known(op: str, libraries: Sequence[str]) -> bool:
     if is_known_operator(op):
         return True
-    # A library that defines its operators when it is imported.
+    # A library may define its operators when it is imported.
     for name in (without_prefix(op).partition("::")[0], *libraries):
         try:
             if name in sys.modules or importlib.util.find_spec(name) is not None:
@@ -221,7 +221,7 @@ def _samples(
     without = sorted({rule.op for rule in rules if packet_of(rule.op) not in sampled})
     if without and not record.is_builtin:
         yield "note", "sample", f"no sample of {', '.join(without[:8])}" + (" …" if len(without) > 8 else "")
-    # Those of a library that isn't there say nothing: `absent library` is in the list already.
+    # Samples of a library that is not installed can't be checked: `absent library` is in the list already.
     samples = [sample for sample in samples if not _is_of_absent_library(sample.op, record)]
     passed: dict[str, set[int]] = {}
     reported: set[str] = set()
@@ -233,7 +233,7 @@ def _samples(
                 warnings.simplefilter("ignore")
                 case.check((table, manager))
         except OnnxplugError as error:
-            if str(error) not in reported:  # an operator that torch doesn't know, at each opset
+            if str(error) not in reported:  # an operator that torch doesn't know fails at each opset
                 yield "error", "sample", str(error)
             reported.add(str(error))
         except Exception as error:

@@ -22,11 +22,11 @@ class GraphExpectation:
             ``Add*3`` three in a row, ``...`` any operators or none, ``#`` begins a comment. The whole graph must fit.
 
     Raises:
-        UsageError: A word is none of these.
+        UsageError: A word has none of these forms.
     """
 
     def __init__(self, text: str) -> None:
-        #: An operator, or ``...``, each.
+        #: Each an operator or ``...``.
         self.lines: list[str] = []
         for line in text.splitlines():
             for word in line.partition("#")[0].replace("->", " ").split():
@@ -44,12 +44,12 @@ class GraphExpectation:
         self._pattern = re.compile(rf"{first}{inner}(?:\S+ )*{others[-1]}" if others else first)
 
     def matches(self, operators: Sequence[str]) -> bool:
-        """Whether the operators are what is expected, from the first to the last."""
+        """Whether the operators fit the expectation, from the first to the last."""
         return self._pattern.fullmatch("".join(f"{operator} " for operator in operators)) is not None
 
 
 def operators_of(model: Any) -> list[str]:
-    """The operators of a model's graph in order, ``domain::name`` for those that aren't ai.onnx's.
+    """The operators of a model's graph in order, ``domain::name`` for operators outside of ai.onnx.
 
     Args:
         model: An ``OnnxProgram``, an ``onnx_ir.Model``, a ``ModelProto`` or a file's path.
@@ -66,15 +66,15 @@ def operators_of(model: Any) -> list[str]:
 
 
 def expect_graph(model: Any, text: str | None = None, *, absent: str | Iterable[str] = ()) -> None:
-    """Holds a model's operators against an expectation.
+    """Compares a model's operators with an expectation.
 
     Args:
         model: An ``OnnxProgram``, an ``onnx_ir.Model``, a ``ModelProto`` or a file's path.
-        text: What :class:`GraphExpectation` reads; ``None`` when only ``absent`` is asked.
+        text: The expectation, as :class:`GraphExpectation` reads it; ``None`` to check only ``absent``.
         absent: Operators that must not occur.
 
     Raises:
-        AssertionError: The graph is another; the message shows both side by side.
+        AssertionError: The graph differs, or has an operator of ``absent``; the message shows the operators.
         UsageError: The expectation can't be read.
     """
     check_kind("text", text, (str, type(None)), "the expected operators as text")

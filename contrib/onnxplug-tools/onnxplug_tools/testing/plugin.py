@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 #: The exports of the run so far, with the option.
 _EXPORTS = pytest.StashKey[list[Any]]()
-#: The property of a report: what each export of the test raised; "" for one that succeeded.
+#: The property of a report: the error of each export of the test; "" for an export that succeeded.
 _OUTCOMES = "as_torch_onnx"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option."""
+    """Adds the option ``--as-torch-onnx``."""
     parser.getgroup("onnxplug").addoption(
         "--as-torch-onnx",
         action="store_true",
@@ -58,7 +58,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Says how many exports were onnxplug's; reports bring those of other processes."""
+    """Prints the number of exports by onnxplug; reports bring the exports of other processes too."""
     if not config.getoption("--as-torch-onnx", False):
         return
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
@@ -119,7 +119,7 @@ def onnx_check() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def as_torch_onnx() -> Iterator[list[Any]]:
-    """While the test runs, ``torch.onnx.export`` is onnxplug's; the exports so far. See ``onnxplug.as_torch_onnx``."""
+    """The exports so far: while the test runs, ``torch.onnx.export`` is onnxplug's. See ``onnxplug.as_torch_onnx``."""
     import onnxplug
 
     with onnxplug.as_torch_onnx() as exports:
@@ -136,7 +136,7 @@ def expect_graph() -> Callable[..., None]:
 
 @pytest.fixture
 def isolated_registry() -> Iterator[IsolatedRegistry]:
-    """The builtin rules and what the test adds; no installed plugin. Put back afterwards."""
+    """The builtin rules and those that the test adds, in the place of the installed plugins until the test ends."""
     from onnxplug_tools.testing.registry import IsolatedRegistry
 
     with IsolatedRegistry().active() as registry:

@@ -1,4 +1,4 @@
-"""Registries for tests, with the test's own plugins instead of the installed ones; and the samples of installed plugins."""
+"""Registries for tests, with the test's plugins instead of the installed plugins; and samples of installed plugins."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class _Rules:
 
 
 class IsolatedRegistry:
-    """Stands for the installed plugins while a test runs: none but the builtin one, and what the test adds.
+    """Replaces the installed plugins while a test runs: by the builtin plugin, and rules and plugins of the test.
 
-    Everything that asks for plugins sees it: ``to_onnx``, the fixtures, the command line run in this process.
+    All code that asks for plugins gets these: ``to_onnx``, the fixtures, the command line run in this process.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class IsolatedRegistry:
             opset: The version of ai.onnx.
 
         Returns:
-            Every candidate with the reason (``onnxplug.registry.registry.Explanation``), the one that is taken first.
+            Every candidate with the reason (``onnxplug.registry.registry.Explanation``); the taken rule comes first.
         """
         from onnxplug.registry.target import Target
 

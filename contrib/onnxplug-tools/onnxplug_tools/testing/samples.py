@@ -40,7 +40,7 @@ class SampleCase:
         return f"{self.sample.op}-opset{self.opset}{domains}"
 
     def check(self, registry: tuple[Any, Any] | None = None) -> OnnxProgram:
-        """Exports the sample and compares it with eager PyTorch, on its own inputs and, if it may be, on others.
+        """Exports the sample and compares it with eager PyTorch, on its inputs and ``others``, or else random inputs.
 
         Args:
             registry: A registry and its plugin manager; all installed plugins when ``None``.
@@ -83,7 +83,7 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
     operator = getattr(getattr(torch.ops, namespace), packet, None)
     operator = getattr(operator, overload, None) if overload else operator
     args = sample_args(sample, sample.args)
-    # Looked up again: the function that makes the inputs may import what defines the operator.
+    # Looked up again: the function that makes the inputs may import the module that defines the operator.
     operator = operator or getattr(getattr(torch.ops, namespace), packet, None)
     if operator is None:
         raise PluginError(
@@ -98,7 +98,7 @@ def sample_model(sample: OpSample) -> tuple[torch.nn.Module, tuple[Any, ...], An
 
 
 def sample_args(sample: OpSample, args: Any) -> tuple[Any, ...]:
-    """Positional arguments of a sample, made if they are a function; dtypes by name, as torch.export takes none as input."""
+    """Positional arguments of a sample, made if they are a function; dtypes by name, as torch.export takes no dtype."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""``onnxplug bench`` and ``onnxplug compare``: what they print and write, and their exit status."""
+"""``onnxplug bench`` and ``onnxplug compare``: their output, their files and their exit status."""
 
 from __future__ import annotations
 

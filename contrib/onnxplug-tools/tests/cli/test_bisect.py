@@ -1,4 +1,4 @@
-"""``onnxplug bisect``: what it prints and writes, and how it exits."""
+"""``onnxplug bisect``: its output, its files and its exit status."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_model_without_fault(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_an_operator_without_a_rule(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The script imports the module that defines it."""
+    """The script imports the module that defines the operator."""
     assert run(["bisect", "bisected_model.py:lacking"]) == 1
     printed = capsys.readouterr()
     assert "conversion: 1 operator has no rule" in printed.out
@@ -129,7 +129,7 @@ def onnxplug_rewrites():
 
 @pytest.mark.long
 def test_a_wrong_rewrite_of_a_plugin(folder: Path) -> None:
-    """It is named, and the script, run by a new interpreter, asks for the plugin."""
+    """The rewrite is named, and the script, run by a new interpreter, asks for the plugin."""
     place(folder, Dist("onnxplug-shop", PLUGIN))
     printed = run_python(folder, "-m", "onnxplug", "bisect", "bisected_model.py:good", status=1)
     assert "at fault: the rewrite careless" in printed

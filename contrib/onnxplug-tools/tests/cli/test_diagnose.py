@@ -1,4 +1,4 @@
-"""``onnxplug diagnose``: what it prints and how it exits."""
+"""``onnxplug diagnose``: its output and its exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onnxplug inspect``: what it prints and writes, its exit status, and files that it refuses."""
+"""``onnxplug inspect``: its output, its files, its exit status, and files that it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "[red]x[/red]\x1b]0;owned\x07<script>alert(1)</script>"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with three models; the last one has names that mean something to terminals and browsers."""
+    """A folder with three models; the names in the last have a meaning for terminals and browsers."""
     monkeypatch.chdir(tmp_path)
     nodes = [
         oh.make_node("MatMul", ["x", "layers.0.w"], ["a"], name="layers/0/MatMul"),

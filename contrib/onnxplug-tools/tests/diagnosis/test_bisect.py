@@ -59,12 +59,12 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run_script(folder: Path) -> subprocess.CompletedProcess[str]:
-    """From another folder than its own."""
+    """Runs the script from another folder than its own."""
     return run_fork(str(folder / "reproduce.py"), env=dict(os.environ), cwd=folder.parent)
 
 
 def is_whole(bisection: Bisection, folder: Path) -> str:
-    """Checks what every result must have; returns the script."""
+    """Checks the conditions that every bisection must fulfil; returns the script."""
     assert bisection.reproduces, bisection.note
     script = (folder / "reproduce.py").read_text(encoding="utf-8")
     assert len(script.splitlines()) <= 30
@@ -194,7 +194,7 @@ def test_rules_that_no_script_can_import(tmp_path: Path) -> None:
 
 
 def test_weights(rules: str, tmp_path: Path) -> None:
-    """What needs its weights has them."""
+    """A script of an operator with weights has these weights."""
 
     class Norm(nn.Module):
         def __init__(self) -> None:
@@ -235,7 +235,7 @@ def test_control_flow_is_loaded(rules: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "reproduce.pt2").is_file()
 
 
-# -- what has no fault, and what can't be reduced --------------------------------------------------------------------------
+# -- models without fault, and models that can't be reduced ------------------------------------------------------------
 
 
 def test_a_model_without_fault(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_failed_write_leaves_no_files(rules: str, tmp_path: Path, monkeypatch:
 
 
 def test_pieces_stand_by_themselves() -> None:
-    """Each single operator of a model, cut out, computes what it does within it."""
+    """Each single operator of a model, cut out, computes the same as within the model."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

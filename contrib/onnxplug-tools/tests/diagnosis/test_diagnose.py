@@ -1,4 +1,4 @@
-"""What ``diagnose`` finds out about models that can't be exported."""
+"""The findings of ``diagnose`` on models that can't be exported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 class Unknown(nn.Module):
-    """Has an operator that nobody translates."""
+    """Has an operator that no rule translates."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return unknown(x)

@@ -40,7 +40,7 @@ def right(program: onnxplug.OnnxProgram, **options: Any) -> Verdict:
 
 
 class Layers(nn.Module):
-    """The wrong operator stands in the middle, and the one after it enlarges its fault."""
+    """The wrong operator stands in the middle, and the operator after it enlarges its fault."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ def test_a_wrong_rule(optimize: bool, dynamic: Any) -> None:
     assert (first.node, first.operator, first.location) == ("tanh", "aten::tanh.default", f"{__file__}:{LINE}")
     plain = verdict.walks[PLAIN]
     assert isinstance(plain, Walk)
-    # Only the operator itself differs, not those that read what it made.
+    # Only the operator itself differs, not the operators that read its result.
     assert [d.operator for d in plain.differences] == ["aten::tanh.default"]
     torch.testing.assert_close(torch.sinh(torch.atanh(first.expected)), first.actual)
     assert first.comparison.actual != pytest.approx(first.comparison.expected)
 
 
 def test_a_rule_that_gives_its_input_back() -> None:
-    """The value has no node of its own."""
+    """The operator's result has no node of its own."""
     nothing = Rule("aten::tanh", lambda g, node: node.args[0])
     for model in (lambda x: x.tanh().exp(), lambda x: (x + 1).tanh().exp(), lambda x: x.tanh()):
         verdict = blamed(onnxplug.to_onnx(Call(model), (X,), rules=[nothing]))
@@ -120,7 +120,7 @@ def test_a_wrong_rule_for_complex_numbers() -> None:
 
 
 class WrongRewrite:
-    """Replaces Softmax over the last axis by one over the first."""
+    """Replaces Softmax over the last axis by Softmax over the first."""
 
     @hookimpl
     def onnxplug_rewrites(self) -> list[Rewrite]:
@@ -168,7 +168,7 @@ def test_a_model_that_was_changed() -> None:
 
 
 def test_an_optimiser_of_onnxruntime() -> None:
-    """Padding of 0 becomes the pool's own, which is minus infinity; as soon as the padded image is an output it doesn't."""
+    """Padding of 0 becomes the pool's padding of minus infinity, unless the padded image is an output."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(2), nn.Sigmoid())
     torch.manual_seed(0)
     program = onnxplug.to_onnx(model, (-torch.rand(1, 1, 6, 6) - 1,), target=None)
@@ -194,7 +194,7 @@ def test_a_kernel_of_onnxruntime() -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.long
 def test_onnxruntime_takes_other_phases_where_it_optimises(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of both signs of a pair of vectors is as right as the other; that of one of them alone is not."""
+    """Both signs of a pair of singular vectors are right; a change of the sign of only one vector is wrong."""
     x = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
     program = onnxplug.to_onnx(Call(lambda x: torch.linalg.svd(x, full_matrices=False)), (x,))
     left, _, other = (output.name for output in program.model.graph.outputs)
@@ -306,7 +306,7 @@ def test_right_models(name: str) -> None:
 
 
 def test_random_operators_are_not_compared() -> None:
-    """Those after them are, on what ONNX drew."""
+    """Operators after them are compared, on the numbers that ONNX drew."""
     program = onnxplug.to_onnx(Call(lambda x: (torch.rand_like(x) + x).tanh()), (X,), rules=[WRONG])
     verdict = verdicts.judge_program(program, [X])
     assert (verdict.culprit, verdict.first and verdict.first.node) == (Culprit.RULE, "tanh")
@@ -333,7 +333,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_dtype_that_torch_states_otherwise() -> None:
-    """The graph says half, and the kernel gives float32."""
+    """The graph states half, and the kernel gives float32."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         return (misstated(x) > 0).half() + x
@@ -386,10 +386,10 @@ def test_without_it_the_report_has_no_verdict() -> None:
     lambda x: x.expand(2, 3, 4).contiguous(), lambda x: x.roll(1, 0).gather(0, torch.zeros(1, 4, dtype=torch.int64)),
 ])  # fmt: skip
 def test_an_operator_that_moves_elements_is_not_blamed_for_its_operands(move: Any) -> None:
-    """Of two operators in one ONNX node only the moving one's result is known."""
+    """Of two operators in one ONNX node, only the result of the operator that moves elements is known."""
 
     def unknown(g: Any, node: Any) -> Any:
-        """Its result is no value of the finished model: a rewrite takes both."""
+        """A wrong rule, whose result is unknown below, as if a rewrite had taken both operators."""
         return g.op.Sinh(node.args[0])
 
     program = onnxplug.to_onnx(Call(lambda x: move(x.tanh())), (X,), rules=[Rule("aten::tanh", unknown)])

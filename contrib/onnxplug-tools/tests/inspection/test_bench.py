@@ -1,4 +1,4 @@
-"""What is measured: turns, profiles by operator and module, the optimised graph. No number is a speed."""
+"""Measurements: turns, profiles by operator and module, the optimised graph. No test depends on speed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_two_models_and_pytorch(files: list[Path], tmp_path: Path) -> None:
 
 
 def test_models_take_turns(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each round each of them runs once, and the next round begins with the next one."""
+    """In each round each model runs once, and the next round begins with the next model."""
     ran: list[str] = []
 
     def run(name: str) -> Callable[[], None]:
@@ -124,7 +124,7 @@ def _event(name: str, start: int, duration: int, op: str, category: str = "Node"
 
 
 def test_a_node_counts_without_the_nodes_of_its_body(tmp_path: Path) -> None:
-    """And the first runs are left out; neighbours that seem to be within each other are not."""
+    """The first runs are left out too; neighbours that seem to be within each other are not taken for bodies."""
     events = [
         _event("model_run", 0, 90, "", "Session"),
         _event("a/Relu_kernel_time", 5, 80, "Relu"),

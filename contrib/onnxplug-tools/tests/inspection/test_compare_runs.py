@@ -45,7 +45,7 @@ def test_two_exporters(tmp_path: Path, batch: int) -> None:
 
 
 class Attention(torch.nn.Module):
-    """Exporters do it by the same operators in other ways."""
+    """Exporters translate it to the same operators in different ways."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_nodes_that_only_look_alike_do_not_correspond(tmp_path: Path) -> None:
 
 
 def test_two_opsets_with_a_wrong_weight(tmp_path: Path) -> None:
-    """The Gelu of opset 21 corresponds to the last of the nodes that opset 18 has for it; what is wrong is found where it begins."""
+    """The Gelu of opset 21 corresponds to the last of opset 18's nodes for it; a fault is found where it begins."""
     model, args = example()
     before = _export(tmp_path / "before.onnx", model, args)
     same = compare_runs(before, _export(tmp_path / "18.onnx", model, args, opset_version=18))
@@ -122,7 +122,7 @@ def test_nan_against_a_number_differs() -> None:
 
 
 def test_outputs() -> None:
-    """Of other names, in their order; one that a model lacks; another dtype or shape."""
+    """Outputs of other names, in their order; an output that a model lacks; another dtype or shape."""
     nodes = [RELU, oh.make_node("Neg", ["x"], ["b"])]
     one, two = [("a", ["n", 4])], [("a", ["n", 4]), ("b", ["n", 4])]
     assert _of(made(nodes, outputs=two), made(nodes, outputs=two[::-1])).equal
@@ -175,7 +175,7 @@ def test_inputs_that_do_not_fit(options: dict[str, Any], message: str) -> None:
 
 
 def test_inputs_that_are_made_up() -> None:
-    """Sizes that are given in one input hold for the others; expressions follow; what nothing says is 1."""
+    """Sizes that are given in one input hold for the others; expressions follow; a size that is not given is 1."""
     inputs = [("x", ["n", 4]), ("z", ["2*n + 1", "m"])]
     nodes = [oh.make_node("ReduceSum", ["x"], ["a"], keepdims=0), oh.make_node("Add", ["a", "z"], ["y"])]
     model = made(nodes, inputs=inputs)

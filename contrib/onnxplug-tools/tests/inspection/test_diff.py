@@ -1,4 +1,4 @@
-"""What differs between two models: exporters, opsets, and models that differ in one thing."""
+"""Differences between two models: exporters, opsets, and models with a single difference."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_weights(before: Any, after: Any, change: str | None) -> None:
 
 
 def test_weights_of_other_names_are_matched_by_their_use() -> None:
-    """A constant of one exporter's name, in a node of its own in the other model."""
+    """A constant that one exporter names, and that is a node of its own in the other model."""
     node = oh.make_node("Mul", ["x", "val_2"], ["y"])
     before = made([node], weights={"val_2": np.float32(3), "val_1": np.float32(1)})
     constant = oh.make_node("Constant", [], ["k"], value=onnx.numpy_helper.from_array(np.float32(3.5)))
@@ -245,7 +245,7 @@ def test_weights_of_other_names_are_matched_by_their_use() -> None:
 
 
 def test_weights_of_another_operator_are_matched_by_their_numbers() -> None:
-    """One exporter writes a Gemm with the parameter, another a MatMul with a transposed one of its own name."""
+    """One exporter writes a Gemm with the parameter, another a MatMul with a transposed copy of another name."""
     weight = np.arange(20, dtype=np.float32).reshape(4, 5)
     before = made([oh.make_node("Gemm", ["x", "fc.weight"], ["y"], transB=1)], weights={"fc.weight": weight.T.copy()})
     after = made([oh.make_node("MatMul", ["x", "val_7"], ["y"])], weights={"val_7": weight})

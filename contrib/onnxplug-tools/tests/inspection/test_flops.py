@@ -97,7 +97,7 @@ def test_table(domain: str, call: Call, expected: int | None) -> None:
 
 
 class Products(torch.nn.Module):
-    """Nothing but products, without biases: what torch's counter counts."""
+    """Only products, without biases: torch's counter counts no other operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def _with_functions(functions: list[Any]) -> ir.Model:
 
 
 def test_functions_that_call_themselves_and_each_other_end() -> None:
-    """A file may say so, though nothing runs it; and 2**60 calls are not counted one by one."""
+    """A file may have such functions, though no runtime runs it; and 2**60 calls are not counted one by one."""
     again = view(_with_functions([_function("f0", [oh.make_node("f0", ["x"], ["y"], domain="own")])]))
     assert (again.root.flops, again.root.unestimated) == (0, 1)
     depth = 60

@@ -1,4 +1,4 @@
-"""What the picture of a model says, of files with and without metadata, of onnxplug and of others."""
+"""The picture of a model, from files with and without metadata, of onnxplug and of other exporters."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_rules_and_rewrites() -> None:
 
 
 def test_functions() -> None:
-    """A call stands for its module; the nodes of the body are seen from there."""
+    """A call stands for its module; the modules of the body's nodes are relative to it."""
     program = onnxplug.to_onnx(*example(), functions=True, dynamic_shapes=BATCH)
     seen = view(program.model, {"batch": 3})
     (function,) = seen.functions
@@ -155,7 +155,7 @@ def test_branches() -> None:
 
 
 def _flat(**kwargs: Any) -> onnx.ModelProto:
-    """A model of no exporter: nodes without names, no types of what is between."""
+    """A model of no exporter: nodes without names, and no types of intermediate values."""
     nodes = [
         oh.make_node("Constant", [], ["k"], value=oh.make_tensor("k", F, [3], [1.0, 2.0, 3.0])),
         oh.make_node("Add", ["x", "k"], ["a"]),
@@ -253,7 +253,7 @@ def test_path_of_a_name(name: str | None, path: str) -> None:
             },
             Place((("", "M"), ("b", "B"))),
         ),
-        # What can't be read is passed over.
+        # Metadata that can't be read are passed over.
         (
             "n",
             {
@@ -284,7 +284,7 @@ def test_place(name: str, metadata: dict[str, str], expected: Place) -> None:
 
 
 def test_external_data_is_not_touched(tmp_path: Path) -> None:
-    """The data file isn't even there; its 8 GB count."""
+    """The data file isn't even there; its 8 GiB count."""
     proto = _flat()
     big = proto.graph.initializer.add(
         name="big", data_type=F, dims=[1 << 16, 1 << 15], data_location=onnx.TensorProto.EXTERNAL
@@ -375,7 +375,7 @@ def test_ten_thousand_nodes_are_seen_in_linear_time() -> None:
 
 
 def test_text_that_is_no_utf8() -> None:
-    """A file may have any bytes where text belongs; what is shown is text."""
+    """A file may have any bytes where text belongs; only text is shown."""
     content = oh.make_node("Relu", ["x"], ["y"], name="NAME/Relu")
     content.metadata_props.add(key="namespace", value="NAME: M/relu: op")
     content.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="NAME")

@@ -1,4 +1,4 @@
-"""`onnxplug plugins check` and the library that a plugin is for: what has no rule, sample, fake or version, what does not load."""
+"""`onnxplug plugins check`, on a plugin's library: missing rules, samples, fakes and versions, and failures to load."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ DOMAIN = "onnxplug.modules"
 
 
 def outlined(model: Any, args: Any = (), *, functions: Any = True, verify: bool = True, **options: Any) -> OnnxProgram:
-    """Exports with functions, and holds the model against the plain one and against PyTorch."""
+    """Exports with functions, and compares the model with the plain export and with PyTorch."""
     program = onnxplug.to_onnx(model, args, functions=functions, **options)
     assert program.recipe is not None
     plain = program.recipe.convert(program.recipe.optimize, (), None)
@@ -60,7 +60,7 @@ def function(program: OnnxProgram, name: str, domain: str = DOMAIN) -> ir.Functi
 
 # -- whole models ------------------------------------------------------------------------------------------------------
 
-#: What the functions of some models stand for.
+#: For some models, the number of calls of modules that each function stands for.
 COUNTS = {
     "bert": {"BertLayer": 2, "BertAttention": 2, "BertSelfAttention": 2},
     "llama": {"LlamaDecoderLayer": 2, "LlamaAttention": 2, "LlamaMLP": 2, "LlamaRMSNorm": 5},
@@ -144,7 +144,7 @@ def test_names(decoder: OnnxProgram) -> None:
     block = function(decoder, "Block")
     names = [v.name for v in block.inputs]
     assert {"norm.weight", "attention.out.bias", "mlp.2.bias"} <= set(names)
-    assert names.index("norm.weight") > names.index("x")  # what is computed comes before the weights
+    assert names.index("norm.weight") > names.index("x")  # computed inputs come before the weights
     for call, layer in zip([n for n in decoder.model.graph if n.domain == DOMAIN], range(3), strict=True):
         assert call.name == f"blocks/{layer}/Block"
         assert f"/blocks.{layer}: " in call.metadata_props["namespace"]
@@ -158,7 +158,7 @@ def test_names(decoder: OnnxProgram) -> None:
 
 
 def test_metadata_within_functions(decoder: OnnxProgram) -> None:
-    """A node of a body says where it is in the module, and the line of the user's that is the same for all."""
+    """Metadata of a body's node have its place in the module, and the user's line, which is the same for all calls."""
     body = [n for n in function(decoder, "Attention") if n.op_type not in ("Constant", "Linear")]
     spaces = {n.metadata_props["namespace"] for n in body}
     assert "softmax: aten.softmax.int" in spaces
@@ -204,7 +204,7 @@ def test_ways_of_capture(options: dict[str, Any], decoder: OnnxProgram) -> None:
 
 
 def test_modules_that_only_the_capture_tells() -> None:
-    """Those of a script and of a graph have other classes than the modules that they were made of."""
+    """Modules of a script and of a graph have other classes than the modules that they were made of."""
     model = parts(plain).eval()
     traced = torch.jit.trace(model, (X,))
     graph = torch.export.export(model, (X,), dynamic_shapes=ROWS).module()
@@ -238,7 +238,7 @@ class Model(nn.Module):
 
 
 class EveryResult(Model):
-    """Returns what each of its modules does."""
+    """Returns the result of each of its modules."""
 
     def forward(self, x: torch.Tensor) -> Any:
         results = [x]
@@ -325,7 +325,7 @@ def along(part: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def turned(part: Any, x: torch.Tensor) -> torch.Tensor:
-    return part.linear(x) * torch.cos(x + 1)  # the cosine is shared by the two of a pair
+    return part.linear(x) * torch.cos(x + 1)  # both parts of a pair share the cosine
 
 
 def paired(part: Any, x: torch.Tensor) -> torch.Tensor:
@@ -356,7 +356,7 @@ def nested() -> Model:
 X = torch.randn(3, 4)
 ROWS: Any = ({0: Dim("rows", min=2)},)
 
-#: Models and what their functions stand for, all parts of one class.
+#: Models, with the number of calls of modules that each function stands for; all parts are of one class.
 KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, int], Any]] = {
     "plain": (lambda: parts(plain), {"Part": 3}, ROWS),
     "static": (lambda: parts(plain), {"Part": 3}, None),
@@ -397,7 +397,7 @@ def test_kinds_of_modules(name: str) -> None:
     make, expected, dynamic = KINDS[name]
     program = outlined(make().eval(), (X,), dynamic_shapes=dynamic)
     assert {k: n for k, n in program.statistics.functions.items() if not k.startswith("Linear")} == expected
-    if expected and not name.startswith(("other", "weights")):  # what stays outside reads no weights
+    if expected and not name.startswith(("other", "weights")):  # nodes that stay outside read no weights
         outside = [node for node in program.model.graph if node.domain != DOMAIN]
         assert not any(META in v.meta for node in outside for v in node.inputs if v is not None)
 
@@ -479,7 +479,7 @@ def test_domain_and_version() -> None:
 
 
 def test_functions_of_rules_within() -> None:
-    """What plugins' rules call stands within the functions, in its own domain; names in one domain are told apart."""
+    """Functions that plugins' rules call are within the functions, in their own domain; equal names get numbers."""
 
     def soft(g: Any, node: Any) -> Any:
         return g.function("acme", "Part", lambda x: g.op.Mul(g.op.Tanh(x), x), [node.args[0]], version=2)

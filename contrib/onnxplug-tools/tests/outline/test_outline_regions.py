@@ -1,4 +1,4 @@
-"""Which nodes of a graph become a function, where modules hang together in ways that captured programs have not."""
+"""Nodes of a graph that become a function, where modules are entangled in ways that captured programs lack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made_by_hand(text: str, owners: dict[str, list[str]]) -> tuple[ir.Model, Mod
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]> agraph (float[N] x) => (float[N] out) '
 ENTANGLED = {
-    # a1 of a is read by b, whose result a2 of a reads: neither can be taken out before the other.
+    # b reads the result a1 of a, and a2 of a reads the result of b: neither can be taken out before the other.
     "between two": (
         "{ a1 = Sin(x) m = Cos(a1) b1 = Tan(a1) b2 = Abs(b1) a2 = Add(m, b2) b3 = Neg(b2) out = Mul(a2, b3) }",
         {"a1": ["a"], "a2": ["a"], "b1": ["b"], "b2": ["b"], "b3": ["b"]},
@@ -88,7 +88,7 @@ def random_model(seed: int) -> tuple[ir.Model, ModuleCalls]:
     values, nodes = [x], []
 
     def add(op: str, read: list[ir.Value], stack: dict[str, tuple[str, str]]) -> None:
-        # Now and then a node is of nobody, or of another module.
+        # Now and then a node is of no module, or of another module.
         if draw.random() < 0.04:
             stack = draw.choice([{}, {"m0": ("m0", "acme.Outer")}, {"m1": ("m1", "acme.Outer")}])
         node = ir.Node("", op, read[:1] if op in ("Sin", "Abs") else read, name=f"n{len(nodes)}")

@@ -7,7 +7,7 @@ from onnxplug_tools.outline.terms import in_terms_of
 
 from onnxplug.build.provenance import CLASSES, NAMES, NAMESPACE, REPLACED
 
-#: The metadata of a node in the model, the module's path, and the same as seen from there.
+#: The metadata of a node in the model, a module's path, and the metadata as seen from the module.
 CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
     "a layer": (
         {

@@ -129,7 +129,7 @@ def test_a_piece_that_is_called_several_times_with_a_parameter(tmp_path: Path) -
 
 
 class Deciding(nn.Module):
-    """Python code that torch.export does not take, around pieces that it takes."""
+    """Python code that torch.export can't capture, around pieces that it captures."""
 
     def __init__(self) -> None:
         super().__init__()

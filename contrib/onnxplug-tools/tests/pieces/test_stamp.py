@@ -1,4 +1,4 @@
-"""Files of one save of pieces are told from those of another."""
+"""Files of one save of pieces are distinguished from the files of another save."""
 
 from __future__ import annotations
 

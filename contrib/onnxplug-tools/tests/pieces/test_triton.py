@@ -1,4 +1,7 @@
-"""Repositories of Triton: what can't be one is refused before a file is written. onnxplug-fleet's tests read them by Triton's schema."""
+"""Repositories of Triton: pieces that can't be a repository are refused before a file is written.
+
+onnxplug-fleet's tests read repositories by Triton's schema.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from onnxplug import SaveError, UsageError
 
 
 class Of(nn.Module):
-    """Two layers, and what is done with them."""
+    """Two layers, and a function that calls them."""
 
     def __init__(self, forward: Callable[[Any, torch.Tensor], Any]) -> None:
         super().__init__()

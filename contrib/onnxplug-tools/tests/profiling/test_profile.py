@@ -1,4 +1,4 @@
-"""The profile of an export: which stages, rules, rewrites and nodes it names, that its sums agree, and what files hold."""
+"""The profile of an export: its stages, rules, rewrites and nodes, the agreement of its sums, and its files."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_text() -> None:
         assert part in text
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
-    assert "Packages" not in text  # there is one alone
+    assert "Packages" not in text  # there is a single package
     short = profile.text(rows=1)
     assert "Rules, 1 of 2" in short
     shown = io.StringIO()

@@ -1,4 +1,4 @@
-"""Arguments in a few words, without what they hold."""
+"""Arguments in a few words, without their values."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _open(page: Page, path: Path, html: str) -> float:
     page.requests.clear()
     page.messages.clear()
     seconds = page.open(path)
-    # Nothing is loaded but the page, and no script fails.
+    # Only the page is loaded, and no script fails.
     assert page.requests == [path.as_uri()]
     assert page.messages == []
     return seconds
@@ -62,7 +62,7 @@ def _sort(page: Page, column: str) -> str:
 
 
 def _colours(page: Page, path: Path) -> int:
-    """Takes a picture of what is in the window, and counts its colours."""
+    """Takes a picture of the window, and counts its colours."""
     import PIL.Image
 
     page.screenshot(path)

@@ -1,4 +1,4 @@
-"""What a report knows of exports that succeed, and of those that fail in each stage."""
+"""The facts in reports of exports that succeed, and of exports that fail in each stage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_capture() -> None:
     capture = reports.report().capture
     assert capture is not None
     assert capture.strategy == "non-strict"
-    assert capture.repeated == 10  # of each of the later two blocks 5
+    assert capture.repeated == 10  # 5 of each of the later two blocks
     assert list(capture.dimensions) == ["batch"]
     assert capture.dimensions["batch"].endswith(" to any")
     (attempt,) = capture.attempts
@@ -335,7 +335,7 @@ def test_the_original_error_is_not_lost(way: str, tmp_path: Path, monkeypatch: p
         )
     assert "the report of the failed export can't be written" in str(caught.value.__notes__)
     assert caught.value.report.failure.stage == "verification"
-    # What could be written is there, and nothing half.
+    # The files that could be written are there, each complete.
     assert sorted(os.listdir(tmp_path)) == ([] if way == "write" else ["report.json", "report.md", "report.sarif"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -69,7 +69,7 @@ def test_histograms_add_up() -> None:
 
 
 class Cases(DifferenceObserver):
-    """Keeps what verification compares, while it ``measures``."""
+    """Keeps the comparisons of verification, while it ``measures``."""
 
     def __init__(self) -> None:
         self.measures = True

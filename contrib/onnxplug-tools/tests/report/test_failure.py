@@ -1,4 +1,4 @@
-"""What a report says of errors."""
+"""The facts of a report about errors."""
 
 from __future__ import annotations
 

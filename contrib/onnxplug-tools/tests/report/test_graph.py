@@ -18,7 +18,7 @@ _EDGE = re.compile(r"  n(\d+) --> n(\d+)")
 
 
 def _read(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Labels to shapes, and edges between labels; every line is one of these."""
+    """Labels to shapes, and edges between labels; every line is a box or an edge."""
     head, *lines = text.splitlines()
     assert head == "flowchart TD"
     boxes = {match[1]: (match[3].partition("<br>")[0], match[2]) for line in lines if (match := _BOX.fullmatch(line))}

@@ -13,7 +13,7 @@ from onnxplug_tools.report.report import ExportReport
 
 from tests.support import reports
 
-#: Elements that have no end.
+#: Elements without an end tag.
 _VOID = {"meta", "br", "input", "col", "link"}
 
 

@@ -95,7 +95,7 @@ def test_the_package_imports_and_its_tests_name_the_missing_parts(folder: Path) 
     printed = tested(0)
     assert "1 passed, 3 xfailed" in printed
     assert "test_sample[bench::scaled.default-opset21] - no formula yet; no fake kernel" in printed
-    # A formula, a fake kernel and inputs for one of them: its test passes, and fails as long as it counts as missing.
+    # A formula and a fake kernel for an operator: its test passes, which is a failure while it counts as missing.
     _replace(
         made.folder / "onnxplug_benchlib/rules.py",
         'raise Unsupported("the formula of bench::scaled.default is to be written")',

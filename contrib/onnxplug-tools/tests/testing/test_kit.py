@@ -1,4 +1,4 @@
-"""The test kit: what its fixtures accept, and above all what they refuse."""
+"""The test kit: the models that its fixtures accept, and above all the faults that they refuse."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_samples_go_through_every_opset_promised(isolated_registry: IsolatedRegi
 
 
 def test_inputs_that_a_sample_is_compared_on(isolated_registry: IsolatedRegistry) -> None:
-    """Random inputs unless it names others; of several results those that it names."""
+    """Random inputs unless the sample names others; of several results only the results that it names."""
     isolated_registry.add(Rule("kit::double", wrong_for_negative))
     args = (torch.full((3, 4), 1.5),)
 
@@ -190,7 +190,7 @@ def test_a_sample_that_is_not_kept(
 
 
 def test_a_sample_with_values_that_mean_something(isolated_registry: IsolatedRegistry) -> None:
-    """It is compared on its own values alone, which hides nothing: wrong there is found."""
+    """The sample is compared on its own values alone: a fault at other values is not found, a fault at these is."""
     isolated_registry.add_plugin(Plugin(wrong_for_negative, others=()), name="kit")
     sample_cases("kit")[0].check()
     negative = OpSample("kit::double", (torch.full((2,), -1.5),), others=())

@@ -1,4 +1,4 @@
-"""Runs a class of optimum.onnxruntime in a process of its own, whose transformers is the one that optimum knows.
+"""Runs a class of optimum.onnxruntime in a process of its own, with the version of transformers that optimum supports.
 
 Standard input is a JSON object: ``class``, ``folder``, ``calls`` (lists by the names of inputs, or arguments of a pipeline with a
 ``seed``), and ``generate`` (settings, or null for one call). Standard output ends with a list of results.
