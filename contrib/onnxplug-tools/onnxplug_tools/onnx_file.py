@@ -65,7 +65,8 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
         external: Whether the model gets the weights from other files; otherwise they are only checked.
         to_run: Whether it is read to be run: its opsets must be known here, and its data files must exist and be large enough.
     """
-    name = shortened(os.fspath(path), 300)
+    path = os.fsdecode(path)
+    name = shortened(path, 300)
     model = _parsed(_content(path, name), name)
     folder = os.path.dirname(os.path.abspath(path))
     _check(model, name, folder if to_run else None, os.path.realpath(path))

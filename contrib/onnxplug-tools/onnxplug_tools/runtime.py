@@ -145,7 +145,7 @@ def _structure(model: Any) -> Any:
         raise UsageError(
             f"{type_with_article(model)} is not an ONNX model", hint="Give a path, a ModelProto or an OnnxProgram."
         )
-    path = os.fspath(model)
+    path = os.fsdecode(model)
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}")
     if not path.endswith(".ort"):  # ONNX Runtime's own format

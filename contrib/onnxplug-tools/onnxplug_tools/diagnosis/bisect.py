@@ -23,7 +23,7 @@ from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
-from onnxplug.kinds import check_mappings, check_path, check_seeds
+from onnxplug.kinds import check_mappings, check_seeds
 from onnxplug.observers import step
 from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
@@ -38,6 +38,7 @@ from onnxplug_tools.diagnosis.pieces import Piece, Recording
 from onnxplug_tools.diagnosis.script import NAME, NotExpressed, Script, dynamic_shapes_of, script_of, script_of_model
 from onnxplug_tools.diagnosis.trouble import Kind, Trouble, trouble_of
 from onnxplug_tools.diagnosis.verdict import Verdict, judge, judge_program
+from onnxplug_tools.folders import folder_path
 
 Progress = Callable[[str], None]
 #: Seconds that a script is given to show the fault.
@@ -137,9 +138,9 @@ def bisect(
             )
     check_seeds(seeds)
     check_mappings(kwargs=kwargs, prefer=prefer)
-    if output is not None:
-        check_path("output", output)
-        _check_folder(Path(os.fsdecode(output)))
+    folder = folder_path("output", output) if output is not None else None
+    if folder is not None:
+        _check_folder(folder)
     if options.get("registry") is None:
         options["prefer"] = prefer
     with showing(progress) as show:
@@ -156,13 +157,13 @@ def bisect(
         if onnx_model is not None:
             stage("finding out who is wrong")
             bisection.verdict = judge(onnx_model, _part(recipe, piece), case.host, piece.leaves, failed=True)
-        if output is not None:
+        if folder is not None:
             stage("writing")
             _write(
                 bisection,
                 piece,
                 onnx_model,
-                Path(output),
+                folder,
                 {**_shown(options), **({"prefer": prefer} if prefer else {})},
                 imports,
             )

@@ -57,6 +57,18 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int | None:
     return size if 0 <= size <= _LARGEST else None
 
 
+def names_in(dim: str) -> set[str]:
+    """The names that give a dimension its size: those in its expression, and the whole text, which may be a name itself."""
+    tree = _parsed(dim)
+    nodes = list(ast.walk(tree)) if tree is not None else []
+    others = {
+        node.func if isinstance(node, ast.Call) else node.value
+        for node in nodes
+        if isinstance(node, ast.Call | ast.Attribute)
+    }
+    return {dim} | {node.id for node in nodes if isinstance(node, ast.Name) and node not in others}
+
+
 def shape_of(shape: Sequence[Dim] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     """A shape in numbers; ``None`` where a dimension is not known."""
     if shape is None:

@@ -13,7 +13,7 @@ from onnxplug.build.dtypes import ONNX_TO_TORCH
 from onnxplug.errors import UsageError
 from onnxplug.strings import STRING
 from onnxplug.text import did_you_mean
-from onnxplug_tools.inspection.dims import size_of
+from onnxplug_tools.inspection.dims import names_in, size_of
 from onnxplug_tools.inspection.words import type_text
 
 #: A hint for a model that does not run on its inputs.
@@ -60,12 +60,13 @@ def make_feed(
     named = _by_name(list(inputs), feed)
     sizes_by_name = dict(sizes or {})
     dims = {dim for value in inputs.values() for dim in _dims(value) or () if isinstance(dim, str)}
-    unknown = [name for name in sizes_by_name if name not in dims and not any(name in dim for dim in dims)]
+    names = set().union(*map(names_in, dims))
+    unknown = [name for name in sizes_by_name if name not in names]
     if unknown:
         raise UsageError(
             f"no input has a dimension {unknown[0]!r}",
             hint=did_you_mean(
-                unknown[0], dims, otherwise=f"They are {', '.join(sorted(dims))}." if dims else "All are static."
+                unknown[0], names, otherwise=f"They are {', '.join(sorted(dims))}." if dims else "All are static."
             ),
         )
     for name, tensor in named.items():

@@ -115,8 +115,12 @@ def _variadic(call: Call) -> int:
     return max(0, len(call.inputs) - 1) * prod(call.result())
 
 
-def _product(call: Call) -> int:
-    return 2 * prod(call.result()) * call.shape(0, 1)[-1]
+def _product(bias: int | None = None) -> Row:
+    def row(call: Call) -> int:
+        result = prod(call.result())
+        return 2 * result * call.shape(0, 1)[-1] + (result if bias is not None and call.has(bias) else 0)
+
+    return row
 
 
 def _gemm(bias: int) -> Row:
@@ -300,7 +304,7 @@ _add("", "DynamicQuantizeLinear LpNormalization MeanVarianceNormalization", _per
 _add("", "BatchNormalization RMSNormalization SimplifiedLayerNormalization", _per_input_element(4))
 _add("", "LayerNormalization GroupNormalization InstanceNormalization", _per_input_element(7))
 _add("", "RotaryEmbedding", _per_input_element(3))
-_add("", "MatMul MatMulInteger QLinearMatMul", _product)
+_add("", "MatMul MatMulInteger QLinearMatMul", _product())
 _add("", "Gemm", _gemm(2))
 _add("", "Conv", _convolution())
 _add("", "DeformConv", _convolution(bias=3))
@@ -319,8 +323,10 @@ _MICROSOFT = "com.microsoft"
 _add(_MICROSOFT, "FusedMatMul TransposeMatMul FusedMatMulActivation", _fused_matmul)
 _add(_MICROSOFT, "FusedGemm", _gemm(2))
 _add(_MICROSOFT, "FusedConv NhwcFusedConv", _convolution())
-_add(_MICROSOFT, "MatMulIntegerToFloat DynamicQuantizeMatMul MatMulInteger16 QLinearMatMul", _product)
-_add(_MICROSOFT, "QGemm", _gemm(8))
+_add(_MICROSOFT, "MatMulInteger16 QLinearMatMul", _product())
+_add(_MICROSOFT, "MatMulIntegerToFloat", _product(bias=6))
+_add(_MICROSOFT, "DynamicQuantizeMatMul", _product(bias=4))
+_add(_MICROSOFT, "QGemm", _gemm(6))
 _add(_MICROSOFT, "QLinearConv", _convolution(weight=3, bias=8))
 _add(_MICROSOFT, "MatMulNBits MatMulBnb4", _nbits)
 _add(_MICROSOFT, "MultiHeadAttention", _multi_head_attention)

@@ -122,16 +122,20 @@ def _difference(a: Any, b: Any) -> Difference:
         x, y = rows[start : start + step], others[start : start + step]
         differing, most = _piece(x, y)
         count, largest = count + differing, max(largest, most)
-        magnitude = np.abs(x.astype(np.float64))
+        magnitude = np.abs(_double(x))
         magnitude = magnitude[np.isfinite(magnitude)]
         size = max(size, float(magnitude.max(initial=0.0)))
     relative = 0.0 if not count else largest / size if size else float("inf")
     return Difference(count, a.size, largest, relative)
 
 
+def _double(x: Any) -> Any:
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
 def _piece(x: Any, y: Any) -> tuple[int, float]:
     """The number of elements that differ, and the largest difference."""
-    a, b = x.astype(np.float64), y.astype(np.float64)
+    a, b = _double(x), _double(y)
     whole = [v.dtype.kind in "iub" for v in (x, y)]
     # A double cannot distinguish integers beyond 2**53.
     differs = x != y if all(whole) else ~((a == b) | (np.isnan(a) & np.isnan(b)))

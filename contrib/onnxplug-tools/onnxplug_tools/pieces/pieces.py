@@ -29,6 +29,7 @@ from onnxplug.torch_private import pytree
 from onnxplug.verification.compare import compare
 from onnxplug.verification.inputs import ATTEMPTS
 from onnxplug.version import VERSION
+from onnxplug_tools.folders import folder_path
 from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
 from onnxplug_tools.pieces.script import Step, program_text
 from onnxplug_tools.pieces.stamp import KEY, stamp
@@ -179,9 +180,9 @@ class OnnxPieces:
 
         Raises:
             SaveError: A file can't be written.
+            UsageError: The folder is no path.
         """
-        folder = Path(folder)
-        check_folder(folder)
+        folder = check_folder(folder)
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -217,8 +218,8 @@ class OnnxPieces:
             UsageError: The pieces can't be an ensemble: something is computed between them, a weight of the model goes to one of
                 them, or a tensor is a scalar or of a type that Triton lacks.
         """
-        folder = Path(folder)
         self.check_triton(folder, name)
+        folder = Path(os.fsdecode(folder))
         if self.gaps:
             raise UsageError(
                 f"the pieces can't be an ensemble: {self.gaps[0]}", hint="Make a submodule of that, and a piece."
@@ -252,10 +253,10 @@ class OnnxPieces:
 
         Raises:
             SaveError: The folder is a file or can't be written, or its parent is not there.
-            UsageError: The name can't be the name of a model.
+            UsageError: The name can't be the name of a model, or the folder is no path.
         """
         check_name(name)
-        check_folder(Path(folder))
+        check_folder(folder)
 
     def _fits_numpy(self) -> bool:
         passed = pytree.tree_leaves([(call.args, call.kwargs, call.results) for call in self.calls])
@@ -343,7 +344,7 @@ def export_pieces(
     submodules = _submodules(model, options.pieces)
     _check_numbers(model)
     if folder is not None:
-        check_folder(Path(folder))
+        check_folder(folder)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(options.kwargs or {})
     shapes = parse_dynamic_shapes(options.dynamic_shapes, model, positional, keywords)
@@ -387,15 +388,17 @@ def _check_numbers(model: torch.nn.Module) -> None:
         )
 
 
-def check_folder(folder: Path) -> None:
-    """Refuses a folder that can't be written."""
+def check_folder(place: str | os.PathLike[str]) -> Path:
+    """The path of a folder, which is refused if it can't be written."""
+    folder = folder_path("folder", place)
     if folder.exists() and not folder.is_dir():
         raise SaveError(f"{folder} is a file", hint="pieces= writes several files: name a folder.")
-    place = folder if folder.exists() else folder.absolute().parent
-    if not place.is_dir():
-        raise SaveError(f"there is no folder {place}", hint=f"Make it: mkdir -p {place}")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise SaveError(f"the folder {place} can't be written")
+    outer = folder if folder.exists() else folder.absolute().parent
+    if not outer.is_dir():
+        raise SaveError(f"there is no folder {outer}", hint=f"Make it: mkdir -p {outer}")
+    if not os.access(outer, os.W_OK | os.X_OK):
+        raise SaveError(f"the folder {outer} can't be written")
+    return folder
 
 
 def _submodules(model: torch.nn.Module, pieces: Sequence[str]) -> dict[str, torch.nn.Module]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxplug.errors import SaveError
+from onnxplug.kinds import check_path
 from onnxplug.run.files import write_whole
 from onnxplug_tools.profiling.sums import Sums
 
@@ -47,11 +48,13 @@ def _plain(value: Any) -> Any:
 
 def save_trace(profile: Sums, path: str | os.PathLike[str]) -> None:
     """Writes the file: complete or not at all."""
+    check_path("path", path)
+    name = os.fsdecode(path)
     try:
-        destination = Path(os.path.realpath(os.fspath(path)))
+        destination = Path(os.path.realpath(name))
         if destination.is_dir():
             raise SaveError(f"can't write the profile {destination}: it is a folder", hint="Give the name of a file.")
         text = json.dumps(trace(profile), default=str)
         write_whole(destination, lambda file: file.write(text.encode()))
     except (OSError, ValueError) as error:
-        raise SaveError(f"can't write the profile {os.fspath(path)}: {error}") from error
+        raise SaveError(f"can't write the profile {name}: {error}") from error

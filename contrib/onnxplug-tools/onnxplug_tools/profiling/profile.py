@@ -27,6 +27,7 @@ class Profile(Sums):
 
         Raises:
             SaveError: It can't be written.
+            UsageError: It is no path.
         """
         from onnxplug_tools.profiling.chrome import save_trace
 

@@ -18,7 +18,8 @@ class Histogram:
     """Differences of elements, each in units of the element's own tolerance: 1 is the largest accepted difference.
 
     Attributes:
-        counts: Number of elements that differ, by decade: less than 1e-8 of the tolerance, 1e-8 to 1e-7, …, 1e4 and more.
+        counts: Number of elements that differ, by decade: at most 1e-8 of the tolerance, 1e-8 to 1e-7, …, more than 1e4. A
+            difference at an edge belongs to the bin before it, as a difference of the tolerance itself is accepted.
         not_finite: Number of elements that are NaN or infinite in one result and something else in the other.
     """
 
@@ -37,7 +38,7 @@ class Histogram:
         finite = differing & difference.isfinite()
         edges = torch.tensor([10.0**power for power in DECADES], dtype=torch.float64)
         # A tolerance of 0 gives an infinity, which lies beyond the last edge.
-        bins = torch.bucketize(difference[finite] / allowed.expand_as(difference)[finite], edges, right=True)
+        bins = torch.bucketize(difference[finite] / allowed.expand_as(difference)[finite], edges)
         counts = torch.bincount(bins, minlength=len(DECADES) + 1).tolist()
         return cls(int(same.sum()), counts, int(differing.sum()) - int(finite.sum()))
 
@@ -49,7 +50,7 @@ class Histogram:
     def bars(self) -> list[tuple[str, int]]:
         """Its bins in words, each with the number of its elements."""
         between = [f"1e{low} to 1e{low + 1}" for low in DECADES[:-1]]
-        labels = [f"less than 1e{DECADES[0]}", *between, f"1e{DECADES[-1]} and more"]
+        labels = [f"at most 1e{DECADES[0]}", *between, f"more than 1e{DECADES[-1]}"]
         counted = zip(labels, self.counts, strict=True)
         return [("the same", self.equal), *counted, ("NaN or infinite in one alone", self.not_finite)]
 

@@ -11,6 +11,7 @@ from typing import IO
 from onnxplug.errors import OnnxplugError, SaveError
 from onnxplug.run.data_files import data_files
 from onnxplug.run.files import flush, flush_folder, write_whole
+from onnxplug_tools.folders import folder_path
 from onnxplug_tools.report.record import File
 
 #: The formats of a report, by the suffixes of the files.
@@ -28,7 +29,7 @@ def file_of(path: str) -> File:
 
 def prepare(folder: str | os.PathLike[str]) -> Path:
     """Makes the folder, and checks that reports can be written there, before anything that takes long."""
-    path = Path(os.fsdecode(folder))
+    path = folder_path("folder", folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,7 +20,7 @@ class ExportReport(Facts):
         Args:
             destination: The path; an object that is no path is left out.
         """
-        if isinstance(destination, str | os.PathLike):
+        if isinstance(destination, str | bytes | os.PathLike):
             self.files.append(file_of(os.fsdecode(destination)))
 
     def add_table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -88,6 +88,7 @@ class ExportReport(Facts):
 
         Raises:
             SaveError: They can't be written.
+            UsageError: The folder is no path.
         """
         markdown = partial(self._markdown, sections)
         texts: dict[str, Callable[[], str]] = {

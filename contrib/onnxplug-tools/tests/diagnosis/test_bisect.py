@@ -289,9 +289,19 @@ def test_folders_that_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name, message in (("file", "is a file"), ("full", "is not empty"), ("no/where", "there is no folder")):
         with pytest.raises(onnxplug.UsageError, match=message):
             onnxplug.bisect(layers(), (X,), output=tmp_path / name)
+    for name in ("a\0b", "a" * 5000):
+        with pytest.raises(onnxplug.SaveError, match="can't be written"):
+            onnxplug.bisect(layers(), (X,), output=name)
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(onnxplug.UsageError, match="can't be written"):
         onnxplug.bisect(layers(), (X,), output=tmp_path / "out")
+
+
+def test_a_folder_named_by_bytes(rules: str, tmp_path: Path) -> None:
+    output = os.fsencode(tmp_path / "out")
+    rule = Rule("aten::tanh", f"{rules}:sinh")
+    bisection = onnxplug.bisect(layers(nn.Tanh()), (X,), rules=[rule], output=output)  # type: ignore[arg-type]
+    assert bisection.files[0].parent == tmp_path / "out"
 
 
 def test_a_failed_write_leaves_no_files(rules: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

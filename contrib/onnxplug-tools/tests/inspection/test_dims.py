@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from onnxplug_tools.inspection.dims import shape_of, size_of
+from onnxplug_tools.inspection.dims import names_in, shape_of, size_of
 
 SIZES = {"batch": 4, "s0": 7, "s77": 10, "past.length": 3, "a-b": 9}
 
@@ -59,3 +59,18 @@ def test_shape() -> None:
     assert shape_of(["batch", None], SIZES) is None
     assert shape_of(None, SIZES) is None
     assert shape_of([], SIZES) == ()
+
+
+@pytest.mark.parametrize(
+    ("dim", "names"),
+    [
+        ("batch", set()),
+        ("past + sequence", {"past", "sequence"}),
+        ("Max(1, s0//2) - floor(s77/4)", {"s0", "s77"}),
+        ("a-b", {"a", "b"}),
+        ("past.length", set()),
+        ("batch +", set()),
+    ],
+)
+def test_names(dim: str, names: set[str]) -> None:
+    assert names_in(dim) == {dim, *names}

@@ -53,6 +53,12 @@ CASES: list[tuple[str, Call, int | None]] = [
     ("com.acme", _call("Add", [(2, 3)], [(2, 3)]), None),
     (MS, _call("FusedMatMul", [(3, 2), (3, 4)], [(2, 4)], transA=1), 48),
     (MS, _call("FusedMatMul", [(2, 7, 3), (7, 3, 4)], [(7, 2, 4)], transBatchA=1), 2 * 56 * 3),
+    # the bias is input 6, and input 8 a zero point
+    (MS, _call("QGemm", [(2, 3), (), (), (3, 4), (), (), (4,)], [(2, 4)]), 48 + 8),
+    (MS, _call("QGemm", [(2, 3), (), (), (3, 4), (), (), None, (), ()], [(2, 4)]), 48),
+    (MS, _call("MatMulIntegerToFloat", [(2, 3), (3, 4), (), (), None, None, (4,)], [(2, 4)]), 48 + 8),
+    (MS, _call("MatMulIntegerToFloat", [(2, 3), (3, 4), (), (), (), ()], [(2, 4)]), 48),
+    (MS, _call("DynamicQuantizeMatMul", [(2, 3), (3, 4), (), (), (4,)], [(2, 4)]), 48 + 8),
     (
         MS,
         _call("MatMulNBits", [(5, 2, 64), (32, 2, 16), (64,)], [(5, 2, 32)], N=32, K=64, bits=4, block_size=32),

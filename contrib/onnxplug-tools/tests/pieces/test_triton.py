@@ -5,6 +5,7 @@ onnxplug-fleet's tests read repositories by Triton's schema.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,14 @@ def test_scalars_types_names_and_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match="is a file"):
         fine.save_triton(tmp_path / "file", "model")
+    save: Any
+    for save in (fine.save, lambda folder: fine.save_triton(folder, "model")):
+        with pytest.raises(UsageError, match="folder is the path of a file, got 3"):
+            save(3)
+        for name in ("a\0b", "a" * 5000):
+            with pytest.raises(SaveError, match="can't be written"):
+                save(name)
+        assert save(os.fsencode(tmp_path / "bytes"))[0].is_relative_to(tmp_path / "bytes")
 
 
 def test_the_files(tmp_path: Path) -> None:

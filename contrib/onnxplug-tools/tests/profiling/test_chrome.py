@@ -14,7 +14,7 @@ from onnxplug_tools.profiling.observer import recording
 from onnxplug_tools.profiling.profile import Profile
 
 import onnxplug
-from onnxplug import SaveError
+from onnxplug import SaveError, UsageError
 from onnxplug.observers import span
 from tests.support.trace_events import check_trace
 
@@ -49,6 +49,15 @@ def test_an_open_span_ends_now() -> None:
     with recording() as recorder, span("export"):
         (event,) = check_trace(json.loads(json.dumps(trace(Profile(recorder)))))
         assert event["dur"] > 0
+
+
+def test_a_path_in_bytes(tmp_path: Path) -> None:
+    with recording() as recorder:
+        pass
+    Profile(recorder).save(os.fsencode(tmp_path / "p.json"))  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == ["p.json"]
+    with pytest.raises(UsageError, match="is the path of a file, got 3"):
+        Profile(recorder).save(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["folder", "nowhere", "null byte"])

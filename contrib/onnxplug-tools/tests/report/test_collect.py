@@ -163,6 +163,8 @@ def test_later_stages_are_added(tmp_path: Path) -> None:
     (file,) = report.files
     assert file.path == str(tmp_path / "model.onnx")
     assert file.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    program.save(os.fsencode(tmp_path / "other.onnx"))  # type: ignore[arg-type]
+    assert [file.path for file in report.files[1:]] == [str(tmp_path / "other.onnx")]
 
 
 def test_conditions_on_sizes() -> None:

@@ -23,8 +23,20 @@ def test_decades_in_units_of_the_tolerance() -> None:
     assert comparison.equal == 1
     assert comparison.not_finite == 1
     counted = {low: count for low, count in zip([-math.inf, *DECADES], comparison.counts, strict=True) if count}
-    assert counted == {-math.inf: 1, -8: 1, -1: 1, 0: 1, 1: 1, 4: 1}
+    assert counted == {-math.inf: 1, -8: 1, -1: 2, 1: 1, 4: 1}
     assert comparison.total == 8
+
+
+def test_a_difference_of_the_tolerance_is_accepted() -> None:
+    allowed = torch.tensor([0.5, 0.1, 3e-5, 1e300], dtype=torch.float64)
+    zeros, nothing = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.bool)
+    comparison = compare(torch.tensor([0.5]), torch.tensor([0.0]), rtol=0.0, atol=0.5, measure=Histogram.of)
+    assert comparison.equal
+    assert dict(comparison.histogram.bars())["1e-1 to 1e0"] == 1
+    assert dict(Histogram.of(allowed, allowed, nothing).bars())["1e-1 to 1e0"] == 4
+    more = torch.nextafter(allowed, zeros + torch.inf)
+    assert dict(Histogram.of(more, allowed, nothing).bars())["1e0 to 1e1"] == 4
+    assert [label for label, _ in Histogram().bars()[1:-1:13]] == ["at most 1e-8", "more than 1e4"]
 
 
 def test_elements_beyond_the_tolerance_are_those_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnxplug_tools.report.files import prepare, write, write_all
 
-from onnxplug import SaveError
+from onnxplug import SaveError, UsageError
 from tests.support import reports
 
 
@@ -20,6 +20,12 @@ def test_files_replace_those_before(tmp_path: Path) -> None:
     assert sorted(written) == sorted(str(path) for path in (tmp_path / "deep").iterdir())
     assert (tmp_path / "deep" / "report.md").read_text(encoding="utf-8") == report.markdown()
     assert report.save(tmp_path, name="other", formats=["json"]) == [str(tmp_path / "other.json")]
+    report.save(os.fsencode(tmp_path / "bytes"), formats=["json"])  # type: ignore[arg-type]
+    assert os.listdir(tmp_path / "bytes") == ["report.json"]
+    with pytest.raises(UsageError, match="folder is the path of a file, got 3"):
+        report.save(3)  # type: ignore[arg-type]
+    with pytest.raises(SaveError, match="can't be written"):
+        report.save("a\0b")
 
 
 def test_the_old_file_stays_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
