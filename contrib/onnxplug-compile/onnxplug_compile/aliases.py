@@ -18,7 +18,8 @@ class SameMemory:
 
     Where a graph writes to an input, AOTAutograd builds into it which inputs lie in one memory, and at which place.
     Dynamo's guards check little of it again (torch 2.13: whether inputs of symbolic sizes overlap), and a call whose
-    inputs share memory otherwise would give wrong results.
+    inputs share memory otherwise would give wrong results. Both compare offsets in elements, so that a call is wrong too
+    where these hide that inputs of different types overlap.
 
     Args:
         warn: Is called with a message when eager PyTorch runs the graph for the first time; ``None`` raises instead.
@@ -34,15 +35,16 @@ class SameMemory:
         self._compiled = compiled
         self._module = module
         self._is_static = [_is_static(value) for value in example_inputs]
-        self._sharing = self._sharing_of(example_inputs)
+        self._sharing = self._sharing_of(example_inputs, _groups(example_inputs))
         self._warn = warn
         self._has_warned = False
 
     def __call__(self, *args: Any) -> Any:
         """Runs the graph."""
-        if self._sharing_of(args) == self._sharing:
+        groups = _groups(args)
+        if self._sharing_of(args, groups) == self._sharing and not any(_hides_overlaps(args, g) for g in groups):
             return self._compiled(*args)
-        what = "inputs that are written to share memory in another way than when their graph was compiled"
+        what = "inputs that are written to share memory in another way than their graph was compiled for"
         if self._warn is None:
             raise RunError(what, hint="Clone one of them before the call.")
         if not self._has_warned:
@@ -50,32 +52,43 @@ class SameMemory:
             self._warn(f"a call is run by eager PyTorch: {what}")
         return self._module(*args)
 
-    def _sharing_of(self, args: Sequence[Any]) -> Sharing:
-        by_storage: dict[int, list[int]] = {}
-        for i, value in enumerate(args):
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                by_storage.setdefault(value.untyped_storage()._cdata, []).append(i)
-        if all(len(group) == 1 for group in by_storage.values()):
-            return ()
+    def _sharing_of(self, args: Sequence[Any], groups: Sequence[Sequence[int]]) -> Sharing:
         aliases: list[tuple[int, int, int | None]] = []
-        for group in by_storage.values():
+        for group in groups:
             overlapping = _overlapping([args[i] for i in group]) if all(self._is_static[i] for i in group) else None
-            for place, i in enumerate(group if len(group) > 1 else ()):
+            for place, i in enumerate(group):
                 if overlapping is None or overlapping[place]:
                     aliases.append((i, group[0], args[i].storage_offset() if self._is_static[i] else None))
         return tuple(aliases)
 
 
-def _overlapping(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """Whether each tensor of one memory may have an element in common with another tensor."""
-    ends = [
-        (t.storage_offset(), t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
-        for t in tensors
-    ]
+def _groups(args: Sequence[Any]) -> list[list[int]]:
+    """The inputs of each memory that several inputs have."""
+    by_storage: dict[int, list[int]] = {}
+    for i, value in enumerate(args):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            by_storage.setdefault(value.untyped_storage()._cdata, []).append(i)
+    return [group for group in by_storage.values() if len(group) > 1]
+
+
+def _overlapping(tensors: Sequence[torch.Tensor], *, in_bytes: bool = False) -> list[bool]:
+    """Whether each tensor of one memory may overlap another, by offsets in elements, as torch compares, or in bytes."""
+    ends = []
+    for t in tensors:
+        size = t.element_size() if in_bytes else 1
+        last = t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        ends.append((t.storage_offset() * size, (last + 1) * size - 1))
     return [
         any(first <= other[1] and other[0] <= last for j, other in enumerate(ends) if j != i)
         for i, (first, last) in enumerate(ends)
     ]
+
+
+def _hides_overlaps(args: Sequence[Any], group: Sequence[int]) -> bool:
+    """Whether inputs of one memory overlap in bytes otherwise than their offsets in elements say."""
+    tensors = [args[i] for i in group]
+    has_sizes = len({t.element_size() for t in tensors}) > 1
+    return has_sizes and _overlapping(tensors, in_bytes=True) != _overlapping(tensors)
 
 
 def writes_inputs(metadata: Any) -> bool:

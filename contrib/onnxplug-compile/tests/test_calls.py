@@ -186,6 +186,20 @@ def test_memory_that_is_shared_otherwise_in_a_later_call(first: str, dynamic: bo
             torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("first", [32, 200])
+def test_memory_that_is_shared_by_tensors_of_different_types(first: int, dynamic: bool | None) -> None:
+    """torch compares offsets in elements: for it, bytes 32 to 48 are apart from floats 8 to 16, which have them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*share memory in another way")
+        compiled = torch.compile(add_and_double, backend="onnxplug", dynamic=dynamic)
+        for start in (first, 32, 200, 36):
+            mine, theirs = torch.arange(64.0), torch.arange(64.0)
+            views = [(base[8:16], base.view(torch.uint8)[start : start + 16]) for base in (mine, theirs)]
+            torch.testing.assert_close(compiled(*views[0]), add_and_double(*views[1]))
+            torch.testing.assert_close(mine, theirs)
+
+
 def test_memory_that_is_shared_otherwise_warns_once_or_raises() -> None:
     base = torch.arange(8.0)
     for options in ({}, STRICT):
@@ -210,6 +224,8 @@ def test_parts_of_one_memory_that_do_not_overlap() -> None:
     for i, j in ((0, 1), (3, 2), (5, 0)):
         torch.testing.assert_close(compiled(mine[i], mine[j]), add_and_double(theirs[i], theirs[j]))
         torch.testing.assert_close(mine, theirs)
+        other = compiled(mine[i], mine[j].view(torch.uint8))
+        torch.testing.assert_close(other, add_and_double(theirs[i], theirs[j].view(torch.uint8)))
 
 
 class Changing(nn.Module):

@@ -53,8 +53,16 @@ def _first(expected: Results, actual: Results) -> tuple[torch.Tensor, torch.Tens
 
 
 def _classes(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Classes or tokens: the largest score along an axis, or the values themselves where these are integers."""
-    return values.argmax(axis) if values.is_floating_point() and values.dim() > 0 else values
+    """Classes or tokens: the largest score along an axis, or the values themselves if they are integers or absent."""
+    has_scores = values.is_floating_point() and values.dim() > 0 and values.shape[axis] > 0
+    return values.argmax(axis) if has_scores else values
+
+
+def _rows(values: torch.Tensor) -> torch.Tensor:
+    """A matrix of the rows; a scalar is a row of one element."""
+    import torch
+
+    return torch.atleast_2d(values).flatten(0, -2)
 
 
 def _top1(expected: Results, actual: Results) -> float:
@@ -83,10 +91,7 @@ def _wer(expected: Results, actual: Results) -> float:
 
 def _sequences(expected: Results, actual: Results) -> list[tuple[list[int], list[int]]]:
     """The rows of tokens of both models; a row that only one model has is compared with an empty row."""
-    rows = []
-    for values in _first(expected, actual):
-        tokens = _classes(values, -1)
-        rows.append(tokens.reshape(-1, tokens.shape[-1]).tolist() if tokens.dim() > 0 else [[tokens.item()]])
+    rows = [_rows(_classes(values, -1)).tolist() for values in _first(expected, actual)]
     most = max(map(len, rows))
     one, other = (r + [[]] * (most - len(r)) for r in rows)
     return list(zip(one, other, strict=True))
@@ -139,9 +144,9 @@ def _cosine(expected: Results, actual: Results) -> float:
     """The cosine of embeddings, the least over all rows."""
     import torch
 
-    one, other = (values.double().reshape(-1, values.shape[-1]) for values in _first(expected, actual))
-    if one.shape != other.shape:
-        return -1.0
+    one, other = (_rows(values).double() for values in _first(expected, actual))
+    if one.shape != other.shape or len(one) == 0:
+        return 1.0 if one.shape == other.shape else -1.0
     cosines = torch.nn.functional.cosine_similarity(one, other, dim=-1)
     zeros = (one == 0).all(-1) & (other == 0).all(-1)
     return torch.where(zeros, 1.0, cosines).min().item()

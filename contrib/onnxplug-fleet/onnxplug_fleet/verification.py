@@ -126,7 +126,8 @@ def measure_data(
         data: As :func:`onnxplug_fleet.data.open_data` takes it.
         metric: A name, a function of both models' results, or a list of these, beside the thresholds' metrics; the
             largest difference where there is neither.
-        thresholds: Metric to threshold; the thresholds that the model keeps when ``None``.
+        thresholds: Metric to threshold, a function by its ``__name__``; the thresholds that the model keeps when
+            ``None``.
         samples: The number of samples to read at most.
         labelled: Items of the data are ``(inputs, label)``.
         save: A folder for the worst sample of each metric: inputs and both models' results, as ``.npz``.
@@ -137,9 +138,8 @@ def measure_data(
     """
     kept = kept_thresholds(program) if thresholds is None else dict(thresholds)
     chosen = metric if isinstance(metric, list | tuple) else [metric] if metric is not None else []
-    metrics = [metric_of(m) for m in (*chosen, *(name for name in kept if name not in chosen))] or [
-        metric_of("largest")
-    ]
+    named = _by_name(chosen)
+    metrics = [*named.values(), *(metric_of(name) for name in kept if name not in named)] or [metric_of("largest")]
     values: dict[str, list[float]] = {m.name: [] for m in metrics}
     worst: dict[str, _Worst] = {}
     run = _runner(program)
@@ -158,6 +158,15 @@ def measure_data(
         raise UsageError("there is no sample in the data")
     rows = [_row(m, values[m.name], worst[m.name], kept.get(m.name), save) for m in metrics]
     return DataReport(len(values[metrics[0].name]), tuple(rows))
+
+
+def _by_name(chosen: Sequence[Any]) -> dict[str, Metric]:
+    """Each metric once, by the name that thresholds and results give it."""
+    metrics: dict[str, Metric] = {}
+    for metric in (metric_of(given) for place, given in enumerate(chosen) if given not in chosen[:place]):
+        if metrics.setdefault(metric.name, metric) is not metric:
+            raise UsageError(f"two metrics are called {metric.name!r}", hint="Give each function a name of its own.")
+    return metrics
 
 
 def _row(metric: Metric, values: list[float], worst: _Worst, threshold: float | None, save: Any) -> Measured:

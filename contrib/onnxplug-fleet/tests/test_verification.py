@@ -136,6 +136,38 @@ def test_functions_files_and_errors(program: OnnxProgram, tmp_path: Path, monkey
         measure_data(program, MODEL, SAMPLES, "top2")
 
 
+def test_thresholds_of_functions(program: OnnxProgram, tmp_path: Path) -> None:
+    """A threshold has the function's name, and the direction that the function has."""
+
+    def half(expected: Any, actual: Any) -> float:
+        return 0.5
+
+    def error(expected: Any, actual: Any) -> float:
+        return 0.5
+
+    error.higher_is_better = False  # type: ignore[attr-defined]
+    for limit, accepted in ((0.4, {"half": True, "error": False}), (0.6, {"half": False, "error": True})):
+        limits = {"half": limit, "error": limit, "top1": 1.0}
+        report = measure_data(program, MODEL, SAMPLES, [half, error], thresholds=limits)
+        assert {row.metric: row.accepted for row in report.measured} == {**accepted, "top1": True}
+        assert report == measure_data(program, MODEL, SAMPLES, [half, error, "top1"], thresholds=limits)
+    keep_thresholds(program, {"half": 0.6})
+    program.save(tmp_path / "model.onnx")
+    assert not measure_data(tmp_path / "model.onnx", MODEL, SAMPLES, half).accepted
+
+
+def _difference(expected: Any, actual: Any) -> float:
+    return float((expected[0] - actual[0]).abs().max())
+
+
+def test_metrics_of_one_name(program: OnnxProgram) -> None:
+    """A metric given twice is measured once; two functions of one name would be measured as one."""
+    for given in ("top1", f"{__file__}:_difference", _difference):
+        assert measure_data(program, MODEL, SAMPLES, [given, given]) == measure_data(program, MODEL, SAMPLES, given)
+    with pytest.raises(UsageError, match="two metrics are called '<lambda>'"):
+        measure_data(program, MODEL, SAMPLES, [lambda a, b: 1.0, lambda a, b: 0.0])
+
+
 def test_metrics_of_known_values() -> None:
     def score(name: str, one: object, other: object) -> float:
         return METRICS[name].score([torch.as_tensor(one)], [torch.as_tensor(other)])
@@ -148,3 +180,23 @@ def test_metrics_of_known_values() -> None:
     assert score("cosine", [[1.0, 0.0]], [[0.0, 1.0]]) == 0
     assert score("largest", [1.0, float("nan")], [1.0, 2.0]) == float("inf")
     assert score("mean", [1.0, 3.0], [1.0, 2.0]) == 0.5
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (0,), (0, 3), (1, 0, 5), (1, 5, 0), (2, 0, 3, 3)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("name", sorted(METRICS.keys() - {"box_iou"}))
+def test_metrics_of_samples_without_elements(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Equal results without tokens, scores or rows are right; an element that only one model has is a difference."""
+    right = float(METRICS[name].higher_is_better)
+    none, some = torch.empty(shape, dtype=dtype), torch.ones([n or 2 for n in shape], dtype=dtype)
+    assert METRICS[name].score([none], [none.clone()]) == right
+    for pair in ([none], [some]), ([some], [none]):
+        assert METRICS[name].is_worse(METRICS[name].score(*pair), right)
+
+
+def test_samples_without_tokens() -> None:
+    model = nn.Embedding(4, 5).eval()
+    tokens = [torch.ones(1, n, dtype=torch.int64) for n in (3, 0)]
+    program = onnxplug.to_onnx(model, (tokens[0],), dynamic_shapes=({1: "length"},))
+    limits = {"top1": 1.0, "token_match": 1.0, "wer": 0.0, "cosine": 0.9999, "iou": 1.0}
+    assert verify_data(program, model, tokens, thresholds=limits).samples == 2

@@ -97,7 +97,9 @@ def _samples(start: Tensor, side: Tensor, bins: int, ratio: int) -> tuple[Tensor
         places = torch.arange(torch.cat([count, count.new_ones(1)]).max().long().item(), device=side.device)
     step = side / bins
     first = start[:, None] + torch.arange(bins, device=side.device) * step[:, None]
-    return first[:, :, None] + ((places + 0.5) * step[:, None] / count[:, None])[:, None], places < count[:, None]
+    # A side of 0 has no samples; its places, which the mask leaves out, are numbers too.
+    offsets = (places + 0.5) * step[:, None] / count.clamp(min=1.0)[:, None]
+    return first[:, :, None] + offsets[:, None], places < count[:, None]
 
 
 def _at(input: Tensor, batch: Tensor, y: Tensor, x: Tensor) -> Tensor:

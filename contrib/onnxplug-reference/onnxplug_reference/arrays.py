@@ -34,6 +34,10 @@ class Arrays:
         """A tensor without elements."""
         return np.empty(tuple(shape), onnx.helper.tensor_dtype_to_np_dtype(element_type))
 
+    def zeros(self, like: Any, shape: Sequence[int]) -> Any:
+        """A tensor of zeros, or of empty texts, of the type of another tensor."""
+        return np.full(tuple(shape), "", object) if like.dtype.kind in "OUS" else np.zeros(tuple(shape), like.dtype)
+
 
 def dense_array(sparse: onnx.SparseTensorProto) -> np.ndarray:
     """The dense form of a sparse tensor, whose indices are [n], into the flattened tensor, or [n, rank]."""

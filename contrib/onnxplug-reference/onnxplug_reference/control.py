@@ -131,25 +131,31 @@ def _scan(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame, 
 def _scan_8(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame) -> Steps:
     """Scan of opset 8: a batch axis before all others, and the lengths of the sequences as the first input."""
     lengths, *values = inputs
-    count = attribute(node, "num_scan_inputs")
+    body, count = node.graphs["body"], attribute(node, "num_scan_inputs")
     states = len(values) - count
     axes = _Axes(node, states, count)
     axes.inputs_reversed = attribute(node, "directions") or [0] * count
-    longest = int(values[states].shape[1])
-    rows = []
-    for row in range(int(values[states].shape[0])):
-        length = longest if lengths is None else int(lengths[row])
+    batch, longest = map(int, values[states].shape[:2])
+    counts = [longest] * batch if lengths is None else [int(length) for length in lengths]
+    if len(counts) != batch or any(not 0 <= length <= longest for length in counts):
+        raise EvaluationError(
+            f"the lengths of the sequences are {counts}, and there are {batch} sequences of {longest} rows"
+        )
+    ends: list[list[Any]] = [[] for _ in body.outputs]
+    for row, length in enumerate(counts):
         taken = [engine.arrays.at(value, 0, row) for value in values]
         taken[states:] = [value[:length] for value in taken[states:]]
-        results = yield from _scan(engine, node, taken, frame, axes)
-        rows.append([*results[:states], *(_padded(engine, r, longest) for r in results[states:])])
-    return [engine.arrays.stack(column, 0) for column in zip(*rows, strict=True)]
-
-
-def _padded(engine: Engine, value: Any, length: int) -> Any:
-    """A tensor padded with zeros after its last row, to ``length`` rows."""
-    rows = [engine.arrays.at(value, 0, i) for i in range(int(value.shape[0]))]
-    return engine.arrays.stack(rows + [rows[0] * 0] * (length - len(rows)), 0)
+        results = (yield from _scan(engine, node, taken, frame, axes)) if length else taken[:states]
+        for end, result in zip(ends, results, strict=False):  # a sequence without rows has states alone
+            end.append(result)
+    stacked = [engine.arrays.stack(end, 0) if end else values[index] for index, end in enumerate(ends[:states])]
+    for name, end in zip(body.outputs[states:], ends[states:], strict=True):
+        like = end[0] if end else _stacked(engine, body, name, [], 0)
+        padded = engine.arrays.zeros(like, (batch, longest, *like.shape[1:]))
+        for row, result in zip((row for row, length in enumerate(counts) if length), end, strict=True):
+            padded[row, : counts[row]] = result
+        stacked.append(padded)
+    return stacked
 
 
 def sequence_map(engine: Engine, node: ReadyNode, inputs: Sequence[Any], frame: Frame) -> Steps:

@@ -11,11 +11,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnxplug_reference import ExtendedReferenceEvaluator, Kernel, Step
+from onnxplug_reference import ExtendedReferenceEvaluator, Kernel, Step, TorchReferenceEvaluator
 
 import onnxplug
 from onnxplug.errors import EvaluationError, PluginError, UsageError
@@ -116,6 +117,48 @@ def test_a_loop_that_never_runs() -> None:
     last, every = ExtendedReferenceEvaluator(LOOP).run(None, feeds)
     np.testing.assert_array_equal(last, np.ones(3))
     assert (every.shape, every.dtype) == ((0, 3), np.float32)
+
+
+def scan_8(dtype: str, size: str = "2") -> onnx.ModelProto:
+    """Scan of opset 8 with lengths: each output row is the larger of the row's input and the state."""
+    larger = "Or(s, v)" if dtype == "bool" else "Max(s, v)"
+    body = f"b ({dtype}[2] s, {dtype}[2] v) => ({dtype}[2] t, {dtype}[{size}] o) {{ t = {larger} o = Identity(t) }}"
+    return onnx.parser.parse_model(
+        f"""<ir_version: 3, opset_import: ["": 8]>
+        g (int64[B] n, {dtype}[B, 2] s, {dtype}[B, L, 2] x) => ({dtype}[B, 2] t, {dtype}[B, L, 2] y)
+        {{ t, y = Scan <num_scan_inputs = 1, body = {body}> (n, s, x) }}"""
+    )
+
+
+@pytest.mark.parametrize("evaluator", [ExtendedReferenceEvaluator, TorchReferenceEvaluator])
+def test_sequences_of_different_lengths(evaluator: Any) -> None:
+    """As ONNX Runtime pads their rows: with zeros of the type, after infinities too."""
+    x = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    x[0, 0] = np.inf, -np.inf
+    for model, cut in ((scan_8("float"), x), (scan_8("bool"), x > 3)):
+        feeds = {"n": np.array([1, 2]), "s": cut[:, 1], "x": cut}
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        for result, wanted in zip(evaluator(model).run(None, feeds), session.run(None, feeds), strict=True):
+            np.testing.assert_array_equal(result, wanted, strict=True)
+
+
+@pytest.mark.parametrize("evaluator", [ExtendedReferenceEvaluator, TorchReferenceEvaluator])
+def test_sequences_without_rows(evaluator: Any) -> None:
+    """ONNX Runtime refuses the length 0; the rows of such a sequence are padding alone, and its state is unchanged."""
+    x, states = np.arange(12, dtype=np.float32).reshape(2, 3, 2), np.full((2, 2), 5, np.float32)
+    for lengths, size in (([0, 2], "N"), ([0, 2], "2"), ([0, 0], "2")):
+        last, rows = evaluator(scan_8("float", size)).run(None, {"n": np.array(lengths), "s": states, "x": x})
+        wanted = np.zeros_like(x)
+        wanted[1, : lengths[1]] = np.maximum(x[1, : lengths[1]], 5)
+        np.testing.assert_array_equal(rows, wanted, strict=True)
+        np.testing.assert_array_equal(last, [[5, 5], [8, 9] if lengths[1] else [5, 5]])
+    for feeds, shape in (({"s": states, "x": x[:, :0]}, (2, 0, 2)), ({"s": states[:0], "x": x[:0]}, (0, 3, 2))):
+        results = evaluator(scan_8("float")).run(None, {"n": np.zeros(len(feeds["s"]), np.int64), **feeds})
+        last, rows = map(np.asarray, results)
+        assert (rows.shape, rows.dtype, last.shape) == (shape, np.float32, feeds["s"].shape)
+    for lengths in ([4, 1], [-1, 1], [1]):
+        with pytest.raises(EvaluationError, match=r"the lengths of the sequences are .* 2 sequences of 3 rows"):
+            evaluator(scan_8("float")).run(None, {"n": np.array(lengths), "s": states, "x": x})
 
 
 def test_functions_in_any_order_with_defaults_and_absent_inputs() -> None:

@@ -44,8 +44,8 @@ def shard(
             parameters, lists of placements.
         mesh: A ``DeviceMesh``, its sizes, or a number of devices. Styles divide along its dimension ``"tp"``, else along the last.
         name: The name of the configuration; an existing configuration of this name is replaced.
-        stages: Names of modules to their stages of a pipeline; any other node is in the latest stage of its inputs'
-            producers.
+        stages: Names of modules to their stages of a pipeline; any other node is in the latest stage of the nodes whose
+            results it or a node of its subgraphs reads.
 
     Returns:
         The placements, as :func:`read_shardings` reads them.

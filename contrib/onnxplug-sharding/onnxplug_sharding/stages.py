@@ -1,8 +1,8 @@
-"""Stages of a pipeline: each node has the stage of its module, or the latest stage of its inputs' producers."""
+"""Stages of a pipeline: each node has the stage of its module, or the latest stage of the results that it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -27,9 +27,7 @@ def assign_stages(model: ir.Model, configuration: ir.ModelConfiguration, stages:
     of: dict[ir.Node, int] = {}
     used: set[str] = set()
     for node in model.graph:
-        before = max(
-            (of.get(producer, 0) for value in node.inputs if value and (producer := value.producer())), default=0
-        )
+        before = max((of.get(producer, 0) for value in _read(node) if (producer := value.producer())), default=0)
         words = _module(node).split(".")
         found = next((n for n in range(len(words), 0, -1) if ".".join(words[:n]) in stages), None)
         name = ".".join(words[:found])
@@ -44,6 +42,15 @@ def assign_stages(model: ir.Model, configuration: ir.ModelConfiguration, stages:
         )
     for node, stage in of.items():
         node.set_pipeline_stage(configuration, stage)
+
+
+def _read(node: ir.Node) -> Iterator[ir.Value]:
+    """The values that a node reads, and all values that the nodes of its subgraphs read."""
+    yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        for graph in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else ():
+            for inner in graph:
+                yield from _read(inner)
 
 
 def _module(node: ir.Node) -> str:

@@ -377,6 +377,36 @@ def test_stages_of_a_pipeline(tmp_path: Path) -> None:
             shard(program, TP, mesh=2, stages=stages)
 
 
+class Choosing(nn.Module):
+    """A condition of the first layer; a branch within a branch reads the second layer's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.chosen = nn.Module()
+        self.chosen.forward = self._choose  # type: ignore[method-assign]
+
+    def _choose(self, seen: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def inner(seen: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cond(seen.sum() > 1, lambda seen, y: y + seen, lambda seen, y: y - seen, (seen, y))
+
+        return torch.cond(seen.sum() > 0, inner, lambda seen, y: -seen, (seen, y))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The second layer's result, changed."""
+        seen = self.first(x)
+        return self.chosen(seen, self.second(seen))
+
+
+def test_stages_of_values_that_branches_read() -> None:
+    program = export(Choosing(), torch.randn(2, 4), dynamic=None)
+    stages = shard(program, {"first": "colwise"}, mesh=2, stages={"first": 0, "second": 1}).stages
+    assert [stages[str(node.name)] for node in program.model.graph if node.op_type == "If"] == [1]
+    with pytest.raises(onnxplug.UsageError, match="is in stage 0, and reads a result of stage 1"):
+        shard(program, {"first": "colwise"}, mesh=2, stages={"chosen": 0, "second": 1})
+
+
 def test_onnxruntime_ignores_them(tmp_path: Path) -> None:
     """ONNX Runtime, as documented, loads and even keeps specifications, and computes on one device."""
     model = Block()

@@ -7,11 +7,11 @@ nodes between the nodes that it leaves, in ONNX Runtime's order; it leaves some 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from onnxplug_targets.features import graphs_of
+from onnxplug_targets.features import graphs_of, is_constant
 
 
 def is_circular(graph: ir.Graph, left: Collection[ir.Node]) -> bool:
@@ -110,7 +110,7 @@ def _reads(graph: ir.Graph) -> tuple[dict[ir.Node, set[ir.Node]], dict[ir.Node, 
 
 def _is_constant(node: ir.Node) -> bool:
     """Whether a node reads weights alone."""
-    return all(value is None or value.is_initializer() for value in node.inputs)
+    return all(value is None or value.is_initializer() or is_constant(value) for value in node.inputs)
 
 
 def _runs(
@@ -155,16 +155,20 @@ def _in_order(nodes: Mapping[ir.Node, set[ir.Node]], readers: Mapping[ir.Node, s
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
     """The producers of a node's inputs, one for each input; constants are left out."""
-    for value in node.inputs:
-        producer = value.producer() if value is not None else None
-        if producer is not None and producer.op_type != "Constant":
-            yield producer
+    yield from _computing(node.inputs)
 
 
 def _producers_of_subgraphs(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes of ``graph`` whose values the subgraphs of a node read."""
+    """The nodes of ``graph`` whose values the subgraphs of a node read; constants are left out."""
     for inner in graphs_of(node):
-        for value in (*inner.outputs, *(value for part in inner.all_nodes() for value in part.inputs)):
-            producer = value.producer() if value is not None else None
-            if producer is not None and producer.graph is graph:
+        for producer in _computing((*inner.outputs, *(value for part in inner.all_nodes() for value in part.inputs))):
+            if producer.graph is graph:
                 yield producer
+
+
+def _computing(values: Iterable[ir.Value | None]) -> Iterator[ir.Node]:
+    """The producers of values, one for each value; ONNX Runtime makes initializers of constants."""
+    for value in values:
+        producer = value.producer() if value is not None else None
+        if producer is not None and producer.op_type != "Constant":
+            yield producer

@@ -165,6 +165,28 @@ def test_groups_of_one_node(group: list[str], last: str) -> None:
     assert result == ["Hardmax", *(group if len(group) == 1 and "Tanh" in last else []), "Hardmax"]
 
 
+@pytest.mark.parametrize("target", ["openvino", "qnn"])
+@pytest.mark.parametrize("reader", ["b = Sub(k, k)", "b = If(c)"])
+def test_constants_as_nodes(reader: str, target: str) -> None:
+    """ONNX Runtime makes initializers of Constant nodes, which a group of one node, or a subgraph, reads."""
+    text = f"{{ r = Relu(x) q = Tanh(r) {reader} h = Hardmax(b) y = Add(h, q) }}"
+    branches = [onnx.parser.parse_graph(f"g () => (float[3,3] o) {{ o = {name}(k, k) }}") for name in ("Add", "Sub")]
+    weight = onnx.helper.make_tensor("k", onnx.TensorProto.FLOAT, (3, 3), range(9))
+    found = []
+    for is_node in (True, False):
+        graph = onnx.parser.parse_graph(f"g (float[3,3] x, bool c) => (float[3,3] y) {text}")
+        if "If" in reader:
+            names = ("then_branch", "else_branch")
+            graph.node[2].attribute.extend(map(onnx.helper.make_attribute, names, branches))
+        if is_node:
+            graph.node.insert(0, onnx.helper.make_node("Constant", [], ["k"], value=weight))
+        else:
+            graph.initializer.append(weight)
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+        found.append(fallbacks(ir.from_proto(onnx.shape_inference.infer_shapes(model)), target))
+    assert found[0] == found[1]
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnxplug.to_onnx(Mixed(), MIXED).save(path)

@@ -68,3 +68,6 @@ class TorchArrays(Arrays):
 
     def empty(self, element_type: int, shape: Sequence[int]) -> Any:
         return to_tensor(super().empty(element_type, shape), self._device)
+
+    def zeros(self, like: Any, shape: Sequence[int]) -> Any:
+        return like.new_zeros(tuple(shape)) if isinstance(like, torch.Tensor) else super().zeros(like, shape)
