@@ -144,6 +144,7 @@ RULES: list[Rule] = [
     Rule("aten::isinf.default", isinf),
     Rule("aten::isfinite.default", isfinite),
     *[Rule(f"aten::where.{overload}", where) for overload in ("self", "ScalarOther", "ScalarSelf", "Scalar")],
+    Rule("onnxplug::selected", where),
     Rule("aten::masked_fill.Scalar", masked_fill),
     Rule("aten::masked_fill.Tensor", masked_fill),
     Rule("aten::heaviside.default", heaviside),

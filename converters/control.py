@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -109,7 +111,40 @@ def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
 
 
 def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
-    """``while_loop``: a Loop. The condition is emitted twice: before the first iteration, and at the end of the body."""
+    """``while_loop``: a Loop."""
+    carried = node.args[2]
+    _, results = _looped(g, node, [])
+    return _whole(results, carried)
+
+
+def while_loop_stack_output(g: GraphBuilder, node: FxNode) -> list[Any]:
+    """``while_loop`` with the results of all iterations along a new first axis; without an iteration, the carried operands."""
+    carried = node.args[2]
+    read = {user.args[1] for user in node.fx.users if user.target is operator.getitem}
+    counts = [len(_parts(g, [item])) for item in carried]
+    ends = list(itertools.accumulate(counts))
+    wanted = [n for i, end in enumerate(ends) if i in read for n in range(end - counts[i], end)]
+    holds, results = _looped(g, node, wanted)
+    stacks = dict(zip(wanted, results[ends[-1] :], strict=True))
+    always = g.constant(holds)
+    if always is None or not always:
+        none = g.reshape(g.cast(g.op.Not(holds), INT64), [1])
+        first = _parts(g, carried)
+        for n, stack in stacks.items():
+            row = g.op.Slice(g.op.Unsqueeze(first[n], g.const([0])), g.const([0]), none, g.const([0]))
+            stacks[n] = g.op.Concat(stack, row, axis=0)
+    return _whole([stacks.get(n, value) for n, value in enumerate(results[: ends[-1]])], carried)
+
+
+def _looped(g: GraphBuilder, node: FxNode, stacked: Sequence[int]) -> tuple[Value, list[Value]]:
+    """A Loop. The condition is emitted twice: before the first iteration, and at the end of the body.
+
+    Args:
+        stacked: The parts of the carried values of which each iteration's result is kept.
+
+    Returns:
+        The first condition; the carried values after the loop, and the results of all iterations.
+    """
     condition, body, carried, outside = node.args
     first = _parts(g, carried)
 
@@ -121,11 +156,13 @@ def while_loop(g: GraphBuilder, node: FxNode) -> list[Any]:
     def step(_: Value, __: Value, *parts: Value) -> list[Value]:
         with g.sizes.local():
             results = g.interpreter.inline(body, [*_whole(parts, carried), *outside])
-        return [holds(results), *_parts(g, results)]
+        values = _parts(g, results)
+        return [holds(results), *values, *(g.op.Identity(values[n]) for n in stacked)]
 
     graph = g.subgraph(step, [(INT64, ()), (BOOL, ()), *_formals(g, body, carried, first)], name="loop")
-    looped = g.op.Loop(None, holds(carried), *first, body=graph, _outputs=len(first))
-    return _whole(_several(looped), carried)
+    begins = holds(carried)
+    looped = g.op.Loop(None, begins, *first, body=graph, _outputs=len(first) + len(stacked))
+    return begins, list(_several(looped))
 
 
 def scan(g: GraphBuilder, node: FxNode) -> list[Any]:
@@ -201,6 +238,7 @@ RULES: list[Rule] = [
     Rule("hints_wrapper", hinted),
     Rule("cond", cond),
     Rule("while_loop", while_loop),
+    Rule("while_loop_stack_output", while_loop_stack_output),
     Rule("scan", scan),
     Rule("map_impl", map_impl),
 ]

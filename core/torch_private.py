@@ -119,6 +119,9 @@ _NAMES = {
     "inline_calls": _Private("torch._C:_jit_pass_inline", "functions that ScriptModules call"),
     "cond_op": _Private("torch._higher_order_ops.cond:cond_op", "branches of ScriptModules"),
     "while_loop_op": _Private("torch._higher_order_ops.while_loop:while_loop_op", "loops of ScriptModules"),
+    "while_loop_stack_output": _Private(
+        "torch._higher_order_ops.while_loop:while_loop_stack_output_op", "loops that keep the result of each iteration"
+    ),
     "scans": _Private("torch._higher_order_ops.scan:", "lists that grow in loops of ScriptModules"),
     "scan": _Private("torch._higher_order_ops.scan:scan", "associative scans of dynamic length"),
     "associative_scans": _Private(  # sizes of an associative scan become constants

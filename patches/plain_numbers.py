@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.mentions import Mentions
-from onnxplug.capture.patching import patched
+from onnxplug.capture.patching import CODE_CHANGES, patched
 from onnxplug.patches.kinds import class_attribute
 from onnxplug.patches.lengths import Globals
 from onnxplug.patches.lists import dynamic_list, dynamic_range
@@ -136,6 +136,8 @@ def numbers_stay_dynamic(mentions: Mentions) -> Iterator[None]:
             has_builtins = _builtins_of(function) is vars(builtins) and not _CALLED.keys() & function.__globals__.keys()
             if has_builtins and (code := _calling(function.__code__)) is not function.__code__:
                 stack.enter_context(_with_code(function, code))
+        CODE_CHANGES.append(_calling)
+        stack.callback(CODE_CHANGES.remove, _calling)
         yield
 
 

@@ -22,6 +22,7 @@ import sympy
 import torch
 
 from onnxplug import logs
+from onnxplug.capture.branches import Branches
 from onnxplug.capture.data_dependent import asks_of_a_size, is_computed_with, is_data_dependent
 from onnxplug.capture.dynamic import (
     DynamicShapes,
@@ -256,6 +257,7 @@ class _Capture:
         self._mentions = mentions
         self._refusals: list[Refusal] = []
         self._zeros = 0
+        self._branches = Branches(mentions)
         self.doubt: Doubt | None = None
         self._of_patches: list[str] = []
 
@@ -425,8 +427,14 @@ class _Capture:
     def _once(self, way: _Way, spec: Any) -> torch.export.ExportedProgram:
         self.left -= 1
         forget_compiled_wrappers()
-        self._refusals, self._zeros = [], 0
-        return self._answered(way, spec, [])
+        while True:
+            self._refusals, self._zeros = [], 0
+            try:
+                return self._answered(way, spec, [])
+            except Exception as error:
+                if way.strict or not self._branches.change(error):
+                    raise
+                _LOGGER.debug("captured again, with other branches on values as selections: %s", error)
 
     def _answered(
         self, way: _Way, spec: Any, known: list[Refusal | Zero | EarlyReturn]
@@ -504,7 +512,15 @@ class _Capture:
     def _export(self, way: _Way, spec: Any, answers: Answers | None) -> torch.export.ExportedProgram:
         has_empty = way.oblivious and self.shapes.has_empty()
         decides = self._mentions.compares_with_truth
-        trace = Trace(strict=way.strict, general=way.general, has_empty=has_empty, answers=answers, decides=decides)
+        branches = None if way.strict else self._branches
+        trace = Trace(
+            strict=way.strict,
+            general=way.general,
+            has_empty=has_empty,
+            answers=answers,
+            branches=branches,
+            decides=decides,
+        )
         request = replace(self._request, strict=way.strict, below=way.below, counts={}, warnings=[])
         with contextlib.ExitStack() as stack:
             with span("preparation"):
@@ -522,6 +538,8 @@ class _Capture:
                     stack.enter_context(traced_below(self.module))
                 # Last, so that calls of operators that a plugin's patch answers by itself are observed too.
                 records = stack.enter_context(torch_patched(trace))
+                if branches is not None:
+                    stack.enter_context(branches.applied())
                 self._recorded = records["questions"]
                 self._fixings.append(self._recorded.fixings)
             with span("torch.export.export"):

@@ -28,7 +28,7 @@ TRACING = frozenset(
         *("patches/norms.py", "patches/factories.py", "patches/fakes.py", "patches/seeds.py"),
         *("patches/indices.py", "patches/known_numbers.py", "patches/plain_numbers.py"),
         *("patches/lists.py", "patches/lengths.py"),
-        *("capture/kernels.py", "capture/symbolic_numbers.py"),
+        *("capture/kernels.py", "capture/symbolic_numbers.py", "capture/sides.py"),
     )
 )
 #: onnxplug's files with kernels for the shapes of operators' results; their questions count as the operator's.

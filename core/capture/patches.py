@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from onnxplug.capture.branches import Branches
 from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
 from onnxplug.capture.refusals import Answers
 
@@ -25,6 +26,7 @@ class Trace:
         general: Whether operators that ask whether a size is 1 get the answer for other sizes.
         has_empty: Whether an example has a dynamic size of 0, which stays symbolic.
         answers: Answers for code that reads values of tensors.
+        branches: The branches on values that may become selections.
         decides: Whether the model's comparisons of sizes are answered at once.
     """
 
@@ -32,6 +34,7 @@ class Trace:
     general: bool = False
     has_empty: bool = False
     answers: Answers | None = None
+    branches: Branches | None = None
     decides: bool = False
 
 
@@ -84,7 +87,9 @@ PATCHES: tuple[TorchPatch, ...] = (
         target="ShapeEnv.evaluate_expr, symbolic_shapes._guard_or, sym_node.to_node, comparisons and __repr__ of symbolic numbers",
         why="What code asks of sizes is answered and forgotten where torch needs no guard; the export has to say it.",
         test="tests/capture/test_size_guards.py::test_a_branch_that_samples_miss_is_said",
-        enter=lambda trace: recorded(general=trace.general, answers=trace.answers, decides=trace.decides),
+        enter=lambda trace: recorded(
+            general=trace.general, answers=trace.answers, branches=trace.branches, decides=trace.decides
+        ),
     ),
 )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 from onnxplug.plugin_api import AttemptPatch, CaptureMode, CaptureRequest, Patch
@@ -13,6 +14,9 @@ from onnxplug.plugin_api import AttemptPatch, CaptureMode, CaptureRequest, Patch
 _ABSENT: Any = object()
 #: Held while torch is patched, for the whole process; torch.export patches some itself, and captures one model at a time.
 ONE_AT_A_TIME = threading.RLock()
+
+#: The changes that patches make to the code of the model's functions while they hold.
+CODE_CHANGES: list[Callable[[CodeType], CodeType]] = []
 
 
 def made_by(

@@ -29,6 +29,7 @@ from sympy.logic.boolalg import Boolean
 from torch.fx.experimental import sym_node, symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, uninteresting_files
 
+from onnxplug.capture.branches import Branches
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.data_dependent import is_only_tested
 from onnxplug.capture.general import general_answer
@@ -117,6 +118,7 @@ class Recorded:
         broadcasts: Sizes that are 1 in the example, and that operators broadcast.
         elements: Data-dependent sizes for which operators got the answer that they are not 0.
         answers: What code is answered that asks for values of tensors; ``None``: torch's error.
+        branches: The branches on values that may become selections; ``None``: none.
         decides: Whether the model's comparisons of sizes are answered at once, as its code may compare the answer by ``is``.
         unknown: torch's error for the first question of the model's code that has no answer, which the code may have handled.
     """
@@ -132,6 +134,7 @@ class Recorded:
     broadcasts: list[Broadcast] = field(default_factory=list)
     elements: list[Any] = field(default_factory=list)
     answers: Answers | None = None
+    branches: Branches | None = None
     decides: bool = False
     unknown: Exception | None = None
 
@@ -176,13 +179,17 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def recorded(*, general: bool = False, answers: Answers | None = None, decides: bool = False) -> Iterator[Recorded]:
+def recorded(
+    *, general: bool = False, answers: Answers | None = None, branches: Branches | None = None, decides: bool = False
+) -> Iterator[Recorded]:
     """Within the context, records this thread's questions about dynamic sizes; arguments as in :class:`Recorded`."""
     # torch's place of a guard is the innermost frame outside of these files.
     uninteresting_files().update((__file__, *TRACING))
     before = getattr(_local, "recorded", None)
     oblivious = bool(fx_config.backed_size_oblivious)
-    _local.recorded = record = Recorded(oblivious, general and oblivious, answers=answers, decides=decides)
+    _local.recorded = record = Recorded(
+        oblivious, general and oblivious, answers=answers, branches=branches, decides=decides
+    )
     try:
         with contextlib.ExitStack() as stack:
             for replaced in (_evaluations, _defaults, _prints, *_operands, *_texts, *_comparisons):
@@ -232,6 +239,9 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 def _answer_unknown(record: Recorded, env: ShapeEnv, expr: Any, error: Exception, frame: FrameType | None) -> Any:
     """The answer to a question that torch can't answer; a model that handles torch's error must not decide anything by it."""
     answer = None
+    if record.branches is not None and frame is not None and record.branches.note(frame):
+        record.unknown = record.unknown or error
+        raise error
     if record.answers is not None and isinstance(expr, Boolean):
         answer = record.answers.give(env, expr, error, frame, lambda: record.count(env))
     if answer is None:

@@ -10,6 +10,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind as TorchInput, OutputKind as TorchOutput
 
 from onnxplug.capture.locations import source_location
+from onnxplug.capture.sides import selects
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.capture.size_guards import Condition
 from onnxplug.errors import CaptureError, UsageError
@@ -97,6 +98,13 @@ def _functional(captured: Captured) -> FunctionalGraph:
             copies = {old: result.nodes[new] for old, new in copies.items() if isinstance(new, torch.fx.Node)}
             mutated = {result.nodes[old]: new for old, new in result.mutated.items()}
             return _slots(program, result.graph, copies, "linear", mutated)
+    selection = next((node for node in graph.nodes if selects(node.target)), None)
+    if selection is not None:
+        raise CaptureError(
+            f"the branch at {source_location(selection)} depends on a tensor's values, and a tensor that it may assign is written "
+            "in place",
+            hint="Write `x = x + y` instead of `x += y`, or use torch.where instead of `if`.",
+        )
     try:
         key = DispatchKey.CompositeImplicitAutograd
         program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})

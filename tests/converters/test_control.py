@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.while_loop import while_loop_stack_output_op as stacked_loop
 from torch.utils.checkpoint import checkpoint
 
 import onnxplug
@@ -52,6 +53,27 @@ def newton(x: torch.Tensor) -> Any:
     return root[0]
 
 
+def halves(x: torch.Tensor) -> Any:
+    """The results of all iterations; without an iteration, the carried tensors."""
+    return stacked_loop(
+        lambda i, x, by: (x.abs().max() > 1) & (i < 9),
+        lambda i, x, by: (i + 1, x * by),
+        (torch.tensor(0), x),
+        (torch.tensor(0.5),),
+    )
+
+
+def last_turns(x: torch.Tensor) -> Any:
+    """The complex numbers of all iterations, of which there is at least one."""
+    _, z = stacked_loop(
+        lambda going, z: going.clone(),
+        lambda going, z: (z.real.abs().max() < 9, z * 2j + 1),
+        (torch.tensor(True), torch.complex(x, x * 2)),
+        (),
+    )
+    return torch.view_as_real(z)
+
+
 def turning(x: torch.Tensor) -> Any:
     """A loop that carries complex numbers."""
     results = while_loop(
@@ -74,6 +96,8 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[tuple[
     "sizes_in_both": (sizes_in_both, (torch.randn(3, 4),), [(torch.randn(2, 4),)]),
     "none_at_all": (none_at_all, (torch.randn(3, 4),), [(torch.full((2, 4), 1e8),)]),
     "newton": (newton, (torch.rand(3, 4) + 0.5,), [(torch.rand(1, 4) * 9 + 1,)]),
+    "halves": (halves, (torch.randn(3, 4) * 9,), [(torch.randn(1, 4) / 99,), (torch.randn(5, 4) * 99,)]),
+    "last_turns": (last_turns, (torch.randn(3, 4) / 9,), [(torch.randn(2, 4) * 99,)]),
     "turning": (turning, (torch.randn(3, 4),), [(torch.randn(2, 4),)]),
 }
 

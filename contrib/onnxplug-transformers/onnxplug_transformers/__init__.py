@@ -44,6 +44,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(f"{models}gemma", f"{place}.bidirectional:masks_of_both_directions"),
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
+        _where_used(f"{models}slane", f"{place}.tables:tables_of_any_length"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
         _where_used(f"{models}pe_audio_video", f"{place}.aligned:frames_aligned_at_once"),
         _where_used(f"{models}evolla", f"{place}.proteins:proteins_read_by_masks"),
