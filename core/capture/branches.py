@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import gc
 import itertools
@@ -23,7 +24,7 @@ import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import CODE_CHANGES
@@ -41,6 +42,9 @@ _EXPRESSIONS = (
     *(ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop),
 )
 
+_OF_OTHER_CODE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+#: The beginning of variables for the result of a function whose branches return.
+_RESULT = "onnxplug_result"
 #: The functions that a compiled selection calls in the function's own frame.
 _OF_SELECTIONS = ("__import__", "locals")
 
@@ -59,7 +63,7 @@ class Branches:
         self._found: tuple[_Function, Position] | None = None
 
     def note(self, frame: FrameType) -> bool:
-        """Records the branch at which code asks for a value, if the next trace can select there; returns whether it can."""
+        """Records the branch at which code asks for a tensor's truth; returns whether the next trace can select there."""
         count = sum(len(function.chosen) for function in self._functions.values())
         function = self._function_of(frame.f_code) if count < LIMIT else None
         position = _branch_at(frame, function.code) if function is not None else None
@@ -119,7 +123,7 @@ class Branches:
             instances = {id(f): f for f in objects if isinstance(f, FunctionType) and f.__code__ is code}
             if source is None or not instances:
                 return None
-            self._functions[key] = _Function(source, not _is_same(source, code), [*instances.values()])
+            self._functions[key] = _Function(source, source != code, [*instances.values()])
         return self._functions[key]
 
 
@@ -158,20 +162,90 @@ class _Function:
 def _branch_at(frame: FrameType, code: CodeType) -> Position | None:
     """The place of the ``if`` whose condition the frame's current instruction computes, if its sides may qualify."""
     positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    line, _, column, _ = positions
+    line, last, column, end = positions
     parsed = _parsed(code.co_filename)
     function = _definition(parsed[0], code) if parsed is not None else None
-    if line is None or column is None or function is None:
+    if line is None or last is None or column is None or end is None or function is None:
         return None
     if any(isinstance(node, ast.Compare) and _compares_objects(node) for node in _own_nodes(function)):
         return None  # a selected tensor is none of the two
-    for node in _own_nodes(function):
-        # The jump itself has the position of the statement.
-        if isinstance(node, ast.If) and _begins(node) <= (line, column) < _ends(node.test):
-            variables = {*code.co_varnames, *code.co_cellvars}
-            sides = (*node.body, *node.orelse)
-            return _begins(node) if all(_assigns(side, variables) for side in sides) else None
+    variables = {*code.co_varnames, *code.co_cellvars, _RESULT}
+    for block in _blocks_of(function):
+        for index, statement in enumerate(block):
+            branch = _as_if(block, index)
+            if branch is not None and branch.is_at((line, column), (last, end)):
+                sides = (_without_returns(side, _RESULT) for side in branch.sides)
+                assigns = all(_assigns(part, variables) for part in itertools.chain(*sides))
+                return _begins(statement) if assigns else None
     return None
+
+
+class _Branch(NamedTuple):
+    """A branch in a block of code.
+
+    Attributes:
+        node: The statement or expression whose place the jump has.
+        sides: The statements of both sides, which both return or both do not.
+        taken: The number of statements of the block that it takes.
+    """
+
+    node: ast.If | ast.IfExp
+    sides: tuple[list[ast.stmt], list[ast.stmt]]
+    taken: int = 1
+
+    def is_at(self, begin: Position, end: Position) -> bool:
+        """Whether an instruction computes the condition, or jumps by it."""
+        is_part = _begins(self.node.test) <= begin < _ends(self.node.test)
+        return is_part or (begin, end) == (_begins(self.node), _ends(self.node))
+
+
+def _as_if(block: Sequence[ast.stmt], index: int) -> _Branch | None:
+    """The branch that a statement is: an ``if``, or the assignment or return of ``a if condition else b``.
+
+    Where one side returns, the statements after the branch are a part of the other side.
+    """
+    statement, rest = block[index], list(block[index + 1 :])
+    if isinstance(statement, ast.If):
+        body, orelse = statement.body, statement.orelse
+        if not _returns(body) and not _returns(orelse):
+            return _Branch(statement, (body, orelse))
+        sides = (side if _returns(side) else [*side, *rest] for side in (body, orelse))
+        first, second = map(_nested, sides)
+        return _Branch(statement, (first, second), 1 + len(rest))
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.IfExp) and isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return):
+        one, other = copy.copy(statement), copy.copy(statement)
+        one.value, other.value = value.body, value.orelse
+        return _Branch(value, ([one], [other]))
+    return None
+
+
+def _nested(block: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """A block in which the statements behind a branch that returns on one side are the other side."""
+    for index, statement in enumerate(block):
+        branch = _as_if(block, index) if isinstance(statement, ast.If) else None
+        if branch is not None and branch.taken > 1:
+            return [*block[:index], ast.copy_location(ast.If(branch.node.test, *branch.sides), statement)]
+    return list(block)
+
+
+def _returns(side: Sequence[ast.stmt]) -> bool:
+    """Whether a side ends by a ``return`` in each way."""
+    last = side[-1] if side else None
+    return isinstance(last, ast.Return) or (isinstance(last, ast.If) and _returns(last.body) and _returns(last.orelse))
+
+
+def _without_returns(side: Sequence[ast.stmt], name: str) -> list[ast.stmt]:
+    """A side that assigns a variable instead of its last ``return``."""
+    before, last = side[:-1], side[-1] if side else None
+    if isinstance(last, ast.Return):
+        value = last.value or ast.copy_location(ast.Constant(None), last)
+        target = ast.copy_location(ast.Name(name, ast.Store()), last)
+        return [*before, ast.copy_location(ast.Assign([target], value), last)]
+    if isinstance(last, ast.If) and _returns(side):
+        sides = _without_returns(last.body, name), _without_returns(last.orelse, name)
+        return [*before, ast.copy_location(ast.If(last.test, *sides), last)]
+    return list(side)
 
 
 def _compares_objects(node: ast.Compare) -> bool:
@@ -202,11 +276,22 @@ def _assigns(statement: ast.stmt, variables: set[str]) -> bool:
     return are_variables and not any(isinstance(n, ast.Name) and n.id in _OF_SELECTIONS for n in nodes)
 
 
+def _blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The blocks of statements of a function, without the blocks of functions and classes within it."""
+    for _, part in ast.iter_fields(node):
+        parts = [child for child in part if isinstance(child, ast.AST)] if isinstance(part, list) else []
+        if parts and isinstance(parts[0], ast.stmt):
+            yield part
+        for child in parts:
+            if not isinstance(child, _OF_OTHER_CODE):
+                yield from _blocks_of(child)
+
+
 def _own_nodes(function: ast.AST) -> Iterator[Any]:
     """The nodes of a function without the nodes of functions and classes within it."""
     for child in ast.iter_child_nodes(function):
         yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        if not isinstance(child, _OF_OTHER_CODE):
             yield from _own_nodes(child)
 
 
@@ -228,15 +313,10 @@ def _source_of(code: CodeType) -> CodeType | None:
     source = _part_of(parsed[1], code) if parsed is not None else None
     if parsed is None or source is None or _definition(parsed[0], source) is None:
         return None
-    if _is_same(source, code):
+    if source == code:
         return source
     changed = functools.reduce(lambda c, change: change(c), CODE_CHANGES, source)
-    return source if _is_same(changed, code) else None
-
-
-def _is_same(first: CodeType, second: CodeType) -> bool:
-    parts = ("co_code", "co_names", "co_varnames", "co_cellvars", "co_freevars")
-    return all(getattr(first, part) == getattr(second, part) for part in parts)
+    return source if changed == code else None
 
 
 def _definition(tree: ast.Module, code: CodeType) -> ast.FunctionDef | None:
@@ -268,7 +348,7 @@ def _with_selections(file: str, code: CodeType, positions: frozenset[Position]) 
     tree = ast.parse("".join(linecache.getlines(file)), file)
     function = _definition(tree, code)
     assert function is not None
-    function.body = _Selecting(positions).visit_all(function.body)
+    function.body = _Selecting(positions).block(function.body)
     compiled = _part_of(compile(tree, file, "exec", dont_inherit=True), code)
     assert compiled is not None
     assert compiled.co_freevars == code.co_freevars
@@ -301,45 +381,59 @@ _NEGATED = (
 )
 
 
-class _Selecting(ast.NodeTransformer):
-    """Replaces the ``if`` at some positions."""
+class _Selecting:
+    """Replaces the branches at some positions."""
 
     def __init__(self, positions: frozenset[Position]) -> None:
         self._positions = positions
         self._numbers = itertools.count()
 
-    def visit_all(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    def block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """A block with its selections."""
         result: list[ast.stmt] = []
-        for statement in statements:
-            replaced = self.visit(statement)
-            result += replaced if isinstance(replaced, list) else [replaced]
+        index = 0
+        while index < len(statements):
+            statement = statements[index]
+            branch = _as_if(statements, index) if _begins(statement) in self._positions else None
+            if branch is not None:
+                result += self._selection(branch, _begins(statement))
+            else:
+                self._visit(statement)
+                result.append(statement)
+            index += branch.taken if branch is not None else 1
         return result
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        return node  # code of its own
+    def _visit(self, node: ast.AST) -> None:
+        for name, part in ast.iter_fields(node):
+            parts = [child for child in part if isinstance(child, ast.AST)] if isinstance(part, list) else []
+            if parts and isinstance(parts[0], ast.stmt) and not isinstance(node, _OF_OTHER_CODE):
+                setattr(node, name, self.block(part))
+            elif not isinstance(node, ast.expr):
+                for child in parts:  # handlers of errors, cases of a match
+                    self._visit(child)
 
-    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef  # type: ignore[assignment]
-
-    def visit_If(self, node: ast.If) -> Any:
-        body, orelse = self.visit_all(node.body), self.visit_all(node.orelse)
-        if _begins(node) not in self._positions:
-            node.body, node.orelse = body, orelse
-            return node
+    def _selection(self, branch: _Branch, position: Position) -> list[ast.stmt]:
         number = next(self._numbers)
-        stored = (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-        names = tuple(dict.fromkeys(name for name in stored if not name.startswith("_onnxplug_")))
         words = {"sides": f"_onnxplug_sides_{number}", "taken": f"_onnxplug_taken_{number}"}
-        text = _TEMPLATE.format(**words, names=names, position=_begins(node))
+        result = f"{_RESULT}_{number}"
+        returns = _returns(branch.sides[0]) and _returns(branch.sides[1])
+        sides = [self.block(side) for side in branch.sides]
+        sides = [_without_returns(side, result) for side in sides] if returns else sides
+        nodes = itertools.chain(*(ast.walk(statement) for side in sides for statement in side))
+        stored = (n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        names = tuple(dict.fromkeys(name for name in stored if not name.startswith("_onnxplug_")))
+        text = _TEMPLATE.format(**words, names=names, position=position)
         bind = "".join(_BIND.format(**words, name=name) for name in names)
         called = _Called(words["sides"])
+        body, other = ([called.visit(statement) for statement in side] for side in sides)
         parts = {
-            "BODY": [called.visit(s) for s in body],
-            "OTHER": [called.visit(s) for s in orelse] or _located("pass", node.test),
-            "BIND": _located(bind, node.test),
-            "TEST": self._condition(node.test),
+            "BODY": body or _located("pass", branch.node.test),
+            "OTHER": other or _located("pass", branch.node.test),
+            "BIND": _located(bind, branch.node.test),
+            "TEST": self._condition(branch.node.test),
         }
-        statements = _located(text, node.test)
-        return [_Filled(parts).visit(statement) for statement in statements]
+        statements = [_Filled(parts).visit(statement) for statement in _located(text, branch.node.test)]
+        return [*statements, *(_located(f"return {result}", branch.node.test) if returns else [])]
 
     def _condition(self, test: ast.expr) -> ast.expr:
         """A condition that has a tensor for its value, where Python would ask the last tensor in it for a number."""

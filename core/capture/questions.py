@@ -239,7 +239,8 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
 def _answer_unknown(record: Recorded, env: ShapeEnv, expr: Any, error: Exception, frame: FrameType | None) -> Any:
     """The answer to a question that torch can't answer; a model that handles torch's error must not decide anything by it."""
     answer = None
-    if record.branches is not None and frame is not None and record.branches.note(frame):
+    of_size = env.size_like.intersection(getattr(expr, "free_symbols", ()))
+    if record.branches is not None and frame is not None and not of_size and record.branches.note(frame):
         record.unknown = record.unknown or error
         raise error
     if record.answers is not None and isinstance(expr, Boolean):

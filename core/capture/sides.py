@@ -186,10 +186,12 @@ class Sides:
 
         It writes nothing where the branch is not taken, whose condition is that the mask is true somewhere.
         """
-        if node.target is not torch.ops.aten.index_put_.default or len(node.args) != 3 or node.kwargs:
+        if self._mask is None or self._first is not None or len(node.args) != 3 or node.kwargs:
             return False
         target, places, value = node.args
-        if self._mask is None or list(places) != [self._mask] or self._first is not None:
+        if node.target is torch.ops.aten.masked_fill_.Scalar:  # of a number, from torch 2.15
+            return places is self._mask
+        if node.target is not torch.ops.aten.index_put_.default or list(places) != [self._mask]:
             return False
         written, of_mask, of_value = (n.meta["val"].dim() for n in (target, self._mask, value))
         return bool(of_value <= written - of_mask)
@@ -267,7 +269,7 @@ def _is_hashable(function: Any) -> bool:
 
 def _may_write(node: torch.fx.Node) -> bool:
     """Whether a node may write an operand."""
-    if node.op != "call_function" or node.target is operator.getitem:
+    if node.op != "call_function" or isinstance(node.target, BuiltinFunctionType):  # of Python, on numbers
         return False
     if not isinstance(node.target, OpOverload):
         return True
@@ -279,17 +281,21 @@ def _is_total(node: torch.fx.Node) -> bool:
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
     target: Any = node.target
-    if _may_write(node) or any(tag in target.tags for tag in _PARTIAL):
+    if _may_write(node) or any(tag in getattr(target, "tags", ()) for tag in _PARTIAL):
         return False
-    schema = target._schema
     if target is torch.ops.aten._assert_tensor_metadata.default:
         return True  # of properties that the tensor has
     numbers = [n.meta.get("val") for n in node.all_input_nodes]
     if any(free_unbacked_symbols(n) for n in numbers if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool)):
         return False  # a place that data decide may be none of the tensor
+    val = node.meta.get("val")
+    if isinstance(val, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+        return not free_unbacked_symbols(val)  # computed from sizes
+    if not isinstance(target, OpOverload):
+        return False
+    schema = target._schema
     if selects(target) or schema.name in _TOTAL or any(r.alias_info is not None for r in schema.returns):
         return True
-    val = node.meta.get("val")
     if torch.Tag.pointwise not in target.tags or not isinstance(val, torch.Tensor):
         return False
     is_of_integers = not (val.dtype.is_floating_point or val.dtype.is_complex or val.dtype is torch.bool)

@@ -107,6 +107,41 @@ def written_before(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def that_returns(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x + 1
+    x = x * 2
+    if x.sum() < -20:
+        y = x - 1
+        return y
+    elif x.dim() == 2:
+        return x.abs()
+    return x
+
+
+def returned_by_both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if not (x > 0).any():
+        return x, x * 2
+    else:
+        return x * 3, x.abs()
+
+
+def in_an_expression(x: torch.Tensor) -> torch.Tensor:
+    x = x / 4 if x.max() > 1 else x * 2
+    return x + 1 if (x < 0).any() else x - 1
+
+
+def returned_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for step in range(2):
+        with torch.no_grad():
+            try:
+                if x.sum() > 0:
+                    x = x - step - 1
+            finally:
+                x = x * 2
+    return x
+
+
 def with_a_closure(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     if x.sum() > 0:
@@ -118,7 +153,7 @@ SELECTED: dict[str, Function] = {
     f.__name__: f
     for f in (
         *(clamped, two_sides, a_chain, by_numbers, in_a_loop, masked, masked_under_a_view, written_before),
-        with_a_closure,
+        *(that_returns, returned_by_both, in_an_expression, returned_in_a_loop, with_a_closure),
     )
 }
 
@@ -389,7 +424,7 @@ def test_a_file_that_changed_since_it_was_imported(tmp_path: Path) -> None:
     file = tmp_path / "changed.py"
     text = "def function(x):\n    if x.sum() > 0:\n        x = x + 1\n    return x\n"
     function = loaded(file, text)
-    file.write_text(text.replace("x + 1", "x * 2"), encoding="utf-8")
+    file.write_text(text.replace("x + 1", "x + 2"), encoding="utf-8")
     with pytest.raises(CaptureError, match=r"changed\.py:2"):
         exported(function)
 
@@ -443,7 +478,13 @@ _PURE = (
         "{a} = torch.relu({b})",
         "{a} = {b}.clamp(-1, 1)",
     ),
-    *("{a} = {b}.view_as({c})", "{a}, {b} = {b}, {a}", "{a} = -{b} if flag else {c}", "{a} = {b} / 2"),
+    *(
+        "{a} = {b}.view_as({c})",
+        "{a}, {b} = {b}, {a}",
+        "{a} = -{b} if flag else {c}",
+        "{a} = {b} * 2 if {c}.sum() > 1 else {a}",
+        "{a} = {b} / 2",
+    ),
 )
 _IMPURE = (
     "{a}.add_(1)",
@@ -467,7 +508,12 @@ def written(seed: int) -> str:
         lines: list[str] = []
         for _ in range(draw.randint(1, 3)):
             kind = draw.random()
-            if kind < 0.35 and depth < 3:
+            if kind < 0.03:
+                lines += [
+                    f"if {filled(draw.choice(_CONDITIONS))}:",
+                    filled("    return {a}, {b}, r, torch.tensor(len(kept))"),
+                ]
+            elif kind < 0.35 and depth < 3:
                 mask = draw.random() < 0.15
                 if mask:
                     lines += [filled("mask = {a} > 0"), "if mask.any():", filled("    {a}[mask] = 0.25")]
