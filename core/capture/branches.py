@@ -69,6 +69,13 @@ class Branches:
         position = _branch_at(frame, function.code) if function is not None else None
         if function is None or position is None or position in function.chosen | function.refused:
             return False
+        if not function.instances:
+            # The garbage collector does not tell of objects that it was made to freeze, and code does not mention all functions.
+            objects = (*self._mentions.functions, *gc.get_referrers(frame.f_code))
+            found = {id(f): f for f in objects if isinstance(f, FunctionType) and f.__code__ is frame.f_code}
+            function.instances += found.values()
+        if not function.instances:
+            return False
         self._found = function, position
         return True
 
@@ -118,12 +125,9 @@ class Branches:
         key = code.co_filename, code
         if key not in self._functions:
             source = _source_of(code)
-            # The garbage collector does not tell of objects that it was made to freeze, and code does not mention all functions.
-            objects = (*self._mentions.functions, *gc.get_referrers(code))
-            instances = {id(f): f for f in objects if isinstance(f, FunctionType) and f.__code__ is code}
-            if source is None or not instances:
+            if source is None:
                 return None
-            self._functions[key] = _Function(source, source != code, [*instances.values()])
+            self._functions[key] = _Function(source, source != code)
         return self._functions[key]
 
 
@@ -141,7 +145,7 @@ class _Function:
 
     code: CodeType
     is_changed: bool
-    instances: list[FunctionType]
+    instances: list[FunctionType] = field(default_factory=list)
     chosen: set[Position] = field(default_factory=set)
     refused: set[Position] = field(default_factory=set)
 

@@ -32,7 +32,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def branch_on_a_value(x: torch.Tensor) -> torch.Tensor:
-    return x + 1 if x.sum() > 0 else x - 1
+    return x.flip(0) if x.sum() > 0 else x - 1
 
 
 def loop_over_a_value(x: torch.Tensor) -> torch.Tensor:

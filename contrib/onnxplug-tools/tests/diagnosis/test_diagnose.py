@@ -20,7 +20,7 @@ class Branch(nn.Module):
     """Branches on data."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if x.sum() > 0 else x
+        return x.flip(0) if x.sum() > 0 else x
 
 
 @torch.library.custom_op("diagnosed::unknown", mutates_args=())

@@ -232,7 +232,7 @@ class Captureless(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.sum() > 0:
             return x
-        return -x
+        return x.flip(0)
 
 
 FAILURES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
