@@ -11,6 +11,7 @@ import onnx_ir as ir
 import sympy
 import torch
 
+from onnxplug.build.dtypes import to_torch_dtype
 from onnxplug.build.inference.dims import dims_of
 from onnxplug.build.matching import attribute_values, int_attribute, made_by, reads, used_once
 from onnxplug.capture.implication import implied
@@ -201,7 +202,7 @@ def _bias(g: GraphBuilder, conv: ir.Node) -> _Known | None:
         return None
     if len(conv.inputs) > 2 and conv.inputs[2] is not None:
         return _known(g, conv.inputs[2])
-    return torch.from_numpy(ir.tensor([0.0] * channels, dtype=weight.dtype).numpy())
+    return torch.zeros(channels, dtype=to_torch_dtype(weight.dtype))
 
 
 def _of_channels(g: GraphBuilder, conv: ir.Node, value: ir.Value | None) -> ir.Value | None:

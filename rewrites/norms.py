@@ -72,6 +72,7 @@ def _mean_of_squares(g: GraphBuilder, x: ir.Value, value: ir.Value | None) -> tu
             or epsilon is None
             or number is None
             or number.size != 1
+            or number.ndim > len(x.shape or ())
             or not used_once(total)
         ):
             continue

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from onnxplug.build.inference.dims import dims_of
-from onnxplug.build.matching import int_attribute, is_op, made_by, read_by, reads
+from onnxplug.build.matching import int_attribute, is_op, made_by, read_by, reads, used_once
 from onnxplug.rewrite.rewrite import Rewrite
 from onnxplug.rewrites.rows import are_few
 
@@ -87,8 +88,11 @@ def one_scale_before_matmul(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
         return None
     outer = _scale_of(g, result)
     inner = _scale_of(g, outer[0]) if outer is not None else None
-    if outer is None or inner is None:
+    if outer is None or inner is None or used_once(outer[0]):
         return None
+    number, limits = abs(outer[1] * inner[1]), ml_dtypes.finfo(result.dtype.numpy())
+    if not float(limits.smallest_normal) <= number <= float(limits.max):
+        return None  # a number that the type lacks, where its two factors are none
     scaled: ir.Value = g.op.Mul(inner[0], g.const(outer[1] * inner[1], result.dtype))
     return scaled
 
@@ -122,9 +126,17 @@ def double_scale_apart_from_matmul(g: GraphBuilder, node: ir.Node) -> ir.Value |
     sizes = list(enumerate(reversed(dims_of(x) or ())))
     size, places_after = min(((n, after) for after, n in sizes if isinstance(n, int) and n > 1), default=(0, 0))
     number = g.constant(node.inputs[1] if x is node.inputs[0] else node.inputs[0])
-    if not size or number is None:
+    if number is None:
         return None
-    vector = g.const(np.full((size, *[1] * places_after), number.item()))
+    if size:
+        vector = g.const(np.full((size, *[1] * places_after), number.item()))
+    else:
+        after = next((after for after, n in sizes if not isinstance(n, int)), None)
+        if after is None:
+            return None
+        axis = g.op.Slice(g.op.Shape(x), g.const([-1 - after]), g.const([-after or np.iinfo(np.int64).max]))
+        ones = [g.const([1] * after)] if after else []
+        vector = g.op.Expand(g.const(number.reshape(())), g.op.Concat(axis, *ones, axis=0) if ones else axis)
     widened: ir.Value = g.op.Mul(x, vector) if node.op_type == "Mul" else g.op.Div(x, vector)
     return widened
 

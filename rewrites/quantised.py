@@ -314,17 +314,19 @@ def second_rounding(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     before = quantise.inputs[0].producer() if quantise.inputs[0] is not None else None
     first = before.inputs[0].producer() if before is not None and before.inputs[0] is not None else None
     limits = _RANGE.get(quantise.outputs[0].dtype or ir.DataType.UNDEFINED)
-    scale = g.constant(node.inputs[1])
+    scales = [g.constant(one.inputs[1]) for one in (quantise, node)]
     if not is_op(before, "DequantizeLinear") or not is_op(first, "QuantizeLinear") or limits is None:
         return None
-    if scale is None or scale.size != 1 or not _only_dequantised(g, quantise.outputs[0], _zero_point(g, quantise)):
+    if any(scale is None or scale.size != 1 for scale in scales) or not _only_dequantised(
+        g, quantise.outputs[0], _zero_point(g, quantise)
+    ):
         return None
     x = quantise.inputs[0]
     assert x is not None and x.dtype is not None
     point: Any = g.const(np.asarray(g.constant(quantise.inputs[2])).reshape(()).astype(np.float64), x.dtype)
-    factor = g.const(scale.reshape(()), x.dtype)
+    step, factor = (g.const(np.asarray(scale).reshape(()), x.dtype) for scale in scales)
     low, high = (g.const(limit, x.dtype) for limit in limits)
-    rounded = g.op.Clip(g.op.Add(g.op.Round(g.op.Div(x, factor)), point), low, high)
+    rounded = g.op.Clip(g.op.Add(g.op.Round(g.op.Div(x, step)), point), low, high)
     result: ir.Value = g.op.Mul(g.op.Sub(rounded, point), factor)
     return result
 

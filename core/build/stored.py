@@ -354,7 +354,7 @@ class Weights:
         Returns:
             The initializer, without numbers where a weight has none; ``None`` where a source is of another kind.
         """
-        numbers = [(s.dtype, s.shape, s.numpy().tobytes()) if isinstance(s, torch.Tensor) else s for s in sources]
+        numbers = [(s.dtype, s.shape, _content(s)) if isinstance(s, torch.Tensor) else s for s in sources]
         known = self._derived_by_key.get((tuple(numbers), key))
         if known is not None:
             return known
@@ -407,3 +407,8 @@ class Weights:
         """The names that the model's tensors have in PyTorch: an initializer of such a name holds that tensor."""
         origins = (value.meta.get(META) for value in self.state)
         return {target for origin in origins if origin is not None for target in origin.targets}
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor, of any dtype."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -7,7 +7,9 @@ import onnx_ir as ir
 from onnxplug.build.scope import nodes_of
 
 #: Operators that compute a size from other sizes.
-_ARITHMETIC = frozenset("Add Sub Mul Div Mod Min Max Neg Abs Floor Ceil Cast Gather Slice Squeeze Unsqueeze".split())
+_ARITHMETIC = frozenset(
+    "Add Sub Mul Div Mod Min Max Neg Abs Floor Ceil Cast Gather Slice Squeeze Unsqueeze ReduceProd".split()
+)
 
 
 def keep_empty(graph: ir.Graph, opset: int) -> None:
@@ -33,7 +35,7 @@ def keep_empty(graph: ir.Graph, opset: int) -> None:
             and _states_every_size(node.inputs[1], sizes)
         ):
             node.attributes["allowzero"] = mark
-        elif node.op_type == "Shape":
+        elif node.op_type in ("Shape", "Size"):
             sizes[id(node.outputs[0])] = True
         elif node.op_type in _ARITHMETIC:
             operands = [_is_size(operand, sizes) for operand in node.inputs if operand is not None]
@@ -42,6 +44,8 @@ def keep_empty(graph: ir.Graph, opset: int) -> None:
 
 
 def _states_every_size(shape: ir.Value | None, sizes: dict[int, bool]) -> bool:
+    if shape is not None and sizes.get(id(shape)):
+        return True
     producer = shape.producer() if shape is not None else None
     if producer is None or producer.op_type != "Concat" or producer.domain != "":
         return False

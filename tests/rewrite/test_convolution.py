@@ -262,3 +262,19 @@ DIFFERENT: dict[str, Callable[[], nn.Module]] = {
 def test_other_padding_of_any_size_stays(name: str) -> None:
     program = _of_any_size(DIFFERENT[name]())
     assert sum(node.op_type == "Pad" for node in program.model.graph) == 1
+
+
+def test_a_shift_in_bfloat16() -> None:
+    """The zeros in place of the bias that is not there have the dtype of the weight."""
+    x, weight = torch.randn(1, 2, 5, 5).bfloat16(), nn.Parameter(torch.randn(4, 2, 3, 3).bfloat16())
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.shift = weight, nn.Parameter(torch.randn(4, 1, 1).bfloat16())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.conv2d(x, self.weight) + self.shift
+
+    program = onnxplug.to_onnx(Shifted(), (x,), opset_version=22)
+    assert dict(program.statistics.operators) == {"Conv": 1}

@@ -10,6 +10,7 @@ from torch import nn
 
 import onnxplug
 from onnxplug.rewrites import norms, patterns
+from tests.support.check import check
 from tests.support.forms import AUTO, Form, check_form, stirred
 
 FAST = {"transposed_weight", *(rewrite.name for rewrite in norms.REWRITES)}
@@ -116,3 +117,13 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     model, x = stirred(FORMS[name].module(), 1).to(dtype), torch.randn(2, 5, 16, dtype=dtype)
     dynamic = ({0: AUTO, 1: AUTO},)
     onnxplug.to_onnx(model, (x,), plugins=[], dynamic_shapes=dynamic, target="onnxruntime:cpu").verify()
+
+
+def test_an_epsilon_of_more_axes_than_the_operand() -> None:
+    """The result has the axes of the epsilon, which the other form would lose."""
+    x, weight = torch.randn(2, 3, 8), torch.rand(8)
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + torch.tensor([[[[1e-6]]]])))
+
+    check(model, x, weight, others=[(x * 3, weight)])

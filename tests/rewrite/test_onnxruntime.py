@@ -323,3 +323,50 @@ def test_nodes_that_are_left_alone() -> None:
     assert [n.op_type for n in program.model.graph] == ["MaxPool"]
     program = onnxplug.to_onnx(Call(lambda x: (x * 2.0) @ x.mT), (HEADS,))
     assert [n.op_type for n in program.model.graph] == ["Mul", "Transpose", "MatMul"]
+
+
+def test_factors_whose_product_a_type_lacks() -> None:
+    """Each factor is a number of float16, their product is infinite, or too small to be exact."""
+    x, weight = torch.full((2, 4), 0.01).half(), torch.full((4, 4), 0.01).half()
+
+    def scaled(factor: float) -> Any:
+        return lambda x, weight: [((y := x * factor) * factor) @ weight, y]
+
+    check(scaled(300.0), x, weight, others=[(x * 0, weight), (-x, weight)])
+    check(scaled(1e-4), x * 0 + 1e4, weight * 1e4)
+    check(scaled(1 / 2000), x * 0 + 1e4, weight * 1e5)
+
+
+def test_doubles_of_any_size_are_scaled_by_doubles() -> None:
+    """A vector of the factor has the size of a dynamic axis."""
+    a, b = HEADS.double()[0, 0], HEADS.double()[0, 0].mT.contiguous()
+    every = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    others = [(a[:2], b[:, :1]), (a[:1], b[:, :1])]
+    for function in (
+        lambda a, b: (a @ b) * 0.1,
+        lambda a, b: (a / 3) @ b,
+        lambda a, b: (a @ b) * 1e300,
+        lambda a, b: (a @ b) * float("nan"),
+    ):
+        check(function, a, b, others=others, dynamic=(every, every), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("opset", [14, 21])
+def test_accumulating_without_elements(opset: int) -> None:
+    """A computed size of 0 is no size of the operand."""
+
+    def model(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return x.index_put((rows, columns), values, accumulate=True)
+
+    dim = torch.export.Dim.DYNAMIC
+    places, none = torch.tensor([0, 1]), torch.zeros(0, dtype=torch.int64)
+    check(
+        model,
+        *(torch.randn(2, 3, 4), places, places, torch.randn(2, 4)),
+        others=[
+            (torch.randn(2, 3, 0), places, places, torch.randn(2, 0)),
+            (torch.randn(2, 0, 4), none, none, torch.randn(0, 4)),
+        ],
+        dynamic=({0: dim, 1: dim, 2: dim}, {0: dim}, {0: dim}, {0: dim, 1: dim}),
+        opset=opset,
+    )

@@ -335,3 +335,14 @@ def test_ends_of_a_narrow_range(value: float) -> None:
     x = torch.full((2, 3), value) * 0.05
     for low, high in ((-127, 127), (-8, 7), (0, 15)):
         check(lambda x, low=low, high=high: narrow(x, low, high).mT.neg(), x, opset=21)
+
+
+def test_a_second_rounding_has_its_own_step() -> None:
+    """The numbers are divided by the scale of QuantizeLinear, and multiplied by the scale of each DequantizeLinear."""
+    quantised = torch.ops.quantized_decomposed
+
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        y = quantised.quantize_per_tensor(rounded(x), 0.07, 128, 0, 255, torch.uint8)
+        return [quantised.dequantize_per_tensor(y, scale, 128, 0, 255, torch.uint8) for scale in (0.07, 0.2)]
+
+    check(model, ROWS, others=[(ROWS * 3,)], dynamic=({0: torch.export.Dim.DYNAMIC},), opset=21)
