@@ -15,6 +15,7 @@ from onnxplug import logs
 from onnxplug.build.collection import collection_held
 from onnxplug.build.dtypes import to_onnx_dtype
 from onnxplug.build.stored import META, Origin
+from onnxplug.calls import leaves_of
 from onnxplug.capture.dimensions import in_names
 from onnxplug.capture.signature import Captured, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import UsageError
@@ -30,7 +31,7 @@ from onnxplug.run.save import Progress, check_settings, save_model
 from onnxplug.run.session import Runner
 from onnxplug.run.weights import check_numbers, named, replacements
 from onnxplug.text import counted, type_with_article, value_text
-from onnxplug.torch_private import child_of, pytree
+from onnxplug.torch_private import pytree
 from onnxplug.warn import warn
 
 if TYPE_CHECKING:
@@ -313,27 +314,8 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         spec = program.call_spec.in_spec if program is not None else None
         if spec is None:
             return list(pytree.tree_leaves((tuple(args), dict(kwargs))))
-        names = list(child_of(spec, 1).context or ())
-        if set(names) != set(kwargs) and len(args) < child_of(spec, 0).num_children + len(names):
-            raise UsageError(f"the model takes the keyword inputs {names}, got {list(kwargs)}")
-        if set(names) != set(kwargs):
-            args, kwargs = self._by_position(args, kwargs, child_of(spec, 0).num_children, names)
-        leaves, structure = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
-        if structure.num_leaves != spec.num_leaves:
-            raise UsageError(
-                f"the inputs have another structure than the exported model's: {structure.num_leaves} leaves, "
-                f"not {spec.num_leaves}"
-            )
-        return leaves
-
-    @staticmethod
-    def _by_position(args: Sequence[Any], kwargs: Mapping[str, Any], count: int, names: Sequence[str]) -> Any:
-        """The inputs of a call in which keyword inputs of the export are passed by position."""
-        extra = args[count:]
-        named = {**dict(zip(names, extra, strict=False)), **kwargs}
-        if set(named) != set(names):
-            raise UsageError(f"the model takes the keyword inputs {list(names)}, got {list(kwargs)}")
-        return args[:count], named
+        reference = self.captured.reference if self.captured is not None else None
+        return leaves_of(args, kwargs, spec, reference)
 
     def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
         """The results of a call in the PyTorch model's own structure, with constants and ``None``."""
