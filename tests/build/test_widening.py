@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
+from torch.nn import functional as F
 
 import onnxplug
 from onnxplug import ConversionError, GraphBuilder, PluginInfo, Rule, TargetInfo, hookimpl
@@ -96,6 +97,61 @@ def test_functions_with_jumps_read_the_rounded_value(case: str, dtype: torch.dty
         torch.manual_seed(seed)
         args = tuple(torch.randn(64, 8).to(dtype) * 4 for _ in range(2))
         assert torch.equal(program(*args)[0], Model()(*args))
+
+
+#: Functions of a product near 1, and of a product whose numbers float16 has no number above 0 for.
+JUMPS_NEAR_ONE = {
+    "threshold": lambda near, tiny: F.threshold(near, 1.0, -5),
+    "div, trunc": lambda near, tiny: torch.div(near, 0.5, rounding_mode="trunc"),
+    "div, floor": lambda near, tiny: torch.div(near, 0.5, rounding_mode="floor"),
+    "max_pool1d": lambda near, tiny: F.max_pool1d(near[0], 4, return_indices=True)[1],
+    "max_pool2d": lambda near, tiny: F.max_pool2d(near, 4, return_indices=True)[1],
+    "max_pool2d, padded": lambda near, tiny: F.max_pool2d(near, 4, 2, 1, return_indices=True)[1],
+    "max_pool3d": lambda near, tiny: F.max_pool3d(near, 2, return_indices=True)[1],
+    "adaptive_max_pool2d": lambda near, tiny: F.adaptive_max_pool2d(near, 4, return_indices=True)[1],
+    "max_unpool2d": lambda near, tiny: F.max_unpool2d(*F.max_pool2d(near, 4, return_indices=True), 4),
+    "frac": lambda near, tiny: near.frac(),
+    "histc": lambda near, tiny: torch.histc(near, 10, 0.9, 1.1),
+    "histc, own range": lambda near, tiny: torch.histc(near, 10),
+    "vector_norm": lambda near, tiny: torch.linalg.vector_norm(tiny, 0),
+    "norm": lambda near, tiny: torch.norm(tiny, p=0, dim=1),
+    "dist": lambda near, tiny: torch.dist(tiny, torch.zeros_like(tiny), 0),
+    "xlogy": lambda near, tiny: torch.xlogy(tiny, near * 0),
+    "grid_sample": lambda near, tiny: F.grid_sample(
+        torch.arange(64.0).view(1, 1, 8, 8).to(near.dtype),
+        near[:, :2].permute(0, 2, 3, 1),
+        mode="nearest",
+        align_corners=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", JUMPS_NEAR_ONE)
+def test_jumps_near_one(case: str, dtype: torch.dtype) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return JUMPS_NEAR_ONE[case](x * y, x * 1e-8)
+
+    torch.manual_seed(0)
+    middle = 0.88 if case == "grid_sample" else 1  # of 8 numbers, the last two meet at 0.75
+    x, y = ((middle + torch.randn(1, 4, 16, 16) * 0.02).to(dtype) for _ in range(2))
+    program = onnxplug.to_onnx(Model(), (x, y), target=CPU)
+    want = Model()(x, y)
+    if case.startswith(("histc", "grid_sample")):  # PyTorch counts, and finds places, in 16 bits
+        want = JUMPS_NEAR_ONE[case]((x * y).float(), x).to(dtype)
+    torch.testing.assert_close(program(x, y)[0], want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_norms_and_grids_without_jumps_read_the_unrounded_value() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            grid = (x * y)[:, :2].permute(0, 2, 3, 1)
+            return torch.linalg.vector_norm(x * y), F.grid_sample(x, grid, align_corners=False)
+
+    args = tuple(torch.randn(1, 4, 8, 8).half() for _ in range(2))
+    # The two inputs, and the two results.
+    assert counts(onnxplug.to_onnx(Model(), args, target=CPU))["Cast"] == 4
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -140,6 +140,8 @@ def skip_layer_normalization(g: Any, node: Any) -> Any:
     for norm in total.consumers():
         if norm.op_type != "LayerNormalization" or norm.domain or norm.inputs[0] is not total:
             continue
+        if norm.graph is not node.graph:  # a branch or a body: a node replaces values of its own graph alone
+            continue
         scale, bias = norm.inputs[1], norm.inputs[2] if len(norm.inputs) > 2 else None
         if _int_attribute(norm, "axis", -1) not in (-1, 2) or len(norm.outputs) > 1:
             continue
@@ -162,10 +164,11 @@ def _skipped(g: Any, op_type: str, operands: Sequence[Any], epsilon: float, tota
 
 
 def _only_consumer(value: Any, op_type: str) -> Any:
-    if value is None or not _alone(value):
+    """The only reader of a node's output, if it is this operator in the same graph."""
+    if not _alone(value):
         return None
     (node,) = value.consumers()
-    return node if node.op_type == op_type and not node.domain else None
+    return node if node.op_type == op_type and not node.domain and node.graph is value.producer().graph else None
 
 
 def _other(node: Any, value: Any) -> Any:
@@ -177,6 +180,8 @@ def _root_mean_square(g: Any, x: Any) -> tuple[list[Any], Any, float] | None:
     """The nodes that norm ``x`` by its root mean square (the last first), the weight and epsilon."""
     for square in x.consumers():
         if square.op_type != "Mul" or square.domain or square.inputs[0] is not x or square.inputs[1] is not x:
+            continue
+        if square.graph is not x.producer().graph:
             continue
         mean = _only_consumer(square.outputs[0], "ReduceMean")
         axes = g.constant(mean.inputs[1]) if mean is not None and len(mean.inputs) > 1 else None
@@ -316,9 +321,11 @@ def rotary_embedding(g: Any, node: Any) -> Any:
 
 def _places(g: Any, x: Any, cosine: Any, sine: Any) -> Any:
     """The position of the first token, or positions [B, S] where each row of the batch has positions of its own."""
+    if not all(_known_same(table.shape[2], x.shape[2]) for table in (cosine, sine)):
+        return None
     if cosine.shape[0] == 1 and sine.shape[0] == 1:
         return g.const([0])
-    if not all(_known_same(table.shape[axis], x.shape[axis]) for table in (cosine, sine) for axis in (0, 2)):
+    if not all(_known_same(table.shape[0], x.shape[0]) for table in (cosine, sine)):
         return None
     rows, steps = g.as_scalar(g.dim(x, 0)), g.as_scalar(g.dim(x, 2))
     return g.op.Reshape(g.op.Range(0, g.op.Mul(rows, steps), 1), g.vector([g.dim(x, 0), g.dim(x, 2)]))

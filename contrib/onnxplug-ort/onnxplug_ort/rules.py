@@ -22,6 +22,8 @@ def gelu(g: Any, node: Any) -> Any:
     if x.dtype != _FLOAT:
         raise Decline(f"{x.dtype}: the kernels are for float")
     if approximate == "tanh":
+        if not x.shape:
+            raise Decline("FastGelu takes tensors that have axes")
         return g.domain(_DOMAIN).FastGelu(x)
     if g.opset >= 20:
         raise Decline("ai.onnx has Gelu")
@@ -90,6 +92,8 @@ def group_query_attention(g: Any, node: Any) -> Any:
     groups = g.dim(key, 1)
     if not gqa or not isinstance(groups, int) or groups == heads:
         raise Decline("every head has keys of its own")
+    if size % 8:
+        raise Decline(f"heads of size {size}: ONNX Runtime takes multiples of 8")
     if mask is not None or not causal or not _same(query, 2, key, 2):
         raise Decline("the attention is not causal, has a mask, or has another number of keys than of queries")
     if g.dim(value, 3) != size:

@@ -31,6 +31,12 @@ def test_gelu(opset: int, fused: Any) -> None:
     }
 
 
+def test_gelu_of_one_number(fused: Any) -> None:
+    """FastGelu takes no tensor without axes."""
+    assert fused(lambda x: gelu(x, approximate="tanh"), torch.tensor(1.0)) == {}
+    assert fused(lambda x: gelu(x), torch.tensor(1.0), opset=19) == {"Gelu": 1}
+
+
 @pytest.mark.parametrize("opset", [18, 21])
 @pytest.mark.parametrize(("approximate", "op"), [("none", "BiasGelu"), ("tanh", "FastGelu")])
 @pytest.mark.long
@@ -132,6 +138,30 @@ def test_mean_and_deviation_have_no_name(fused: Any) -> None:
         assert [output.name == "" for output in node.outputs] == [False, True, True, False]
 
 
+def test_norms_in_branches(fused: Any) -> None:
+    """A node replaces the sum and the norm only where one graph has both."""
+    layer_norm, simplified, last = nn.LayerNorm(8).eval(), Rms(), torch.nn.Parameter(torch.randn(8))
+    x, y = draw(2, 3, 8), draw(2, 3, 8)
+
+    def branched(norm: Any, before: Any = None) -> Any:
+        def model(x: torch.Tensor, y: torch.Tensor) -> Any:
+            total = x + y
+            inner = total if before is None else before(total)
+            return torch.cond(x.sum() > 0, norm, lambda h: h * 2, (inner,)), total
+
+        return model
+
+    def within(norm: Any) -> Any:
+        return lambda x, y: torch.cond(x.sum() > 0, lambda x, y: norm(x + y), lambda x, y: x * y, (x, y))
+
+    others = [(x.abs(), y), (-x.abs(), y)]
+    scaled = branched(lambda h: last * h, lambda h: h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-3))
+    for function in (branched(layer_norm), branched(simplified), scaled):
+        assert fused(function, x, y, others=others, **CUDA) == {}
+    for norm, name in ((layer_norm, "SkipLayerNormalization"), (simplified, "SkipSimplifiedLayerNormalization")):
+        assert fused(within(norm), x, y, others=others, **CUDA) == {name: 1}
+
+
 def test_sums_and_norms_stay_apart_on_the_cpu(fused: Any) -> None:
     for norm in (nn.LayerNorm(8), Rms()):
         assert fused(lambda x, y, norm=norm: norm(x + y), draw(2, 3, 8), draw(2, 3, 8)) == {}
@@ -172,6 +202,26 @@ def test_rotary_embedding(fused: Any) -> None:
     assert fused(own, x, positions) == {"RotaryEmbedding": 1}
     # Angles whose halves differ.
     assert fused(unequal, x) == {}
+
+
+def test_rotary_tables_of_another_length(fused: Any) -> None:
+    """One angle for all tokens, and one token at the angles of several: the operator has an angle for each token."""
+
+    def model(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        return x * cosine + rotated(x) * sine
+
+    def tables(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.cat([torch.arange(1, length + 1)[None, None, :, None] * torch.rand(4)] * 2, -1)
+        return angles.cos(), angles.sin()
+
+    for length in (1, 5):
+        cosine, sine = tables(length)
+        for tokens in (1, 5):
+            expected = {"RotaryEmbedding": 1} if tokens == length else {}
+            assert fused(lambda x, c=cosine, s=sine: model(x, c, s), draw(2, 3, tokens, 8)) == expected
+    cosine, sine = tables(1)
+    others = [(draw(2, 3, 7, 8),)]
+    assert fused(lambda x: model(x, cosine, sine), draw(2, 3, 5, 8), others=others, dynamic=({2: AUTO},)) == {}
 
 
 @pytest.mark.parametrize("positions", ["counted", "known"])
@@ -302,3 +352,14 @@ def test_group_query_attention(fused: Any) -> None:
     dynamic = ({0: AUTO, 2: length},) * 3
     others = [heads(1, 1, 1, 4, 2), heads(3, 9, 9, 4, 2)]
     assert fused(model, *heads(2, 5, 5, 4, 2), others=others, dynamic=dynamic) == {"GroupQueryAttention": 1}
+
+
+@pytest.mark.parametrize("size", [1, 4, 12, 16])
+def test_group_query_attention_of_other_head_sizes(size: int, fused: Any) -> None:
+    """ONNX Runtime refuses head sizes that are no multiple of 8."""
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    operators = fused(model, draw(2, 4, 5, size), draw(2, 2, 5, size), draw(2, 2, 5, size))
+    assert operators["GroupQueryAttention"] == (size % 8 == 0)
