@@ -58,6 +58,10 @@ class Refused(Exception):
     """Eager PyTorch rejects the inputs; the cause has the reason."""
 
 
+class NotFinite(Exception):
+    """No element of eager PyTorch's results in floats is finite at generated inputs, and some are at the example inputs."""
+
+
 class Uncertain(Exception):
     """Eager PyTorch's results at the inputs change with rounding as much as ONNX's differ; the cause has the difference."""
 
@@ -192,8 +196,9 @@ def _verify(
         step(f"inputs {number + 1} of {sets}", number, sets)
         tried = len(report.skipped)
         failure: BaseException | None = None
+        of_examples = False
         for attempt in range(ATTEMPTS):
-            drawn = draw(seed, attempt)
+            drawn = draw(seed, attempt) if attempt >= ATTEMPTS // 2 or not of_examples else None
             if drawn is None:
                 continue
             try:
@@ -202,6 +207,10 @@ def _verify(
             except Refused as refusal:
                 report.skipped.append(f"{size_text(drawn[1])}: {_reason(refusal.__cause__)}")
                 _LOGGER.debug("other sizes are drawn, PyTorch rejects %s", report.skipped[-1])
+            except NotFinite:  # NaN is equal to NaN: nothing was compared
+                of_examples = True  # the later attempts draw from the elements of the examples
+                report.skipped.append(f"{size_text(drawn[1])}: no element of PyTorch's results is finite")
+                _LOGGER.debug("other inputs are drawn: %s", report.skipped[-1])
             except Uncertain as uncertain:  # such inputs prove neither that the model is right nor that it is wrong
                 failure = failure or uncertain.__cause__
                 report.skipped.append(f"{size_text(drawn[1])}: rounding alone changes PyTorch's own results by as much")
@@ -214,6 +223,15 @@ def _verify(
                 f"verification: nothing was compared for seed {seed}, none of {ATTEMPTS} draws of sizes fits the model{why}"
             )
     return report
+
+
+def _any_finite(values: Iterable[Any]) -> bool | None:
+    """Whether an element of the floats is finite; ``None`` where there are no floats."""
+    floats = [
+        v for v in values if isinstance(v, torch.Tensor) and v.numel() and (v.is_floating_point() or v.is_complex())
+    ]
+    wide = (v.float() if v.element_size() == 1 else v for v in floats)  # torch has few functions of 8-bit floats
+    return any(bool(v.isfinite().any()) for v in wide) if floats else None
 
 
 def _captured(program: OnnxProgram) -> tuple[Captured, torch.export.ExportedProgram]:
@@ -260,6 +278,7 @@ class _Pair:
         judge: Decides who is wrong.
         replay: Gives PyTorch's results for ONNX's choices among equal elements.
         program: The exported program; its capture explains differences. ``None`` for a model from a file.
+        has_finite: Whether an element of a result was finite at the inputs so far.
     """
 
     runner: Runner
@@ -270,6 +289,7 @@ class _Pair:
     judge: Judge | None = None
     replay: Replay | None = None
     program: OnnxProgram | None = None
+    has_finite: bool = False
 
     @classmethod
     def of_program(
@@ -372,6 +392,10 @@ class _Pair:
                 raise Uncertain from unsure
             raise unsure from error
         compared.finish()
+        finite = _any_finite(value for _, value in expected)
+        if finite is False and seed is not None and self.has_finite:
+            raise NotFinite
+        self.has_finite |= bool(finite)
         return VerificationCase(sizes, seed, worst, runner.runtime, unstable, ties)
 
     def _check_indices(self, leaves: Sequence[Any]) -> None:

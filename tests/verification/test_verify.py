@@ -15,6 +15,7 @@ import onnxplug
 from onnxplug import VerificationError
 from onnxplug.errors import CaptureError, UsageError
 from onnxplug.verification.inputs import generated_inputs
+from tests.support.check import Call
 
 
 def program(**options: Any) -> onnxplug.OnnxProgram:
@@ -372,3 +373,29 @@ def test_attention_without_its_fast_path(padded: int) -> None:
         kwargs = {"src_key_padding_mask": mask}
         onnxplug.to_onnx(model, (torch.randn(3, 5, 16),), kwargs=kwargs).verify(seeds=())
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def _counted(x: torch.Tensor) -> int:
+    return 4 if torch.compiler.is_exporting() else x.shape[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: torch.log(x).sum(0).mean() / _counted(x),
+        lambda x: torch.softmax(torch.sqrt(x) / _counted(x), -1),
+        lambda x: x.pow(0.5).mean((0, 1)) / _counted(x),
+    ],
+    ids=["log", "sqrt", "pow"],
+)
+def test_inputs_at_which_no_result_is_finite_compare_nothing(model: Any) -> None:
+    """Numbers of both signs give NaN in both models; the elements of the example do not."""
+    program = onnxplug.to_onnx(Call(model), (torch.rand(4, 8) + 0.5,), dynamic_shapes={"args": ({0: "rows"},)})
+    with pytest.raises(VerificationError, match="differ"):
+        program.verify()
+
+
+def test_results_that_are_never_finite() -> None:
+    """NaN at the example inputs too: its places are compared."""
+    program = onnxplug.to_onnx(Call(lambda x: torch.log(-x.abs() - 1)), (torch.rand(4, 8),))
+    assert len(program.verify().cases) == 4
