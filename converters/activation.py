@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -46,17 +47,24 @@ def clipped(low: float, high: float) -> Converter:
     """Clamps the elements to [low, high]; relu6 is one case."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        dtype = node.dtype
-        return g.op.Clip(node.args[0], g.const(low, dtype), g.const(high, dtype))
+        return _clip(g, node.args[0], low, high)
 
     convert.__name__ = convert.__qualname__ = "clipped"
     return convert
 
 
+def _clip(g: GraphBuilder, x: Value, low: float, high: float) -> Value:
+    """ONNX Runtime expands Clip of bfloat16 to Where, which takes bfloat16 since opset 16."""
+    dtype = x.dtype
+    assert dtype is not None
+    inner = FLOAT if dtype == ir.DataType.BFLOAT16 and g.opset < 16 else dtype
+    return g.cast(g.op.Clip(g.cast(x, inner), g.const(low, inner), g.const(high, inner)), dtype)
+
+
 def hardtanh(g: GraphBuilder, node: FxNode) -> Value:
     """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
     x, low, high = node.args
-    return g.op.Clip(x, g.const(low, node.dtype), g.const(high, node.dtype))
+    return _clip(g, x, low, high)
 
 
 def gelu(g: GraphBuilder, node: FxNode) -> Value:
@@ -190,7 +198,7 @@ def hardshrink(g: GraphBuilder, node: FxNode) -> Value:
 def softshrink(g: GraphBuilder, node: FxNode) -> Value:
     """softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
     x, bound = node.args
-    return g.op.Sub(x, g.op.Clip(x, g.const(-bound, node.dtype), g.const(bound, node.dtype)))
+    return g.op.Sub(x, _clip(g, x, -bound, bound))
 
 
 def threshold(g: GraphBuilder, node: FxNode) -> Value:

@@ -74,7 +74,9 @@ def _clamp(g: GraphBuilder, node: FxNode, x: Value, low: Any, high: Any) -> Valu
     if low is None and high is None:
         raise Unsupported("clamp without bounds: torch itself refuses it")
     numbers = [b for b in (low, high) if b is not None]
-    if any(isinstance(b, Value) or b != b for b in numbers) or not has_kernel(g, "Clip", dtype):
+    # ONNX Runtime expands Clip of bfloat16 to Where, which takes bfloat16 since opset 16.
+    expands = dtype == ir.DataType.BFLOAT16 and g.opset < 16
+    if expands or any(isinstance(b, Value) or b != b for b in numbers) or not has_kernel(g, "Clip", dtype):
         return _by_extrema(g, x, low, high, dtype)
     if dtype in WIDE_INTEGERS:
         least, most = (-(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1)

@@ -61,9 +61,10 @@ def _histogram(g: GraphBuilder, node: FxNode, x: Value, edges: Value, weight: Va
     top = g.op.Gather(edges, g.const(-1), axis=0)
     is_last = g.op.And(g.op.Equal(column_high, top), g.op.Equal(item, top))
     hits = g.op.And(g.op.GreaterOrEqual(item, column_low), g.op.Or(g.op.Less(item, column_high), is_last))
-    counted = g.cast(hits, dtype)
-    if weight is not None:
-        counted = g.op.Mul(counted, unsqueeze(g, g.reshape(g.cast(weight, dtype), [-1]), 0))
+    if weight is None:
+        counted = g.cast(hits, dtype)
+    else:
+        counted = g.op.Where(hits, unsqueeze(g, g.reshape(g.cast(weight, dtype), [-1]), 0), g.const(0.0, dtype))
     sums = reduce(g, "ReduceSum", counted, [1], False)
     if density:
         total = reduce(g, "ReduceSum", sums, None, False)

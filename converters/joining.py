@@ -72,6 +72,9 @@ def repeat_interleave(g: GraphBuilder, node: FxNode) -> Value:
     if shape[axis] is None:
         size = g.dim(x, axis)
         shape[axis] = g.op.Mul(g.as_scalar(size), g.as_scalar(repeats))
+        if sum(not isinstance(size, int) for size in shape) > 1:
+            # A size that is inferred is an error of ONNX Runtime where another size is 0.
+            return g.op.Reshape(wide, g.vector(shape))
     return g.reshape(wide, shape)
 
 

@@ -30,6 +30,9 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
         if exponent == 0.5 and dtype.is_floating_point():
             # torch's (-inf) ** 0.5 is NaN, C's pow gives inf.
             return g.op.Sqrt(operand(g, x, dtype))
+        if exponent == -0.5 and dtype.is_floating_point():
+            # torch's rsqrt: NaN of -inf and -inf of -0.0, where C's pow gives 0 and inf.
+            return g.op.Reciprocal(g.op.Sqrt(operand(g, x, dtype)))
         if dtype.is_integer() and exponent < 0:
             raise Unsupported("integers to a negative power: torch itself refuses it")
     if dtype.is_integer():

@@ -39,9 +39,10 @@ def _nearest(g: GraphBuilder, node: FxNode, exact: bool, **named: Any) -> Value:
     if has_kernel(g, "Resize", x.dtype) and all(is_plain_nearest(axis) for axis in axes):
         factors = [float(a.ratio) if a.ratio is not None else a.factor for a in axes]
         return g.op.Resize(x, None, _factors(g, factors), mode="nearest", **named)
+    snaps = not exact and len(axes) == 2
     for number, axis in enumerate(axes):
-        if axis.ratio != 1 or (exact and axis.factor not in (None, 1.0)):
-            x = g.op.Gather(x, nearest_places(g, axis, exact), axis=2 + number)
+        if axis.ratio != 1 or not (snaps or axis.factor in (None, 1.0)):
+            x = g.op.Gather(x, nearest_places(g, axis, exact, snaps), axis=2 + number)
     return x
 
 

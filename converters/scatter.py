@@ -237,7 +237,7 @@ def _by_rows(g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, 
     rank = rank_of(x)
     axis = normalize_axis(axis, rank)
     order = [axis, *(a for a in range(rank) if a != axis)]
-    index = index if rank_of(index) else unsqueeze(g, index, 0)
+    index, source = (v if rank_of(v) else unsqueeze(g, v, 0) for v in (index, source))
     moved, rows_of_source = (g.op.Transpose(v, perm=order) for v in (x, source))
     places = unsqueeze(g, g.cast(index, INT64), 1)
     result = scatter_slices(g, moved, places, rows_of_source) if add else g.op.ScatterND(moved, places, rows_of_source)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import INT64
-from onnxplug.converters.helpers.order import count_below
+from onnxplug.converters.helpers.order import count_below, without_nan
 from onnxplug.converters.helpers.promotion import common_dtype, operand, operands
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.runtimes import computed_in
@@ -20,9 +22,7 @@ from onnxplug.registry.rule import Rule
 def bucketize(g: GraphBuilder, node: FxNode) -> Value:
     """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
     x, edges = node.args[:2]
-    dtype = computed_in(g, "Greater GreaterOrEqual", common_dtype(node, 0, 1))
-    places = count_below(g, edges, operand(g, x, dtype), node.args[3], dtype)
-    return g.cast(places, node.dtype)
+    return g.cast(_places(g, node, edges, x, node.args[3]), node.dtype)
 
 
 def searchsorted(g: GraphBuilder, node: FxNode) -> Value:
@@ -30,9 +30,16 @@ def searchsorted(g: GraphBuilder, node: FxNode) -> Value:
     edges, x, _, right, side, sorter = node.args
     if sorter is not None:
         edges = g.op.GatherElements(edges, sorter, axis=-1)
-    dtype = computed_in(g, "Greater GreaterOrEqual", common_dtype(node, 0, 1))
-    after = right or side == "right"
-    return g.cast(count_below(g, edges, operand(g, x, dtype), after, dtype), node.dtype)
+    return g.cast(_places(g, node, edges, x, right or side == "right"), node.dtype)
+
+
+def _places(g: GraphBuilder, node: FxNode, edges: Value, x: Any, right: bool) -> Value:
+    """The places of ``x`` among sorted edges; edges that may hold NaN take a few more nodes."""
+    dtype = computed_in(g, "Greater GreaterOrEqual IsNaN", common_dtype(node, 0, 1))
+    kept = g.stored(edges)
+    if dtype.is_floating_point() and (kept is None or bool(kept.isnan().any())):
+        edges = without_nan(g, g.cast(edges, dtype))
+    return count_below(g, edges, operand(g, x, dtype), right, dtype)
 
 
 #: With at most so many elements to test against, all are compared with each.

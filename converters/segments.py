@@ -98,8 +98,8 @@ def _embedding_bag(
 
 
 def _of_bags(g: GraphBuilder, values: Value, places: Value, bags: Value, reduction: str, dtype: ir.DataType) -> Value:
-    """The rows of each bag reduced; rows after the last bag are left out."""
-    reduced = scatter_rows(g, values, places, g.op.Add(bags, g.const(1)), reduction, dtype)
+    """The rows of each bag reduced; rows after the last bag are left out. NaN does not beat numbers, as in torch."""
+    reduced = scatter_rows(g, values, places, g.op.Add(bags, g.const(1)), reduction, dtype, nan=False)
     return g.op.Slice(reduced, np.array([0]), np.array([-1]), np.array([0]))
 
 

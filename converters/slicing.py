@@ -10,6 +10,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, unsqueeze
+from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.slices import INT_MAX, slice_axis
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -37,14 +38,17 @@ def narrow(g: GraphBuilder, node: FxNode) -> Value:
     """narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)"""
     x, axis, start, length = node.args
     axis = normalize_axis(axis, rank_of(x))
+    if isinstance(start, Value):
+        start = g.cast(g.reshape(start, []) if rank_of(start) else start, INT64)
+        if not g.sizes.never_negative(start):
+            from_end = g.op.Add(start, g.as_scalar(g.dim(x, axis)))
+            start = g.op.Where(g.op.Less(start, g.const(0)), from_end, start)
+    elif start < 0:
+        size = g.dim(x, axis)
+        start = start + size if isinstance(size, int) else g.op.Add(g.const(start), size)
     if isinstance(start, int) and isinstance(length, int):
-        if start < 0:
-            size = g.dim(x, axis)
-            start = start + size if isinstance(size, int) else g.op.Add(g.const(start), size)
-        end: Any = start + length if isinstance(start, int) else g.op.Add(start, g.const(length))
-        return slice_axis(g, x, axis, start, end)
-    first = g.reshape(start, []) if isinstance(start, Value) and rank_of(start) else g.as_scalar(start)
-    return slice_axis(g, x, axis, first, g.op.Add(first, g.as_scalar(length)))
+        return slice_axis(g, x, axis, start, start + length)
+    return slice_axis(g, x, axis, start, g.op.Add(g.as_scalar(start), g.as_scalar(length)))
 
 
 def split(g: GraphBuilder, node: FxNode) -> list[Value]:

@@ -91,10 +91,15 @@ def median(ignore_nan: bool) -> Converter:
     """median, nanmedian of all elements; NaN for an empty tensor."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        x = g.cast(node.args[0], computed_in(g, "TopK Where", node.dtype))
+        inner = computed_in(g, "TopK Where", node.dtype)
+        x = g.cast(node.args[0], inner)
         flat = g.reshape(x, [-1])
         if flat.shape is not None and flat.shape[0] == 0:
             return g.const(float("nan"), node.dtype)
+        if flat.shape is None or not isinstance(flat.shape[0], int):
+            # NaN is the only element where there is none.
+            nothing = g.cast(g.op.Equal(g.op.Shape(flat), g.const([0])), INT64)
+            flat = g.op.Concat(flat, g.op.Expand(g.cast(g.const(float("nan"), node.dtype), inner), nothing), axis=0)
         return g.cast(squeeze(g, median_of(g, flat, 0, ignore_nan)[0], 0), node.dtype)
 
     convert.__name__ = convert.__qualname__ = "nanmedian" if ignore_nan else "median"

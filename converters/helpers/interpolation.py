@@ -92,17 +92,21 @@ def _ratio(g: GraphBuilder, size: Any, out: Any) -> int | None:
 # -- nearest neighbours ------------------------------------------------------------------------------------------------
 
 
-def nearest_places(g: GraphBuilder, axis: Axis, exact: bool) -> Value:
+def nearest_places(g: GraphBuilder, axis: Axis, exact: bool, snaps: bool) -> Value:
     """The index of the nearest element for each element of the result, computed in float32 as in PyTorch: [out].
 
-    Without ``exact`` PyTorch ignores the factor where the size stays or doubles.
+    Args:
+        g: The builder.
+        axis: The axis.
+        exact: Coordinates are those of the elements' centres.
+        snaps: The factor is ignored where the size stays or doubles, as in PyTorch's kernel of two axes.
     """
     if axis.is_static:
-        return g.const(_nearest(axis.size, axis.out, axis.factor, exact))
+        return g.const(_nearest(axis.size, axis.out, axis.factor, exact, snaps))
     size, out = g.as_scalar(axis.size), g.as_scalar(axis.out)
     if axis.factor is not None:
         step = g.const(1.0 / axis.factor, FLOAT)
-        if not exact:
+        if snaps:
             step = g.op.Where(g.op.Equal(out, g.op.Mul(size, g.const(2))), g.const(0.5, FLOAT), step)
             step = g.op.Where(g.op.Equal(out, size), g.const(1.0, FLOAT), step)
     else:
@@ -114,11 +118,11 @@ def nearest_places(g: GraphBuilder, axis: Axis, exact: bool) -> Value:
     return g.op.Min(index, g.op.Sub(size, g.const(1)))
 
 
-def _nearest(size: int, out: int, factor: float | None, exact: bool) -> np.ndarray:
+def _nearest(size: int, out: int, factor: float | None, exact: bool, snaps: bool) -> np.ndarray:
     index = np.arange(out)
-    if not exact and out == size:
+    if snaps and out == size:
         return index
-    if not exact and out == 2 * size:
+    if snaps and out == 2 * size:
         return index // 2
     step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(out)
     places = index.astype(np.float32) + np.float32(0.5 if exact else 0.0)
@@ -171,10 +175,13 @@ def by_weights(
 def _bytes_by_weights(g: GraphBuilder, x: Value, axes: list[Axis], corners: bool, mode: str, widen: bool) -> Value:
     """The same of bytes, in PyTorch's integers: weights of 15 bits, and bytes after each axis, the last of which comes first.
 
+    An axis whose size stays is copied, whatever the factor.
     Every number here is whole, or a whole number divided by a power of two, and small enough to be exact.
     """
     result = x
     for number, axis in reversed(list(enumerate(axes))):
+        if axis.is_static and axis.size == axis.out:
+            continue
         if axis.is_static:
             form = (axis.size, axis.out, axis.factor, corners, mode)
             exact = antialiased_weights(*form, DOUBLE) if widen else _weights(*form)
@@ -185,6 +192,8 @@ def _bytes_by_weights(g: GraphBuilder, x: Value, axes: list[Axis], corners: bool
         else:
             inner = DOUBLE
             computed = _computed_weights(g, axis, corners, mode, widen, DOUBLE, DOUBLE)
+            if mode == "cubic" and not widen and axis.factor is not None:
+                computed = _unless_same(g, axis, computed)
             largest = g.op.ReduceMax(computed, keepdims=0)
             smaller = g.op.Less(g.op.Mul(largest, g.const(_POWERS[1:], DOUBLE)), g.const(_MOST_OF_A_WEIGHT, DOUBLE))
             unit = g.op.Gather(g.const(_POWERS, DOUBLE), g.op.ReduceSum(g.cast(smaller, INT64), keepdims=0))
@@ -200,7 +209,7 @@ def _bytes_by_weights(g: GraphBuilder, x: Value, axes: list[Axis], corners: bool
 def _weights(size: int, out: int, factor: float | None, corners: bool, mode: str) -> np.ndarray:
     """The weight of each element of an axis in each element of the result: [out, size].
 
-    Linear interpolation copies a size that stays, whatever the factor; cubic interpolation follows the factor there too.
+    Linear interpolation copies a size that stays, whatever the factor; cubic interpolation of floats follows it there too.
     """
     if size == out and mode == "linear":
         return np.eye(size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -36,6 +37,25 @@ def count_below(g: GraphBuilder, edges: Value, x: Value, right: bool, dtype: ir.
     after = (g.op.Greater if right else g.op.GreaterOrEqual)(edges, x)
     before = g.cast(g.op.Not(after), INT64)
     return reduce(g, "ReduceSum", before, [rank_of(before) - 1], False)
+
+
+def without_nan(g: GraphBuilder, edges: Value) -> Value:
+    """Ascending edges with NaN at their end, with numbers in its place so that :func:`count_below` finds torch's places.
+
+    torch's bisection goes to the right of NaN: an element beyond the last number that it compares with comes after every edge.
+    On its way to the right it compares with the edges ``n - (n + 1) // 2**k``. Each edge after the last of these that is a
+    number becomes that number; without one every edge becomes the last edge, NaN.
+
+    Args:
+        g: The builder.
+        edges: [..., n], floats.
+    """
+    op, axis = g.op, rank_of(edges) - 1
+    size = g.as_scalar(g.dim(edges, axis))
+    compared = op.Sub(size, op.Div(op.Add(size, g.const(1)), g.const(2 ** np.arange(1, 63))))
+    numbers = reduce(g, "ReduceSum", g.cast(op.Not(op.IsNaN(edges)), INT64), [axis], True)
+    last = reduce(g, "ReduceMax", op.Where(op.Less(compared, numbers), compared, g.const(-1)), [axis], True)
+    return op.GatherElements(edges, op.Min(op.Range(g.const(0), size, g.const(1)), last), axis=axis)
 
 
 def first_beyond(g: GraphBuilder, edges: Value, x: Value) -> Value:

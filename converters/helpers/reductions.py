@@ -109,13 +109,20 @@ def reduced(
         dtype: Of the result.
         exact: NaN of ReduceMax and ReduceMin, whose result ONNX leaves open, stays; sums and products to 64-bit integers
             wrap around, also where a runtime's kernels go through double.
+
+    Sums and products to narrower integers wrap up to 2**53, and beyond it with the export's ``exact=True``.
     """
     rank = rank_of(x)
+    if dtype == BOOL:
+        x = g.cast(x, BOOL)  # before they are counted: 0.5 is true, and 1 - 1 too
+    elif op_type in ("ReduceSum", "ReduceProd") and is_narrow(dtype) and INTEGERS_THROUGH_DOUBLE.concerns(g):
+        # The kernels for narrow integers saturate, and so does a sum of doubles: ONNX Runtime joins the two Casts after it.
+        x = g.cast(g.cast(x, dtype), INT64)
+        return g.cast(reduced(g, op_type, x, axes, keepdim, INT64, exact=g.exact), dtype)
     inner = computed_in(g, op_type, wide(dtype))
     through_double = exact and inner == INT64 and INTEGERS_THROUGH_DOUBLE.concerns(g)
-    narrow = x.dtype == BOOL or (x.dtype is not None and x.dtype.is_integer() and x.dtype.bitwidth <= 32)
     over = normalize_axes(axes, rank) if rank else None
-    if through_double and op_type == "ReduceSum" and narrow:
+    if through_double and op_type == "ReduceSum" and (x.dtype == BOOL or is_narrow(x.dtype)):
         # No sum of 32-bit integers reaches 2**53, and ReduceSum of doubles is 10 times as fast as that of integers.
         return g.cast(reduce(g, op_type, g.cast(x, DOUBLE), over, keepdim), dtype)
     x = g.cast(x, inner)
@@ -129,6 +136,11 @@ def reduced(
     if exact and op_type in ("ReduceMax", "ReduceMin") and inner.is_floating_point() and rank:
         result = g.op.Where(some_nan(g, x, over, keepdim), g.const(float("nan"), inner), result)
     return g.cast(result, dtype)
+
+
+def is_narrow(dtype: ir.DataType | None) -> bool:
+    """Whether elements are integers of at most 32 bits."""
+    return dtype is not None and dtype.is_integer() and dtype.bitwidth <= 32
 
 
 def _by_running_totals(g: GraphBuilder, op_type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
@@ -180,7 +192,7 @@ def count_of(g: GraphBuilder, x: Value, axes: Sequence[int], dtype: ir.DataType)
 
 
 def variance_of(
-    g: GraphBuilder, x: Value, axes: Any, correction: float, keepdim: bool, dtype: ir.DataType
+    g: GraphBuilder, x: Value, axes: Any, correction: float | Value, keepdim: bool, dtype: ir.DataType
 ) -> tuple[Value, Value]:
     """Variance and mean. The divisor is max(0, n - correction); a divisor of 0 gives NaN, as in torch."""
     rank = rank_of(x)
@@ -190,17 +202,17 @@ def variance_of(
     mean = reduced(g, "ReduceMean", x, over, True, inner) if rank else x
     deviation = g.op.Sub(x, mean)
     squares = reduce(g, "ReduceSum", g.op.Mul(deviation, deviation), over if rank else None, keepdim)
-    left = g.op.Sub(count_of(g, x, over if rank else [], inner), g.const(float(correction), inner))
+    left = g.op.Sub(count_of(g, x, over if rank else [], inner), operand(g, correction, inner))
     variance = g.op.Div(squares, g.op.Max(left, g.const(0.0, inner)))
     if not keepdim and over and rank:
         mean = squeeze(g, mean, *over)
     return g.cast(variance, dtype), g.cast(mean, dtype)
 
 
-def variance_arguments(node: FxNode) -> tuple[Any, float, bool]:
+def variance_arguments(node: FxNode) -> tuple[Any, float | Value, bool]:
     """Axes, correction and keepdim of every overload of var, std, var_mean, std_mean."""
     named = node.kwargs
     if "correction" in named:
         correction = named["correction"]
-        return named.get("dim"), 1.0 if correction is None else float(correction), named.get("keepdim", False)
+        return named.get("dim"), 1.0 if correction is None else correction, named.get("keepdim", False)
     return named.get("dim"), 1.0 if named.get("unbiased", True) else 0.0, named.get("keepdim", False)

@@ -13,7 +13,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
-from onnxplug.converters.helpers.dtypes import BOOL, INT32, INT64
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT32, INT64
 from onnxplug.converters.helpers.promotion import wide
 from onnxplug.converters.helpers.reductions import reduced
 from onnxplug.converters.helpers.runtimes import computed_in
@@ -73,12 +73,15 @@ def scattered_in(g: GraphBuilder, dtype: ir.DataType, reduction: str = "add") ->
 
 
 def scatter_elements(
-    g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str = "none"
+    g: GraphBuilder, x: Value, axis: int, index: Value, source: Value, reduction: str = "none", nan: bool = True
 ) -> Value:
-    """ScatterElements; only the part of the source that the index covers is used, as in torch."""
+    """ScatterElements; only the part of the source that the index covers is used, as in torch.
+
+    NaN beats every number in a maximum or minimum with ``exact=True`` and ``nan``; ONNX leaves its place open.
+    """
     if not rank_of(x):
         one = [unsqueeze(g, v, 0) if not rank_of(v) else v for v in (x, index, source)]
-        return squeeze(g, scatter_elements(g, one[0], 0, one[1], one[2], reduction), 0)
+        return squeeze(g, scatter_elements(g, one[0], 0, one[1], one[2], reduction, nan), 0)
     if not rank_of(index):
         index, source = unsqueeze(g, index, 0), unsqueeze(g, source, 0) if not rank_of(source) else source
     if tuple(index.shape or ()) != tuple(source.shape or ()):
@@ -96,9 +99,12 @@ def scatter_elements(
     if g.opset < _SINCE[reduction]:
         places = g.op.GatherElements(_numbered(g, x), index, axis=normalize_axis(axis, rank_of(x)))
         return g.cast(_by_hits(g, g.cast(x, inner), places, g.cast(source, inner), reduction), dtype)
-    result = g.op.ScatterElements(
-        g.cast(x, inner), index, g.cast(source, inner), axis=normalize_axis(axis, rank_of(x)), **named
-    )
+    x, source, axis = g.cast(x, inner), g.cast(source, inner), normalize_axis(axis, rank_of(x))
+    result = g.op.ScatterElements(x, index, source, axis=axis, **named)
+    if g.exact and nan and reduction in ("max", "min") and inner.is_floating_point():
+        own, given = (g.cast(g.op.IsNaN(v), FLOAT) for v in (x, source))
+        flags = g.op.ScatterElements(own, index, given, axis=axis, reduction="max")
+        result = g.op.Where(g.cast(flags, BOOL), g.const(float("nan"), inner), result)
     return g.cast(result, dtype)
 
 
@@ -122,7 +128,13 @@ def neutral(reduction: str, dtype: ir.DataType) -> Any:
 
 
 def scatter_rows(
-    g: GraphBuilder, rows: Value, places: Value, count: Value | int, reduction: str, dtype: ir.DataType
+    g: GraphBuilder,
+    rows: Value,
+    places: Value,
+    count: Value | int,
+    reduction: str,
+    dtype: ir.DataType,
+    nan: bool = True,
 ) -> Value:
     """``count`` rows, each the reduction of the rows scattered to it; a row without any has the neutral value.
 
@@ -133,13 +145,14 @@ def scatter_rows(
         count: How many rows there are in the result.
         reduction: ``"sum"``, ``"prod"``, ``"amax"`` or ``"amin"``.
         dtype: Element type of the result.
+        nan: Whether NaN beats every number with ``exact=True``, in maxima and minima.
     """
     rank = rank_of(rows)
     shape = [count, *g.dims(rows)[1:]]
     start = g.op.Expand(g.const(neutral(reduction, dtype), dtype), g.vector(shape))
     if rank > 1:
         places = g.op.Expand(g.op.Reshape(places, g.const([-1] + [1] * (rank - 1))), g.shape(rows))
-    return scatter_elements(g, start, 0, places, g.cast(rows, dtype), REDUCTIONS[reduction])
+    return scatter_elements(g, start, 0, places, g.cast(rows, dtype), REDUCTIONS[reduction], nan)
 
 
 def run_of_each(g: GraphBuilder, starts: Value, count: Value | int) -> Value:

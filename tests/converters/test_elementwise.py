@@ -214,3 +214,11 @@ def test_opsets(name: str, opset: int) -> None:
 def test_dtypes(dtype: torch.dtype) -> None:
     x = torch.tensor([[-2, 1, 3]], dtype=dtype)
     check(lambda x: (x + x, x * 2, x - 1, x > 0, -x, x.abs()), x, others=[(x.repeat(2, 1),)], dynamic=[_rows(x)])
+
+
+@pytest.mark.parametrize("opset", [13, 15, 16])
+def test_clamping_bfloat16_at_every_opset(opset: int) -> None:
+    """ONNX Runtime expands Clip to Where, which takes bfloat16 since opset 16."""
+    x = torch.tensor([-3.0, -0.5, 0.25, 1.5, 7.0, float("nan"), float("inf")], dtype=torch.bfloat16)
+    for function in (F.relu6, F.hardtanh, F.softshrink, lambda x: x.clamp(-0.5, 0.7), lambda x: x.clamp(max=0.7)):
+        check(function, x, opset=opset)

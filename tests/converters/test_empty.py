@@ -50,3 +50,57 @@ BATCHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_empty_batches(name: str, seeded: None) -> None:
     others = [(torch.randn(5, 6, 4),), (torch.randn(0, 6, 4),), (torch.randn(1, 6, 4),)]
     check(BATCHES[name], torch.randn(2, 6, 4), others=others, dynamic=({0: Dim.DYNAMIC},), atol=1e-5)
+
+
+_NO_COLUMNS = torch.zeros(3, 0)
+_NO_PLACES = torch.zeros(0, dtype=torch.int64)
+#: A function, its inputs, their dynamic axes, and inputs without elements.
+RESHAPED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], Any, list[tuple[torch.Tensor, ...]]]] = {
+    "masked_scatter": (
+        lambda x, mask, source: x.masked_scatter(mask, source),
+        (torch.randn(3, 4), torch.arange(12).reshape(3, 4) % 2 == 0, torch.randn(12)),
+        ({1: Dim.DYNAMIC}, {1: Dim.DYNAMIC}, None),
+        [(_NO_COLUMNS, _NO_COLUMNS > 0, torch.randn(12))],
+    ),
+    "put": (
+        lambda x, places, source: x.put(places, source),
+        (torch.randn(3, 4), torch.tensor([1, 7]), torch.randn(2)),
+        ({1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}),
+        [(_NO_COLUMNS, _NO_PLACES, torch.zeros(0))],
+    ),
+    "isin of many": (
+        lambda x, tested: torch.isin(x, tested),
+        (torch.arange(12.0).reshape(3, 4), torch.arange(0.0, 200.0, 2.0)),
+        ({1: Dim.DYNAMIC}, None),
+        [(_NO_COLUMNS, torch.arange(100.0))],
+    ),
+    "repeat_interleave": (
+        lambda x: x.repeat_interleave(3, 1),
+        (torch.randn(3, 4),),
+        ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
+        [(torch.zeros(0, 4),), (torch.zeros(0, 0),), (_NO_COLUMNS,), (torch.randn(2, 5),)],
+    ),
+    "repeat_interleave of another axis": (
+        lambda x: x.repeat_interleave(3, 0),
+        (torch.randn(3, 4),),
+        ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
+        [(torch.zeros(0, 4),), (torch.zeros(0, 0),), (_NO_COLUMNS,), (torch.randn(2, 5),)],
+    ),
+}
+
+
+@pytest.mark.parametrize("opset", [14, None])
+@pytest.mark.parametrize("name", RESHAPED)
+def test_reshapes_of_no_elements(name: str, opset: int | None) -> None:
+    function, args, shapes, others = RESHAPED[name]
+    check(function, *args, others=others, dynamic=shapes, opset=opset)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the form that other tools fuse infers a size, which ONNX Runtime does not beside a 0"
+)
+def test_group_norm_of_no_rows() -> None:
+    shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC},)
+    check(
+        lambda x: nn.functional.group_norm(x, 2), torch.randn(3, 4, 5), others=[(torch.randn(0, 4, 7),)], dynamic=shapes
+    )

@@ -176,7 +176,7 @@ FLOATS: dict[str, Callable[[torch.Tensor], Any]] = {
     "norms": lambda x: (x.norm(INF, 1), torch.linalg.vector_norm(x, 1, 1), torch.linalg.vector_norm(x, 0, 1)),
     "variance": lambda x: (x[1:].var(1), x[1:2].var(0), x.std(1, correction=0)),
     "searched": lambda x: torch.searchsorted(torch.tensor([-1.0, 0.0, 2.0]), x, right=True),
-    "powers": lambda x: (x**2, x**0.5, x**-1, x**0, 2.0**x, x ** x.flip(1)),
+    "powers": lambda x: (x**2, x**0.5, x**-0.5, torch.float_power(x, -0.5), x**-1, x**0, 2.0**x, x ** x.flip(1)),
 }
 
 
@@ -261,6 +261,16 @@ SCATTERED: dict[str, Callable[..., Any]] = {
 def test_scattered(name: str, dtype: torch.dtype) -> None:
     x, v = (torch.arange(12).reshape(4, 3) - 5).to(dtype), torch.tensor([[1, -2, 3]] * 4).to(dtype) * 2
     check(SCATTERED[name], x, v, others=[(-x * 3, v + 7)])
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in SCATTERED if "_am" in name])
+def test_scattered_nan(name: str, dtype: torch.dtype, opset: int) -> None:
+    """NaN of the tensor and of the source, before and after a number, stays."""
+    x = torch.tensor([[0, NAN, 1], [NAN, 3, 4], [5, NAN, 6], [7, 8, NAN]], dtype=dtype)
+    v = torch.tensor([[NAN, 1, 2], [3, NAN, 4], [5, 6, NAN], [1, INF, 0]], dtype=dtype)
+    check(SCATTERED[name], x, v, others=[(v, x), (v.nan_to_num(0), x), (x, -v.flip(0))], opset=opset, exact=True)
 
 
 @pytest.mark.parametrize("opset", [13, 16])

@@ -74,3 +74,54 @@ def test_special_values(name: str, dtype: torch.dtype) -> None:
 def test_indices_are_stable(values: list[float], descending: bool) -> None:
     x = torch.tensor(values)
     check(lambda x: x.sort(stable=True, descending=descending), x)
+
+
+NAN, INF = float("nan"), float("inf")
+#: Sorted edges; PyTorch's bisection goes to the right of NaN.
+EDGES = [
+    [1.0, 1.5, NAN],
+    [1.0, 1.0, NAN],
+    [1.0, INF, NAN],
+    [1.0, NAN, NAN],
+    [NAN],
+    [],
+    [-INF, 1.0, INF],
+    [0.0, 1.0, 2.0, 3.0, NAN, NAN, NAN],
+    [0.0, 1.0, 2.0, 3.0, 4.0, NAN, NAN, NAN],
+    [-1.0, 0.0, 1.0, 1.0, 2.0, 3.0, 4.0, NAN, NAN, NAN],
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("right", [False, True])
+def test_nan_among_edges(right: bool, dtype: torch.dtype) -> None:
+    x = torch.tensor([-INF, 0.0, 0.5, 1.0, 1.2, 2.0, 2.5, 3.0, 4.0, 5.0, INF, NAN], dtype=dtype)
+    rows = torch.stack([torch.tensor(EDGES[0]), torch.tensor(EDGES[3]), torch.tensor(EDGES[6])]).to(dtype)
+    some = [(x, torch.tensor(edges, dtype=dtype)) for edges in EDGES]
+    check(
+        lambda x, edges: (torch.bucketize(x, edges, right=right), torch.searchsorted(edges, x, right=right)),
+        *some[0],
+        others=some[1:],
+        dynamic=(None, {0: torch.export.Dim.DYNAMIC}),
+    )
+    check(lambda x, edges: torch.searchsorted(edges, x, right=right), x.expand(3, -1).contiguous(), rows)
+    for edges in (EDGES[0], EDGES[3], EDGES[8]):
+        kept = torch.tensor(edges, dtype=dtype)
+        check(lambda x, kept=kept: torch.bucketize(x, kept, right=right), x)
+
+
+def test_constant_edges_without_nan_need_no_check() -> None:
+    edges = torch.tensor([0.0, 1.0])
+    program = check(lambda x: torch.bucketize(x, edges), torch.randn(5))
+    assert "IsNaN" not in program.statistics.operators
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64], ids=str)
+@pytest.mark.parametrize("name", ["median", "nanmedian"])
+def test_medians_of_no_elements(name: str, dtype: torch.dtype) -> None:
+    """NaN, or for integers PyTorch's conversion of it."""
+    others = [(torch.zeros(0, 4, dtype=dtype),), (torch.arange(8).reshape(2, 4).to(dtype),)]
+    if dtype.is_floating_point:
+        others += [(torch.full((1, 4), NAN, dtype=dtype),), (torch.tensor([[NAN, 1.0, 2.0, 3.0]], dtype=dtype),)]
+    x = torch.arange(12).reshape(3, 4).to(dtype)
+    check(lambda x: getattr(x, name)(), x, others=others, dynamic=[{0: torch.export.Dim.DYNAMIC}])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from onnxplug.run.session import Runner
 from tests.support.check import check
@@ -311,3 +312,34 @@ def test_doubles_of_dynamic_sizes(name: str, opset: int) -> None:
     sizes = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
     program = check(DOUBLES[name], x, dynamic=(sizes,), others=[(other,)], opset=opset)
     assert Runner(program.model).runtime == "onnxruntime"
+
+
+_WAVE = torch.arange(64.0).reshape(1, 1, 4, 4, 4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.uint8], ids=str)
+@pytest.mark.parametrize("factor", [1.1, 2.1, 2.4])
+def test_nearest_of_one_and_three_axes_follows_the_factor(factor: float, dtype: torch.dtype, dynamic: bool) -> None:
+    """Only PyTorch's kernel of two axes ignores the factor where the size stays or doubles."""
+    for axes in (1, 2, 3):
+        x = _WAVE[:, 0, 0] if axes == 1 else _WAVE[:, 0] if axes == 2 else _WAVE
+        x = x.to(dtype)
+        smaller = F.interpolate(x.double(), size=[2] * axes).to(dtype)
+        check(
+            nn.Upsample(scale_factor=(factor, 1.1, 2.1)[:axes]),
+            x,
+            others=[(smaller,)] if dynamic else [],
+            dynamic=[dict.fromkeys(range(2, 2 + axes), torch.export.Dim.DYNAMIC)] if dynamic else None,
+        )
+
+
+@pytest.mark.parametrize("dynamic", [None, SIZES], ids=["static", "dynamic"])
+@pytest.mark.parametrize("channels", [1, 5])
+@pytest.mark.parametrize("factor", [1.1, (1.1, 1.7), (1.7, 1.1), (1.1, 2.0)], ids=str)
+def test_bicubic_interpolation_of_bytes_copies_an_axis_whose_size_stays(
+    factor: Any, channels: int, dynamic: Any
+) -> None:
+    x = (torch.arange(25 * channels) * 10).to(torch.uint8).reshape(1, channels, 5, 5)
+    others = [(x.repeat(1, 1, 3, 2),)] if dynamic else []
+    check(lambda x: F.interpolate(x, scale_factor=factor, mode="bicubic"), x, others=others, dynamic=dynamic)

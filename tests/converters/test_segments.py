@@ -97,6 +97,13 @@ def test_segment_reduce(reduction: str, initial: float | None) -> None:
         check(lambda x, o: torch.segment_reduce(x, reduction, offsets=o, initial=initial, axis=0), x, offsets)
 
 
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_segments_with_nan(reduction: str) -> None:
+    x, lengths = torch.tensor([float("nan"), 1, 2, 1, float("nan"), 3, 4]), torch.tensor([2, 1, 2, 0, 2])
+    model = lambda x, n: torch.segment_reduce(x, reduction, lengths=n, axis=0)  # noqa: E731
+    check(model, x, lengths, others=[(x.flip(0), lengths.flip(0))], exact=True)
+
+
 MANY = torch.arange(100).remainder(83) * 3
 NAN = torch.tensor([float("nan"), 1.0, float("inf"), -0.0, 7.5, float("-inf"), 3.0])
 
@@ -107,6 +114,14 @@ COUNTED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "histogramdd of edges": (
         lambda x, w: torch.histogramdd(x, [EDGES, EDGES * 2], weight=w, density=True),
         (torch.randn(9, 2), torch.rand(9)),
+    ),
+    "histogram of weights that are no numbers": (
+        lambda x, w: torch.histogram(x, torch.tensor([0.0, 0.5, 1.0]), weight=w),
+        (torch.tensor([0.2, 0.7, 3.0]), torch.tensor([1.0, float("nan"), float("inf")])),
+    ),
+    "histogram of infinite weights": (
+        lambda x, w: torch.histogram(x, bins=4, range=(0.0, 1.0), weight=w),
+        (torch.tensor([0.1, 0.3, 0.7, 2.0]), torch.tensor([1.0, float("inf"), 2.0, float("nan")])),
     ),
     "histc": (lambda x: torch.histc(x, 7, -1, 2), (torch.randn(50),)),
     "histc of the data's range": (lambda x: torch.histc(x, 4), (torch.randn(50),)),

@@ -313,3 +313,29 @@ def test_pad_sequence_of_other_dtypes(dtype: torch.dtype) -> None:
 
     first, second, third = (tensor(n).to(dtype) for n in (2, 5, 3))
     check(padded, first, second, others=[(second, third)], dynamic=({0: "a"}, {0: "b"}))
+
+
+NARROWED: dict[str, Callable[..., Any]] = {
+    "dynamic start and length": lambda x, k: x.narrow(0, -k.shape[0], k.shape[0]),
+    "dynamic length": lambda x, k: x.narrow(0, -5, k.shape[0]),
+    "dynamic start": lambda x, k: x.narrow(0, k.shape[0] - x.shape[0], 2),
+    "copy": lambda x, k: torch.narrow_copy(x, 0, -k.shape[0], k.shape[0]),
+    "from the start": lambda x, k: x.narrow(0, k.shape[0], k.shape[0] - 1),
+}
+
+
+@pytest.mark.parametrize("rows", [None, torch.export.Dim.DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", NARROWED)
+def test_narrow_from_the_end(name: str, rows: Any) -> None:
+    """A negative start counts from the end, also where the start or the length is known only when the model runs."""
+    x, dim = torch.arange(10.0), torch.export.Dim("b", min=2, max=5)
+    others = [(x, torch.zeros(5)), (-x, torch.zeros(2)), *([(torch.arange(15.0), torch.zeros(4))] if rows else [])]
+    check(NARROWED[name], x, torch.zeros(3), others=others, dynamic=({0: rows} if rows else None, {0: dim}))
+
+
+def test_index_copy_of_one_number() -> None:
+    """By ONNX Runtime alone, which refuses updates without axes; the evaluator takes them."""
+    x, place, number = torch.arange(4.0), torch.tensor(1), torch.tensor(5.0)
+    for index in (place, place[None]):
+        program = onnxplug.to_onnx(lambda x, i, s: x.index_copy(0, i, s), (x, index, number))
+        torch.testing.assert_close(program(x, index, number)[0], x.index_copy(0, index, number))
