@@ -17,12 +17,12 @@ _MAY_ALIAS = frozenset(
         "broadcast_tensors resolve_conj resolve_neg real imag positive float double half bfloat16 int long bool "
         "atleast_1d atleast_2d atleast_3d vsplit hsplit dsplit diagonal linalg_diagonal dropout feature_dropout "
         "alpha_dropout feature_alpha_dropout meshgrid cartesian_prod einsum sum_to_size conj_physical unsafe_split "
-        "unsafe_split_with_sizes histogramdd"
+        "unsafe_split_with_sizes histogramdd dequantize"
     ).split()
 )
 
 #: Operators among them that copy where the dtype changes.
-_CASTS = frozenset("to type_as float double half bfloat16 int long bool".split())
+_CASTS = frozenset("to type_as float double half bfloat16 int long bool dequantize".split())
 
 #: Operators among them that return the tensor itself where there is nothing to do.
 _ITSELF = _CASTS | {"contiguous", "positive", "resolve_conj", "resolve_neg"}
@@ -171,16 +171,17 @@ def _items(argument: Any) -> Sequence[Any]:
     return argument if isinstance(argument, list | tuple) else (argument,)
 
 
-def hidden_views(graph: torch.fx.Graph) -> list[OpOverload]:
-    """Composite operators of a graph whose result may be a view although their schema doesn't say so.
+def hidden_effects(graph: torch.fx.Graph) -> list[OpOverload]:
+    """Composite operators of a graph that may give a view, or write running statistics, although their schema doesn't say so.
 
-    torch's functionalization treats them as copies unless it decomposes them.
+    torch's functionalization treats them as copies without a write unless it decomposes them.
     """
+    writers = {id(node.target) for node in graph.nodes if hides_writes(node)}
     return [
         target
         for target in targets_of(graph)
         if isinstance(target, OpOverload)
-        and effects_of(target).aliases
+        and (effects_of(target).aliases or id(target) in writers)
         and all(r.alias_info is None for r in target._schema.returns)
         and target._can_decompose()
     ]

@@ -136,11 +136,18 @@ def _cast(copy: torch.fx.Graph, value: torch.fx.Node, dtype: torch.dtype, val: A
     return value
 
 
+#: Operators whose functional form may return another dtype than that of all its arguments.
+_OWN_DTYPES = frozenset(
+    "eq ne lt le gt ge not_equal less less_equal greater greater_equal logical_and logical_or logical_xor logical_not "
+    "cumsum cumprod".split()
+)
+
+
 def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The fake result of a functional call whose arguments differ in dtype; ``None`` when they don't."""
+    """The fake result of a functional call whose dtype may not be that of its arguments; ``None`` where it is theirs."""
     nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
     tensors = [a.meta["val"] for a in nodes if isinstance(a.meta.get("val"), torch.Tensor)]
-    if len({t.dtype for t in tensors}) < 2:
+    if len({t.dtype for t in tensors}) < 2 and target._schema.name.partition("::")[2] not in _OWN_DTYPES:
         return None
     result = fake_result(target, args, kwargs)
     return result if isinstance(result, torch.Tensor) else None

@@ -36,7 +36,7 @@ from onnxplug.functionalize.forms import functional_call, functional_form, is_ex
 from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Sharing, filled_order, sharing
 from onnxplug.functionalize.memory import Alias, Families, Storage, TensorState, View
 from onnxplug.functionalize.sizes import Ranges
-from onnxplug.functionalize.views import VIEWS, invert_item, is_inactive_dropout, no_change, reshaped
+from onnxplug.functionalize.views import VIEWS, invert_item, no_change, reshaped, returns_argument
 from onnxplug.torch_private import OpOverload
 
 aten = torch.ops.aten
@@ -193,7 +193,7 @@ class _Pass:
     def _record_alias(self, node: torch.fx.Node, index: int) -> None:
         """Records the storage that a node's results alias."""
         base = node.args[0] if node.args else None
-        if is_inactive_dropout(node) and isinstance(base, torch.fx.Node) and base not in self.unknown:
+        if returns_argument(node) and isinstance(base, torch.fx.Node) and base not in self.unknown:
             self._bind(node, self._tensor(base))
         elif node.target not in VIEWS or not isinstance(base, torch.fx.Node):
             bases = aliased_arguments(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,13 +15,14 @@ from onnxplug.capture.sides import selects
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.capture.size_guards import Condition
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.functionalize.effects import hidden_views, targets_of, writes
+from onnxplug.functionalize.effects import hidden_effects, targets_of, writes
 from onnxplug.functionalize.inplace import Functionalized, make_functional
 from onnxplug.functionalize.memory import PART_OF_MEMORY, part_of_memory
 from onnxplug.functionalize.naming import assign_names, input_places, output_places, result_names
 from onnxplug.functionalize.shared import refusal, shared_with, with_views
 from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
+from onnxplug.functionalize.views import show_views
 from onnxplug.text import type_with_article, with_article
 from onnxplug.torch_private import DispatchKey, is_alias_of, is_traceable_wrapper_subclass, pytree
 from onnxplug.warn import warn
@@ -107,7 +109,13 @@ def _functional(captured: Captured) -> FunctionalGraph:
         )
     try:
         key = DispatchKey.CompositeImplicitAutograd
-        program = program.run_decompositions({t: partial(t._op_dk, key) for t in hidden_views(program.graph)})
+        program, module = copy.copy(program), copy.deepcopy(program.graph_module)
+        program._graph_module = module
+        graphs = [module.graph, *(inner.graph for inner in subgraphs_of(module.graph, module))]
+        for inner in graphs:
+            show_views(inner)
+        hidden = {target for inner in graphs for target in hidden_effects(inner)}
+        program = program.run_decompositions({target: partial(target._op_dk, key) for target in hidden})
     except Exception as error:
         _refuse_replaced_memory(graph, error)
         raise CaptureError(

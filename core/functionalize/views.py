@@ -27,15 +27,34 @@ inverted with these arguments.
 """
 
 
-#: Outside of training these return their argument itself.
+#: Outside of training, or with a probability of 0, these return their argument itself.
 _DROPOUTS = frozenset(
     (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
 )
 
 
-def is_inactive_dropout(node: torch.fx.Node) -> bool:
-    """Whether a node is a dropout outside of training, which returns its argument itself."""
-    return node.target in _DROPOUTS and len(node.args) == 3 and node.args[2] is False
+def returns_argument(node: torch.fx.Node) -> bool:
+    """Whether a node returns its argument itself, which its fake result doesn't show: a dropout that drops nothing, say."""
+    if node.target is aten.dequantize.self:
+        (base,) = node.all_input_nodes
+        return bool(base.meta["val"].dtype == node.meta["val"].dtype)
+    return node.target in _DROPOUTS and len(node.args) == 3 and bool(node.args[2] is False or node.args[1] == 0)
+
+
+#: Operators whose results torch's functionalization takes for copies, with the operator that gives the same views.
+_SAFE: dict[Any, Any] = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+    aten.unsafe_chunk.default: aten.chunk.default,
+}
+
+
+def show_views(graph: torch.fx.Graph) -> None:
+    """Replaces, in place, operators whose views torch's functionalization takes for copies by operators that it knows."""
+    for node in graph.nodes:
+        if returns_argument(node):
+            node.target, node.args = aten.alias.default, node.args[:1]
+        node.target = _SAFE.get(node.target, node.target)
 
 
 #: Operators that divide a tensor along one axis, each with the position of the axis among the arguments after the tensor; the

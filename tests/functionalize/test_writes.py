@@ -216,6 +216,23 @@ def composites(x: torch.Tensor) -> Any:
     return y, flags
 
 
+def without_effect(x: torch.Tensor) -> Any:
+    y, z, half = x + 1, x + 2, (x + 3).half()
+    y.dequantize().add_(1)
+    nn.functional.dropout(z, 0.0, training=True).mul_(2)
+    half.dequantize().add_(1)
+    return y, z, half
+
+
+def comparisons(x: torch.Tensor) -> Any:
+    y, numbers = x.flip(0), (x * 2).int()
+    results = [x.clone().gt_(0.5), x.clone().less_equal_(y), x.clone().logical_not_(), numbers.clone().eq_(1)]
+    results += [numbers.clone().logical_and_(numbers.flip(0)), numbers.clone().cumsum_(0)]
+    rows = x + 1
+    rows[1:].ge_(1)
+    return [result * 2 for result in results], rows
+
+
 def result_of_a_branch(x: torch.Tensor) -> Any:
     y = x * 1
     y[0].add_(1)
@@ -246,6 +263,8 @@ FUNCTIONS: list[Callable[..., Any]] = [
     results_of_inputs,
     lists,
     composites,
+    without_effect,
+    comparisons,
     result_of_a_branch,
 ]
 
@@ -505,7 +524,73 @@ def repeated(x: torch.Tensor) -> Any:
     return y
 
 
-@pytest.mark.parametrize("function", [windows, repeated], ids=lambda f: f.__name__)
+def dropouts(x: torch.Tensor) -> Any:
+    y, z = x + 1, x + 2
+    nn.functional.dropout(y, training=False).add_(1)
+    nn.functional.dropout(z, 0.0, training=True).narrow(0, -1, 1).mul_(2)
+    return y, z
+
+
+def unsafe_splits(x: torch.Tensor) -> Any:
+    a, b, c = x + 1, x + 2, x + 3
+    torch.unsafe_split(a, 2)[0].add_(1)
+    torch.unsafe_split_with_sizes(b, [1, 3], 1)[1].add_(1)
+    torch.unsafe_chunk(c, 2, 1)[1].narrow(0, -1, 1).mul_(2)
+    return a, b, c
+
+
+def dequantized(x: torch.Tensor) -> Any:
+    y, half = x + 1, (x + 2).half()
+    y.dequantize().narrow(0, -1, 1).mul_(2)
+    half.dequantize().narrow(0, -1, 1).mul_(2)
+    return y, half
+
+
+def dropout_in_a_branch(x: torch.Tensor) -> Any:
+    def first(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        nn.functional.dropout(y, training=False).narrow(0, -1, 1).mul_(2)
+        y.reshape(2, 6).add_(1)
+        return y
+
+    return torch.cond(x.sum() > 0, first, lambda x: x - 1, (x,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [windows, repeated, dropouts, unsafe_splits, dequantized, dropout_in_a_branch],
+    ids=lambda f: f.__name__,
+)
 def test_writes_that_go_to_torch(function: Callable[..., Any]) -> None:
     assert strategy(function, X) == "functionalized"
-    check(function, X, others=[(torch.randn(3, 4),)])
+    check(function, X, others=[(torch.randn(3, 4),), (X.abs(),)])
+
+
+class Normed(nn.Module):
+    """A norm whose result is written in a way that goes to torch."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(x)
+        y.narrow(0, -1, 1).mul_(2)
+        return y
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_in_training_that_go_to_torch(name: str) -> None:
+    model = Normed(NORMS[name]()).train()
+    images = IMAGES.double() if "64" in name else IMAGES
+    assert strategy(model, images) == "functionalized"
+    program = check(model, images, others=[(images + 1,)], **looser("properties"))
+    names = {value.name for value in program.model.graph.outputs}
+    assert {"norm.running_mean_out", "norm.running_var_out"} <= names
+
+
+def test_the_program_stays_as_it_is() -> None:
+    program = torch.export.export(Call(dropouts), (X,))
+    before = str(program.graph)
+    onnxplug.to_onnx(program)
+    assert str(program.graph) == before
