@@ -230,6 +230,8 @@ def _any_finite(values: Iterable[Any]) -> bool | None:
     floats = [
         v for v in values if isinstance(v, torch.Tensor) and v.numel() and (v.is_floating_point() or v.is_complex())
     ]
+    if any(v.dtype == torch.float4_e2m1fn_x2 for v in floats):  # which has no other numbers
+        return True
     wide = (v.float() if v.element_size() == 1 else v for v in floats)  # torch has few functions of 8-bit floats
     return any(bool(v.isfinite().any()) for v in wide) if floats else None
 

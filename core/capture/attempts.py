@@ -434,7 +434,8 @@ class _Capture:
             except Exception as error:
                 if way.strict or not self._branches.change(error):
                     raise
-                _LOGGER.debug("captured again, with other branches on values as selections: %s", error)
+                why = str(error).partition("\n")[0]
+                _LOGGER.debug("captured again, with other branches on values as selections: %s", why)
 
     def _answered(
         self, way: _Way, spec: Any, known: list[Refusal | Zero | EarlyReturn]

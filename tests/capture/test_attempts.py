@@ -32,7 +32,10 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def branch_on_a_value(x: torch.Tensor) -> torch.Tensor:
-    return x.flip(0) if x.sum() > 0 else x - 1
+    if x.sum() > 0:
+        for _ in range(2):  # which no selection has on one side
+            x = x + 1
+    return x
 
 
 def loop_over_a_value(x: torch.Tensor) -> torch.Tensor:
