@@ -37,7 +37,7 @@ class _Model(nn.Module):
 
 
 def _scaled(number: Any, x: torch.Tensor) -> torch.Tensor:
-    return x * 2 if number > 0.5 else x - 1
+    return x * 2 if number > 0.5 else x.flip(0)
 
 
 def _swapped(model: Any, x: torch.Tensor) -> torch.Tensor:
