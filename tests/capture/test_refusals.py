@@ -277,7 +277,7 @@ def assert_right_or_refused(function: Function, axes: Any = (({0: "n"},),)) -> b
 
 def handling_torchs_error(x: torch.Tensor) -> torch.Tensor:
     try:
-        return x + 1 if (x > 0).all() else x
+        return x.flip(0) if (x > 0).all() else x
     except RuntimeError:
         return x * 100
 
