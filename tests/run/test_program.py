@@ -81,7 +81,7 @@ def test_optimize_keeps_the_result(program: onnxplug.OnnxProgram) -> None:
 def test_compute_values_gives_inner_ones(program: onnxplug.OnnxProgram) -> None:
     names = [node.outputs[0].name for node in program.model.graph]
     x, bias = torch.randn(2, 3), torch.randn(4)
-    inner = program.compute_values([str(names[0])], (x, bias))
+    inner = program.compute_values([str(names[0])], (x,), {"bias": bias})
     assert len(inner) == 1
 
 
