@@ -178,6 +178,8 @@ def _branch_at(frame: FrameType, code: CodeType) -> Position | None:
         for index, statement in enumerate(block):
             branch = _as_if(block, index)
             if branch is not None and branch.is_at((line, column), (last, end)):
+                if _returns(branch.sides[0]) != _returns(branch.sides[1]):
+                    return None  # the code goes on somewhere outside of the block
                 sides = (_without_returns(side, _RESULT) for side in branch.sides)
                 assigns = all(_assigns(part, variables) for part in itertools.chain(*sides))
                 return _begins(statement) if assigns else None
@@ -420,7 +422,7 @@ class _Selecting:
         number = next(self._numbers)
         words = {"sides": f"_onnxplug_sides_{number}", "taken": f"_onnxplug_taken_{number}"}
         result = f"{_RESULT}_{number}"
-        returns = _returns(branch.sides[0]) and _returns(branch.sides[1])
+        returns = _returns(branch.sides[0])
         sides = [self.block(side) for side in branch.sides]
         sides = [_without_returns(side, result) for side in sides] if returns else sides
         nodes = itertools.chain(*(ast.walk(statement) for side in sides for statement in side))

@@ -22,8 +22,9 @@ from onnxplug.capture.locations import is_core_file
 from onnxplug.torch_private import FakeTensor, OpOverload, OpOverloadPacket, proxies, torch_c
 
 #: Python's functions that only compute.
-_COMPUTING = frozenset(
-    {int, float, bool, complex, len, abs, min, max, round, tuple, torch.finfo, torch.iinfo, torch.Size, torch.tensor}
+_COMPUTING: tuple[Any, ...] = (
+    *(int, float, bool, complex, len, abs, min, max, round, tuple),
+    *(torch.finfo, torch.iinfo, torch.Size, torch.tensor),
 )
 #: Modules of torch whose functions written in Python call operators.
 _MODULES = ("torch.nn.functional", "torch.functional", "torch._tensor")
@@ -56,18 +57,13 @@ class Unselectable(Exception):
     """The sides of a branch are no operands of a selection."""
 
 
-@functools.cache
-def _selected() -> Any:
+@functools.cache  # which keeps the library alive: its operators go with it
+def _library() -> torch.library.Library:
     """The operator of selections: ``torch.where``, whose result may share memory with its operands, as a variable's value does."""
     library = torch.library.Library("onnxplug", "FRAGMENT")
     library.define("selected(Tensor condition, Tensor(a) first, Tensor(a) second) -> Tensor(a)")
     library.impl("selected", torch.where, "CompositeExplicitAutograd")
-    _LIBRARIES.append(library)
-    return torch.ops.onnxplug.selected.default
-
-
-#: Kept alive: a library's operators go with it.
-_LIBRARIES: list[Any] = []
+    return library
 
 
 def selects(target: Any) -> bool:
@@ -102,10 +98,11 @@ class Sides:
         if self.undecided:
             self.code, self.position = sys._getframe(1).f_code, position
             self._names = names
-            self._condition = _truth(value)
+            self._mask = _mask_of(value)
+            # A copy, where a side may write the condition itself.
+            self._condition = _truth(value) if self._mask is None else _truth(value).clone()
             self.values = self._before = self._own(variables)
             self._first: dict[str, Any] | None = None
-            self._mask = _mask_of(value)
             self._nodes = proxies.get_proxy_mode().tracer.graph.nodes
             self._count = len(self._nodes)
             self.opened.append(self)
@@ -210,7 +207,8 @@ class Sides:
         if any(name not in vars(self._condition) and not _MARKS.match(name) for x in tensors for name in vars(x)):
             raise Unselectable("a side assigns a tensor on which the model has set attributes")
         if len(tensors) == 2 and _form(first) == _form(second):
-            result = _selected()(self._condition, first, second)
+            _library()
+            result = torch.ops.onnxplug.selected.default(self._condition, first, second)
             node = _node_of(result)
             frame = f'  File "{self.code.co_filename}", line {self.position[0]}, in {self.code.co_name}\n'
             node.stack_trace = (node.stack_trace or "") + frame  # torch keeps the lines of `forward` alone
@@ -249,7 +247,7 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _only_computes(function: Any) -> bool:
-    if isinstance(function, OpOverload | OpOverloadPacket) or (_is_hashable(function) and function in _COMPUTING):
+    if isinstance(function, OpOverload | OpOverloadPacket) or any(function is known for known in _COMPUTING):
         return True
     if getattr(function, "__name__", "_").endswith("_") and not getattr(function, "__name__", "").endswith("__"):
         return False  # in place
@@ -261,10 +259,6 @@ def _only_computes(function: Any) -> bool:
     if not isinstance(function, FunctionType):
         return False
     return function.__module__ in _MODULES or is_core_file(function.__code__.co_filename)  # in place of one of these
-
-
-def _is_hashable(function: Any) -> bool:
-    return getattr(type(function), "__hash__", None) is not None
 
 
 def _may_write(node: torch.fx.Node) -> bool:

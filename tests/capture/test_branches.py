@@ -142,6 +142,16 @@ def returned_in_a_loop(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def that_writes_its_condition(x: torch.Tensor) -> torch.Tensor:
+    mask = x[:1, 2] > 1
+    some = mask.any()
+    y = x
+    if some:
+        some.view(1)[mask] = False
+        y = x * 2
+    return y
+
+
 def with_a_closure(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     if x.sum() > 0:
@@ -153,7 +163,14 @@ SELECTED: dict[str, Function] = {
     f.__name__: f
     for f in (
         *(clamped, two_sides, a_chain, by_numbers, in_a_loop, masked, masked_under_a_view, written_before),
-        *(that_returns, returned_by_both, in_an_expression, returned_in_a_loop, with_a_closure),
+        *(
+            that_returns,
+            returned_by_both,
+            in_an_expression,
+            returned_in_a_loop,
+            that_writes_its_condition,
+            with_a_closure,
+        ),
     )
 }
 
@@ -348,6 +365,14 @@ def under_a_mask_that_is_written(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def that_returns_from_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        if x.sum() > 0:
+            return x
+        x = x + 1
+    return x * 2
+
+
 def rows_of_a_mask(x: torch.Tensor) -> torch.Tensor:
     """PyTorch has no error where the mask is false; the write of two rows has one."""
     y, mask = x * 2, x[:, 0] > 1
@@ -372,6 +397,8 @@ REFUSED: dict[str, Function] = {
         ),
         *(without_a_value, of_other_sizes, of_another_type, of_numbers, divided_by_zero, at_places, drawn),
         *(under_another_mask, where_there_is_no_mask, under_a_mask_that_is_written, rows_of_a_mask),
+        that_returns_from_a_loop,
+        that_returns_from_a_loop,
     )
 }
 
