@@ -30,7 +30,9 @@ def test_decades_in_units_of_the_tolerance() -> None:
 def test_a_difference_of_the_tolerance_is_accepted() -> None:
     allowed = torch.tensor([0.5, 0.1, 3e-5, 1e300], dtype=torch.float64)
     zeros, nothing = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.bool)
-    comparison = compare(torch.tensor([0.5]), torch.tensor([0.0]), rtol=0.0, atol=float(allowed[0]), measure=Histogram.of)
+    comparison = compare(
+        torch.tensor([0.5]), torch.tensor([0.0]), rtol=0.0, atol=float(allowed[0]), measure=Histogram.of
+    )
     assert comparison.equal
     assert dict(comparison.histogram.bars())["1e-1 to 1e0"] == 1
     assert dict(Histogram.of(allowed, allowed, nothing).bars())["1e-1 to 1e0"] == 4
