@@ -88,6 +88,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         precision: The effect of ``dtype`` or ``quantize``, with the nodes that stay in float32.
         half: The type of half precision that the model computes in; ``None`` where it does not.
         folded: The weights that :meth:`optimize` has computed with, by their names in PyTorch.
+        applied: The weights that :meth:`apply_weights` was given, in order.
         unquantised: The model before it was quantised, which :meth:`verify` compares; ``None`` where it was not.
     """
 
@@ -119,6 +120,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         self.unquantised: ir.Model | None = None
         self._runner: Runner | None = None
         self.folded: set[str] = set()
+        self.applied: list[Any] = []
 
     @property
     def model_proto(self) -> onnx.ModelProto:
@@ -238,6 +240,7 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         contents, unexpected = replacements(self, state_dict, strict)
         for value, tensor in contents.items():
             value.const_value = tensor
+        self.applied.append(state_dict)
         if unexpected:
             assert isinstance(state_dict, Mapping)
             super().apply_weights({name: state_dict[name] for name in unexpected})  # it warns of each

@@ -240,3 +240,74 @@ def test_whole_models_that_get_their_weights_later(name: str, tmp_path: Path) ->
     for result, wanted in zip(results, [t for t in expected if isinstance(t, torch.Tensor)], strict=False):
         compared = compare(result, wanted)
         assert compared.equal, compared
+
+
+class Shared(nn.Module):
+    """A weight that the program shares with the model, weights stored in other forms, and weights that are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.linear = nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(self.conv(x)).mean((2, 3))) * self.scale
+
+
+def trained(module: nn.Module, x: torch.Tensor) -> None:
+    module.requires_grad_()
+    module(x).square().sum().backward()
+    torch.optim.SGD(module.parameters(), lr=0.5).step()
+
+
+def reloaded(module: nn.Module, x: torch.Tensor) -> None:
+    module.load_state_dict(randomized(module).state_dict())
+
+
+@pytest.mark.parametrize("write", [trained, reloaded])
+def test_a_model_that_is_trained_after_its_export(write: Any, tmp_path: Path) -> None:
+    module, x, path = Shared().eval(), torch.randn(2, 3, 8, 8), tmp_path / "model.onnx"
+    program = onnxplug.export(module, (x,))
+    unrun = onnxplug.export(module, (x,))
+    before = program(x)[0]
+    write(module, x)
+    torch.testing.assert_close(program(x)[0], before)  # the session has the weights of the export
+    for use in (lambda: program.save(path), lambda: program.model_proto, lambda: unrun(x), unrun.verify):
+        with pytest.raises(onnxplug.WeightsError, match="was written after the export"):
+            use()
+    assert not list(tmp_path.iterdir())
+    program.save(path, weights=module.state_dict())
+    program.apply_weights(module.state_dict())
+    torch.testing.assert_close(program(x)[0], module(x).detach(), rtol=1e-4, atol=1e-5)
+    program.verify()
+
+
+def test_a_large_copy_of_a_trained_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxplug.build import stored as place
+
+    monkeypatch.setattr(place, "_LARGE_COPY_BYTES", 16)  # so that copies are made when they are needed
+    module, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(2, 3, 8, 8)
+    program = onnxplug.export(module, (x,))
+    trained(module, x)
+    with pytest.raises(onnxplug.WeightsError, match="was written after the export"):
+        program(x)
+    program.apply_weights(module.state_dict())
+    torch.testing.assert_close(program(x)[0], module(x).detach(), rtol=1e-4, atol=1e-5)
+    trained(module, x)  # the tensors that the program was given
+    program.release()
+    with pytest.raises(onnxplug.WeightsError, match="was written after the export"):
+        program(x)
+
+
+def test_verify_of_weights_that_the_model_does_not_have() -> None:
+    module, x = Shared().eval(), torch.randn(2, 3, 8, 8)
+    program, other = onnxplug.export(module, (x,)), randomized(module)
+    program.apply_weights({"scale": other.scale})
+    with pytest.raises(
+        onnxplug.VerificationError, match="other weights than the PyTorch model has, 'scale' for example"
+    ):
+        program.verify()
+    program.apply_weights(module.state_dict())
+    program.verify()

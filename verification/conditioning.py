@@ -7,7 +7,6 @@ it is measured on the captured program, with numbers moved before they are quant
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from onnxplug import logs
 from onnxplug.capture.signature import FunctionalGraph
 from onnxplug.torch_private import TorchDispatchMode, pytree
-from onnxplug.verification.eager import run_graph
+from onnxplug.verification.eager import copied, run_graph
 from onnxplug.verification.inputs import clone_leaves
 from onnxplug.verification.kernels import moved_apart
 from onnxplug.verification.repetition import WIDE, Repetition
@@ -186,7 +185,7 @@ def in_double(run: Run, model: Any, leaves: Sequence[Any]) -> list[torch.Tensor 
         run in float64.
     """
     try:
-        wide = copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
+        wide = copied(model).double() if isinstance(model, torch.nn.Module) else model
         with torch.random.fork_rng(devices=[]), _Wide():
             return _results(run, wide, [_doubled(leaf) for leaf in leaves])
     except Exception:
@@ -248,17 +247,17 @@ def _new(model: Any) -> Any:
     """
     if not isinstance(model, torch.nn.Module):
         return model
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    return copied(model, with_tensors=False)
 
 
 def _moved_model(model: Any, generator: torch.Generator, precision: torch.dtype | None) -> Any:
     if not isinstance(model, torch.nn.Module):
         return model
-    copied = copy.deepcopy(model)
+    moved = copied(model)
     with torch.no_grad():
-        for tensor in (*copied.parameters(), *copied.buffers()):
+        for tensor in (*moved.parameters(), *moved.buffers()):
             tensor.copy_(_moved(tensor, generator, precision))
-    return copied
+    return moved
 
 
 def _moved(value: Any, generator: torch.Generator, precision: torch.dtype | None = None, units: float = 1) -> Any:

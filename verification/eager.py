@@ -1,7 +1,8 @@
-"""A captured graph run by PyTorch, operator by operator."""
+"""Models run by PyTorch: a copy of a module, and a captured graph, operator by operator."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,46 @@ _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 #: Called with each node, its operands (in the order of ``all_input_nodes``) and its result; returns the value that later nodes
 #: read.
 Visit = Callable[[torch.fx.Node, Sequence[Any], Any], Any]
+
+
+def copied(model: torch.nn.Module, *, with_tensors: bool = True) -> torch.nn.Module:
+    """A copy of a module in which tensors that share memory do so too.
+
+    Attributes that can't be copied, a lock for example, are shared; results of operators, which ``copy.deepcopy`` refuses, are
+    copied without their history.
+
+    Args:
+        model: The module.
+        with_tensors: Copy parameters and buffers too; otherwise both modules have the same.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        return copy.deepcopy(model)
+    memo: dict[int, Any] = {}
+    if not with_tensors:
+        memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for parameter in model.parameters() if with_tensors else ():
+        if type(parameter) is torch.nn.Parameter:
+            # copy.deepcopy gives a parameter memory of its own, and plain tensors of one memory one memory.
+            content = copy.deepcopy(parameter.detach(), memo)
+            memo[id(parameter)] = torch.nn.Parameter(content, parameter.requires_grad)
+    try:
+        return copy.deepcopy(model, dict(memo))
+    except Exception:
+        _add_uncopyable(memo, model)
+    return copy.deepcopy(model, memo)
+
+
+def _add_uncopyable(memo: dict[int, Any], model: torch.nn.Module) -> None:
+    """Adds to the memo of a ``copy.deepcopy`` the attributes of modules that it refuses."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = copy.deepcopy(value.detach(), memo)
+            elif name not in ("_parameters", "_buffers", "_modules"):
+                try:
+                    copy.deepcopy(value, dict(memo))
+                except Exception:
+                    memo[id(value)] = value
 
 
 def placeholder_values(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[torch.fx.Node, Any]:

@@ -23,13 +23,14 @@ from onnxplug.packages import load
 from onnxplug.plugin_api import VerificationCase, VerificationReport, VerificationRequest
 from onnxplug.program import OnnxProgram
 from onnxplug.run.session import Runner
-from onnxplug.run.weights import check_numbers
+from onnxplug.run.weights import check_numbers, first_that_differs
 from onnxplug.text import counted
 from onnxplug.torch_private import pytree
 from onnxplug.verification.choices import outputs_of_choices
 from onnxplug.verification.compare import compare
 from onnxplug.verification.conditioning import Widening, slack_by_runs
 from onnxplug.verification.differences import ComparedInputs
+from onnxplug.verification.eager import copied
 from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, sized
 from onnxplug.verification.outputs import (
     MODEL,
@@ -251,6 +252,25 @@ def _captured(program: OnnxProgram) -> tuple[Captured, torch.export.ExportedProg
     return program.captured, program.exported_program
 
 
+def _check_weights(program: OnnxProgram) -> None:
+    """Checks that a program was given no other weights than the PyTorch model has.
+
+    Raises:
+        VerificationError: It was.
+    """
+    captured, exported = _captured(program)
+    state = exported.state_dict
+    if isinstance(captured.reference, torch.nn.Module):
+        state = {**state, **tensors_of(captured.reference)}
+    if (name := first_that_differs(program.applied, state)) is not None:
+        raise VerificationError(
+            f"there is nothing to compare with: the program was given other weights than the PyTorch model has, {name!r} for "
+            "example",
+            hint="Give the model the same weights (model.load_state_dict), or compare a PyTorch model that has them with the file: "
+            "`onnxplug verify model.onnx TARGET`.",
+        )
+
+
 def _recorded(program: OnnxProgram) -> list[Any]:
     """torch's record of each of the flattened inputs."""
     return [slot.node.meta.get("val") for slot in program.inputs if slot.position is not None]
@@ -304,6 +324,7 @@ class _Pair:
     ) -> _Pair:
         """The pair of a program; ``leaves`` are the inputs for errors."""
         captured, exported = _captured(program)
+        _check_weights(program)
         spec: Any = exported.call_spec.in_spec
         try:
             runner = Runner(program.model, program.host)
@@ -505,7 +526,7 @@ def eager_outputs(
     """
     model: Any = reference
     if isinstance(reference, torch.nn.Module) and any(s.kind is OutputKind.BUFFER_MUTATION for s in program.slots):
-        model = copy.deepcopy(reference)
+        model = copied(reference)
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     with inference():
         returned = pytree.tree_leaves(model(*args, **kwargs))
@@ -538,12 +559,18 @@ def eager_outputs(
     return expected
 
 
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A model's parameters and buffers by their names; a tied tensor has several."""
+    known = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
+    known.update(model.named_buffers(remove_duplicate=False))
+    return known
+
+
 def state_of(model: Any, name: str) -> torch.Tensor | None:
     """A model's buffer or parameter by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
     if not isinstance(model, torch.nn.Module):
         return None
-    known = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
-    known.update(model.named_buffers(remove_duplicate=False))
+    known = tensors_of(model)
     if name in known or not isinstance(model, torch.jit.ScriptModule):
         return known.get(name)
     owner: Any = model

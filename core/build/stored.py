@@ -112,6 +112,7 @@ class WeightTensor(TorchTensor):
 
     def __init__(self, tensor: torch.Tensor, name: str | None = None, shape: ir.Shape | None = None) -> None:
         ir.Tensor.__init__(self, tensor, to_onnx_dtype(tensor.dtype), shape=shape, name=name)
+        self._written = _writes(tensor)
 
     @property
     def is_fake(self) -> bool:
@@ -122,28 +123,34 @@ class WeightTensor(TorchTensor):
         """The elements as an array, without a copy where there can be one.
 
         Raises:
-            WeightsError: The tensor is fake.
+            WeightsError: The tensor is fake, or was written since the export.
         """
-        self._check_numbers()
+        self.check()
         if self.raw.dtype == torch.float4_e2m1fn_x2:
             return np.asarray(self.raw.view(torch.uint8).numpy(force=True))
         return super().numpy()
 
-    def _check_numbers(self) -> None:
+    def check(self) -> None:
+        """Checks that the tensor has numbers, those that it had when this object was made.
+
+        Raises:
+            WeightsError: The tensor is fake, or was written since.
+        """
         if self.is_fake:
             raise WeightsError(
                 f"the weight {self.name!r} has no numbers",
                 names=[str(self.name)],
                 hint="Give the model its weights: program.apply_weights(…).",
             )
+        _check_unwritten(self.raw, self._written, self.name)
 
     def content(self) -> Any:
         """The elements in little endian order: a view of their memory where they lie there so.
 
         Raises:
-            WeightsError: The tensor is fake.
+            WeightsError: The tensor is fake, or was written since the export.
         """
-        self._check_numbers()
+        self.check()
         if self.dtype.bitwidth < 8 or sys.byteorder == "big":
             return super().tobytes()
         # torch lays elements out in another order three times as fast as NumPy.
@@ -157,10 +164,54 @@ class WeightTensor(TorchTensor):
         is_plain = type(raw) is torch.Tensor and raw.is_cpu and self.dtype.bitwidth >= 8
         if not is_plain or raw.is_contiguous() or sys.byteorder == "big":
             return bytes(self.content())
+        self.check()
         stream = io.BytesIO(bytes(raw.nbytes))  # whose buffer becomes the result, without a copy
         with stream.getbuffer() as content:
             torch.frombuffer(content, dtype=raw.dtype).view(raw.shape).copy_(raw.detach())
         return stream.getvalue()
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    """How often a tensor was written, as torch counts; 0 where it does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _check_unwritten(tensor: torch.Tensor, writes: int, name: str | None = None) -> None:
+    """Checks that a tensor, whose memory a program shares with the model, holds the numbers that it had in the export.
+
+    Raises:
+        WeightsError: It was written since.
+    """
+    if _writes(tensor) != writes:
+        what = "a weight" if name is None else f"the weight {name!r}"
+        raise WeightsError(
+            f"{what} was written after the export, by an optimizer or load_state_dict for example: the program has neither the "
+            "model's former weights nor all of its present ones",
+            names=[name] if name is not None else [],
+            hint="Export the model again, or give the program all of the weights: program.apply_weights(model.state_dict()).",
+        )
+
+
+class AsExported:
+    """A tensor of the model, which is read once more when an initializer made of it is needed.
+
+    Args:
+        tensor: The tensor.
+        name: Its name in PyTorch.
+    """
+
+    def __init__(self, tensor: torch.Tensor, name: str | None) -> None:
+        self._tensor, self._name = tensor.detach(), name
+        self._written = _writes(tensor)
+
+    def load(self) -> torch.Tensor:
+        """The tensor, on the CPU.
+
+        Raises:
+            WeightsError: It was written since the export.
+        """
+        _check_unwritten(self._tensor, self._written, self._name)
+        return on_cpu(self._tensor)
 
 
 #: Bytes above which a tensor made of a weight is not kept in memory but made when needed, unless it is a view of the weight.
@@ -320,7 +371,10 @@ class Weights:
         if known is not None and known.tensor is None:  # the source may be a large copy, and the tensor a view of it
             again, is_kept = _composed_again(known.again, make), False
         else:
-            again, is_kept = _composed_again(partial(on_cpu, tensor), make), not _is_large_copy(stored, tensor)
+            again, is_kept = (
+                _composed_again(AsExported(tensor, _target(source)).load, make),
+                not _is_large_copy(stored, tensor),
+            )
         self._derived[value] = _Derived(
             source if known is None else known.root,
             stored if is_kept else None,
@@ -374,14 +428,15 @@ class Weights:
             else:
                 return None
         tensors = [self.state[part].detach() for part in parts]
+        loaded = [AsExported(self.state[part], _target(part)).load for part in parts]
         join = _joining(steps, make)
         like = tensors
         if any(map(is_fake, tensors)):
             like = [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in tensors]
-        joint, again = join(*like), partial(join, *tensors)
+        joint, again = join(*like), lambda: join(*(load() for load in loaded))
         is_kept = is_fake(joint) or joint.nbytes < _LARGE_COPY_BYTES
         content = as_content(joint) if is_kept else _content_on_demand(joint, again)
-        content.meta[PARTS] = tuple(partial(_itself, tensor) for tensor in tensors)
+        content.meta[PARTS] = tuple(loaded)
         value = ir.Value(type=ir.TensorType(to_onnx_dtype(joint.dtype)), shape=self._sizes.shape_of(tuple(joint.shape)))
         origins = tuple(part.meta[META] for part in parts)
         targets = tuple(dict.fromkeys(target for origin in origins for target in origin.targets))
@@ -407,6 +462,12 @@ class Weights:
         """The names that the model's tensors have in PyTorch: an initializer of such a name holds that tensor."""
         origins = (value.meta.get(META) for value in self.state)
         return {target for origin in origins if origin is not None for target in origin.targets}
+
+
+def _target(value: ir.Value) -> str | None:
+    """The name in PyTorch of the tensor that an initializer holds or is made of."""
+    origin: Origin | None = value.meta.get(META)
+    return origin.targets[0] if origin is not None else None
 
 
 def _content(tensor: torch.Tensor) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.build.stored import META, PARTS, Origin, WeightTensor, as_content, content_of, on_cpu
+from onnxplug.build.stored import META, PARTS, AsExported, Origin, WeightTensor, as_content, content_of, on_cpu
 from onnxplug.errors import UsageError, WeightsError
 from onnxplug.fake import is_fake
 from onnxplug.packages import load
@@ -23,17 +23,20 @@ _NAMED = 5
 
 
 def check_numbers(values: Iterable[ir.Value], purpose: str) -> None:
-    """Checks that initializers have numbers.
+    """Checks that initializers have numbers, those of the export.
 
     Args:
         values: The initializers.
         purpose: The action that needs them, in words.
 
     Raises:
-        WeightsError: Some have none; all are named.
+        WeightsError: Some have none, and all of these are named; or the model's memory was written since the export.
     """
-    lacking = [v for v in values if isinstance(v.const_value, WeightTensor) and v.const_value.is_fake]
+    weights = [(v, v.const_value) for v in values if isinstance(v.const_value, WeightTensor)]
+    lacking = [value for value, tensor in weights if tensor.is_fake]
     if not lacking:
+        for _, tensor in weights:
+            tensor.check()
         return
     names, computed = [], []
     for value in lacking:
@@ -92,8 +95,7 @@ def replacements(
     if not isinstance(strict, bool | None):
         raise UsageError(f"strict= takes True, False or None, got {strict!r}")
     is_mapping = isinstance(weights, Mapping)
-    # A tensor in a file has a shape, a dtype and load().
-    tensors: Mapping[str, Any] = _checked_mapping(weights) if is_mapping else load("weights=")(weights)
+    tensors = _tensors(weights)
     for name in tensors:
         if name in program.folded:
             raise UsageError(
@@ -126,6 +128,33 @@ def replacements(
     if (missing or unexpected) and (not is_mapping if strict is None else strict):
         raise _mismatch(list(dict.fromkeys(missing)), unexpected)
     return contents, unexpected if is_mapping else []
+
+
+def first_that_differs(given: Iterable[Any], state: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of a weight that was given and is another in a model, bit by bit; ``None`` where there is none.
+
+    Args:
+        given: The arguments of ``apply_weights``, in order.
+        state: The model's tensors by name.
+    """
+    latest = {name: item for weights in given for name, item in _tensors(weights).items() if name in state}
+    for name, item in latest.items():
+        tensor = on_cpu(state[name])
+        if not torch.equal(_bytes(on_cpu(_loaded(item)).to(tensor.dtype)), _bytes(tensor)):
+            return name
+    return None
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _tensors(weights: Any) -> Mapping[str, Any]:
+    """Weights by name; a tensor in a file has a shape, a dtype and ``load()``."""
+    tensors: Mapping[str, Any] = (
+        _checked_mapping(weights) if isinstance(weights, Mapping) else load("weights=")(weights)
+    )
+    return tensors
 
 
 def _checked_mapping(weights: Mapping[Any, Any]) -> Mapping[str, torch.Tensor]:
@@ -173,7 +202,7 @@ def _content(value: ir.Value, origin: Origin, tensors: Mapping[str, Any]) -> ir.
         )
     items = [_checked(part, tensors) for part in parts]
     makers = [
-        was if item is None else partial(_made, part, item)
+        was if item is None else partial(_made, part, _kept(part, item))
         for part, item, was in zip(parts, items, before, strict=True)
     ]
     content: ir.TensorProtocol
@@ -252,6 +281,11 @@ def _is_equal(tensor: torch.Tensor, number: torch.Tensor) -> bool:
 def _loaded(item: Any) -> torch.Tensor:
     tensor: torch.Tensor = item if isinstance(item, torch.Tensor) else item.load()
     return tensor
+
+
+def _kept(origin: Origin, item: Any) -> Any:
+    """An item that is read when it is needed; a tensor must hold its present numbers then."""
+    return AsExported(item, origin.targets[0]) if isinstance(item, torch.Tensor) else item
 
 
 def _made(origin: Origin, item: Any) -> torch.Tensor | ir.TensorProtocol:

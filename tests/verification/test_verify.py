@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from typing import Any
 
@@ -327,6 +328,40 @@ def test_a_model_that_writes_its_weight(way: str, tmp_path: Any) -> None:
         model.table.weight[8] *= 3
     with pytest.raises(VerificationError, match="differs"):
         verify_file(path, model, (numbers,), {}, {"numbers": {0: "n"}})
+
+
+class Uncopyable(nn.Module):
+    """Writes a buffer, and has an attribute that ``copy.deepcopy`` refuses, or a parameter with the buffer's memory."""
+
+    def __init__(self, attribute: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.total = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.register_buffer("sum", self.total.data if attribute == "memory" else torch.zeros(4))
+        if attribute == "lock":
+            self.locks = [threading.Lock()]
+        elif attribute == "result":
+            self.doubled = self.linear.weight * 2
+        elif attribute == "weight norm":
+            self.linear = nn.utils.weight_norm(self.linear)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sum.add_(x.mean(0))
+        return self.linear(x) + self.sum + self.total
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize("attribute", ["lock", "result", "weight norm", "memory"])
+def test_a_model_that_can_not_be_copied_plainly(attribute: str, tmp_path: Any) -> None:
+    path, model, x = str(tmp_path / "model.onnx"), Uncopyable(attribute).eval(), torch.randn(3, 4)
+    program = onnxplug.to_onnx(model, (x,), path, dynamic_shapes=({0: "n"},))
+    assert program.verify().cases
+    assert verify_file(path, model, (x,), {}, {"x": {0: "n"}}).cases
+    assert not model.sum.any()
+    with torch.no_grad():
+        model.linear.bias += 1
+    with pytest.raises(VerificationError, match="differs"):
+        verify_file(path, model, (x,), {}, {"x": {0: "n"}})
 
 
 def test_verify_file_draws_expressions(tmp_path: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -20,6 +19,7 @@ from onnxplug.plugin_api import VerificationReport
 from onnxplug.run.session import TARGET, Runner
 from onnxplug.torch_private import pytree
 from onnxplug.verification.choices import Ties, outputs_of_choices
+from onnxplug.verification.eager import copied
 from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, tensor_like
 from onnxplug.verification.outputs import Replay
 from onnxplug.verification.verify import state_of, verify_runner
@@ -124,16 +124,16 @@ def _eager_by_name(
     model: Any, leaves: list[Any], spec: Any, output_names: Sequence[str], inputs: Mapping[str, int]
 ) -> list[tuple[str, Any]]:
     """PyTorch's result for each output of a file: its results in order, then the inputs and buffers that it writes."""
-    copied = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
+    own = copied(model) if isinstance(model, torch.nn.Module) else model
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     with inference():
-        returned = pytree.tree_leaves(copied(*args, **kwargs))
+        returned = pytree.tree_leaves(own(*args, **kwargs))
     results = [x for x in returned if isinstance(x, torch.Tensor | bool | int | float | str)]
     expected = list(zip(output_names, results, strict=False))
     presents = {present_name(name): name for name in inputs}
     for name in output_names[len(results) :]:
         written = presents.get(name, name.removesuffix("_out"))
-        state = state_of(copied, written) if written != name else None
+        state = state_of(own, written) if written != name else None
         if state is not None:
             expected.append((name, state))
         elif written != name and written in inputs:
