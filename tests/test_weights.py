@@ -284,6 +284,16 @@ def test_a_model_that_is_trained_after_its_export(write: Any, tmp_path: Path) ->
     program.verify()
 
 
+def test_a_copy_of_a_model_that_was_trained_before() -> None:
+    module, x = Shared().eval(), torch.randn(2, 3, 8, 8)
+    trained(module, x)
+    program = onnxplug.export(module, (x,))
+    before, copied = {name: array.copy() for name, array in stored(program).items()}, copy.deepcopy(program.model)
+    trained(module, x)
+    for name, value in copied.graph.initializers.items():
+        np.testing.assert_array_equal(value.const_value.numpy(), before[name])
+
+
 def test_a_large_copy_of_a_trained_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     from onnxplug.build import stored as place
 

@@ -101,6 +101,52 @@ def _joining(
     return join
 
 
+class AsExported:
+    """A tensor whose memory a program shares with the model: it must hold the numbers that it has when this object is made.
+
+    Args:
+        tensor: The tensor.
+        name: Its name.
+    """
+
+    def __init__(self, tensor: torch.Tensor, name: str | None = None) -> None:
+        self._tensor, self._name = tensor, name
+        self._writes = _writes(tensor)
+
+    def __reduce__(self) -> Any:
+        return AsExported, (self._tensor, self._name)  # a copy of the tensor has its own count of writes
+
+    def load(self) -> torch.Tensor:
+        """The tensor, on the CPU.
+
+        Raises:
+            WeightsError: It was written since.
+        """
+        self.check(self._name)
+        return on_cpu(self._tensor)
+
+    def check(self, name: str | None) -> None:
+        """Checks that the tensor was not written since; ``name`` is for the error.
+
+        Raises:
+            WeightsError: It was.
+        """
+        if _writes(self._tensor) == self._writes:
+            return
+        subject = "a weight" if name is None else f"the weight {name!r}"
+        raise WeightsError(
+            f"{subject} was written after the export, by an optimizer or load_state_dict for example: the program has neither the "
+            "model's former weights nor all of its present ones",
+            names=[name] if name is not None else [],
+            hint="Export the model again, or give the program all of the weights: program.apply_weights(model.state_dict()).",
+        )
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    """How often a tensor was written, as torch counts; 0 where it does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class WeightTensor(TorchTensor):
     """The content of an initializer: a torch tensor, whose bytes are copied once when they lie in memory.
 
@@ -112,7 +158,7 @@ class WeightTensor(TorchTensor):
 
     def __init__(self, tensor: torch.Tensor, name: str | None = None, shape: ir.Shape | None = None) -> None:
         ir.Tensor.__init__(self, tensor, to_onnx_dtype(tensor.dtype), shape=shape, name=name)
-        self._written = _writes(tensor)
+        self._source = AsExported(tensor)
 
     @property
     def is_fake(self) -> bool:
@@ -142,7 +188,7 @@ class WeightTensor(TorchTensor):
                 names=[str(self.name)],
                 hint="Give the model its weights: program.apply_weights(…).",
             )
-        _check_unwritten(self.raw, self._written, self.name)
+        self._source.check(self.name)
 
     def content(self) -> Any:
         """The elements in little endian order: a view of their memory where they lie there so.
@@ -169,49 +215,6 @@ class WeightTensor(TorchTensor):
         with stream.getbuffer() as content:
             torch.frombuffer(content, dtype=raw.dtype).view(raw.shape).copy_(raw.detach())
         return stream.getvalue()
-
-
-def _writes(tensor: torch.Tensor) -> int:
-    """How often a tensor was written, as torch counts; 0 where it does not count."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _check_unwritten(tensor: torch.Tensor, writes: int, name: str | None = None) -> None:
-    """Checks that a tensor, whose memory a program shares with the model, holds the numbers that it had in the export.
-
-    Raises:
-        WeightsError: It was written since.
-    """
-    if _writes(tensor) != writes:
-        what = "a weight" if name is None else f"the weight {name!r}"
-        raise WeightsError(
-            f"{what} was written after the export, by an optimizer or load_state_dict for example: the program has neither the "
-            "model's former weights nor all of its present ones",
-            names=[name] if name is not None else [],
-            hint="Export the model again, or give the program all of the weights: program.apply_weights(model.state_dict()).",
-        )
-
-
-class AsExported:
-    """A tensor of the model, which is read once more when an initializer made of it is needed.
-
-    Args:
-        tensor: The tensor.
-        name: Its name in PyTorch.
-    """
-
-    def __init__(self, tensor: torch.Tensor, name: str | None) -> None:
-        self._tensor, self._name = tensor.detach(), name
-        self._written = _writes(tensor)
-
-    def load(self) -> torch.Tensor:
-        """The tensor, on the CPU.
-
-        Raises:
-            WeightsError: It was written since the export.
-        """
-        _check_unwritten(self._tensor, self._written, self._name)
-        return on_cpu(self._tensor)
 
 
 #: Bytes above which a tensor made of a weight is not kept in memory but made when needed, unless it is a view of the weight.
