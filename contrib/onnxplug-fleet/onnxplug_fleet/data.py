@@ -84,6 +84,12 @@ def _sample(item: Any, name: str) -> Sample:
     )
 
 
+def module_of(text: str) -> str:
+    """The name of the Python module that ``file.py:function`` or ``module:function`` is loaded as."""
+    place = text.rpartition(":")[0]
+    return f"onnxplug_fleet_{Path(place).stem}" if place.endswith(".py") else place
+
+
 def load_function(text: str) -> Callable[..., Any]:
     """The function that ``file.py:function`` or ``module:function`` names.
 
@@ -102,7 +108,7 @@ def load_function(text: str) -> Callable[..., Any]:
         if place.endswith(".py"):
             if not Path(place).is_file():
                 raise UsageError(f"there is no file {place}", hint=f"It is looked for in {Path.cwd()}.")
-            spec = importlib.util.spec_from_file_location(f"onnxplug_fleet_{Path(place).stem}", place)
+            spec = importlib.util.spec_from_file_location(module_of(text), place)
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +42,35 @@ def digest(parts: Any) -> str:
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
-def parts_of(arguments: Mapping[str, Any], host: Any, watched: Watched) -> dict[str, str]:
+def parts_of(
+    arguments: Mapping[str, Any], host: Any, watched: Watched, modules: Collection[str] = ()
+) -> dict[str, str]:
     """The parts of an export's arguments and code.
 
     Args:
         arguments: The arguments of ``to_onnx``: ``model``, ``args``, ``kwargs``.
+        host: The plugins.
+        watched: The files and modules of the target.
+        modules: Names of more modules whose code is a part.
     """
     model = arguments["model"]
     parts = {
         **{
-            f"input {name}": value_text(leaf)
-            for name, leaf in _leaves((arguments.get("args"), arguments.get("kwargs")))
+            f"input {name}": values_of(leaf) for name, leaf in _leaves((arguments.get("args"), arguments.get("kwargs")))
         },
         **_state(model),
         **plugins_text(host),
         "version python": sys.version.split()[0],
         **{f"version {name}": _version(name) for name in _ALWAYS},
     }
-    parts |= watched.files(_modules_of(model), with_globals=True)
+    parts |= watched.files({*_modules_of(model), *modules}, with_globals=True)
     parts |= {f"environment {name}": value for name, value in os.environ.items() if name.startswith("ONNXPLUG_")}
     return parts
+
+
+def values_of(tree: Any) -> str:
+    """A text of the inputs of a call."""
+    return Contents(_is_own).of_value(tree)
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -76,16 +87,25 @@ def _state(model: Any) -> dict[str, str]:
     if isinstance(model, torch.export.ExportedProgram):
         state = {**model.state_dict, **{k: v for k, v in model.constants.items() if isinstance(v, torch.Tensor)}}
         return {**{f"weight {k}": value_text(v) for k, v in state.items()}, "graph": hashed(str(model).encode())}
+    if isinstance(model, torch.jit.ScriptFunction):
+        return {"graph": hashed(str(model.inlined_graph).encode())}
     if not isinstance(model, torch.nn.Module):
         return {"function": Contents(_is_own).of_function(model)}
     parts = {f"weight {name}": value_text(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)}
     parts |= {f"weight {name}": value_text(tensor) for name, tensor in model.named_buffers(remove_duplicate=False)}
     if isinstance(model, torch.jit.ScriptModule):
-        return {**parts, "graph": hashed(str(getattr(model, "graph", "")).encode())}
+        return {**parts, "graph": _code_of_script(model)}
     contents = Contents(_is_own, [*model.parameters(), *model.buffers(), *model.modules()])
     for name, module in model.named_modules():
         parts[f"module {name or '(the model)'}"] = f"{type(module).__qualname__} {contents.of_module(module)}"
     return parts
+
+
+def _code_of_script(model: Any) -> str:
+    """A digest of the code, constants and attributes of a ScriptModule and its submodules: of its file, without lines of source."""
+    with zipfile.ZipFile(io.BytesIO(model.save_to_buffer())) as file:
+        names = [name for name in sorted(file.namelist()) if not name.endswith(".debug_pkl")]
+        return hashed(*(piece for name in names for piece in (name.partition("/")[2].encode(), file.read(name))))
 
 
 def _modules_of(model: Any) -> set[str]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from onnxplug.errors import OnnxplugError
 from onnxplug.observers import Observer, Span, observed
-from onnxplug_fleet.data import open_data
+from onnxplug_fleet.data import module_of, open_data
 from onnxplug_fleet.flags import has_own_export
-from onnxplug_fleet.identity import Watched, digest, parts_of
+from onnxplug_fleet.identity import Watched, digest, parts_of, values_of
 from onnxplug_fleet.manifest import Job
+from onnxplug_fleet.metrics import metric_of
 from onnxplug_fleet.store import Store
 from onnxplug_fleet.text import plain_words
-from onnxplug_fleet.values import value_text
 
 #: The number of runs whose median is the latency, and the seconds after which no further run begins.
 _RUNS, _SECONDS = 20, 1.0
@@ -54,7 +54,8 @@ class _Watch(Observer):
         from onnxplug.cli.options import registry
 
         self.call = span.subject[0]
-        self.parts = {**_parts_of_job(self._job), **parts_of(self.call, registry()[1], self._watched)}
+        of_job, modules = _parts_of_job(self._job)
+        self.parts = {**of_job, **parts_of(self.call, registry()[1], self._watched, modules)}
         self.kept = self._store.find(self.key)
         if self.kept is not None:
             raise _Unchanged
@@ -73,17 +74,16 @@ class _Watch(Observer):
         return digest(self.parts)
 
 
-def _parts_of_job(job: Job) -> dict[str, str]:
-    """The parts of a job in the manifest: target, options, thresholds and data."""
+def _parts_of_job(job: Job) -> tuple[dict[str, str], list[str]]:
+    """The parts of a job in the manifest, target, options, thresholds and data, and the modules of its functions."""
     parts = {"target": job.target, **{f"option {name}": str(value) for name, value in job.options.items()}}
     parts |= {f"threshold {name}": str(value) for name, value in job.thresholds.items()}
     if job.data is not None:
-        samples = [
-            (s.name, [value_text(v) for v in s.args], {k: value_text(v) for k, v in s.kwargs.items()})
-            for s in _data(job)
-        ]
+        samples = [(s.name, values_of(s.args), values_of(s.kwargs)) for s in _data(job)]
         parts |= {"data": digest(samples), "metrics": ", ".join(job.metrics)}
-    return parts
+        for name in job.metrics:
+            metric_of(name)  # which loads the file of a function
+    return parts, [module_of(name) for name in (job.data or "", *job.metrics) if ":" in name]
 
 
 def _data(job: Job) -> Any:
@@ -151,12 +151,11 @@ def _export(job: Job, store: Store, watch: _Watch, watched: Watched, scratch: Pa
     for number, report in enumerate(reports, 1):
         report.save(scratch, name="report" if number == 1 else f"report-{number}")
     files = sorted(path for path in scratch.rglob("*.onnx"))
-    late = {part: value for part, value in watched.files().items() if part not in watch.parts}
     result = {
         "status": "exported",
         "key": watch.key,
         "parts": watch.parts,
-        "late": late,
+        "late": {},
         "files": [path.relative_to(scratch).as_posix() for path in files],
         "reports": [f"report{f'-{n}' if n > 1 else ''}.html" for n in range(1, len(reports) + 1)],
         "size": sum(
@@ -168,6 +167,7 @@ def _export(job: Job, store: Store, watch: _Watch, watched: Watched, scratch: Pa
     }
     if job.data is not None:
         result |= _verified(job, watch, files, scratch)
+    result["late"] = {part: value for part, value in watched.files().items() if part not in watch.parts}
     if result["status"] == "exported":
         result["object"] = store.keep(watch.key, result, scratch)
     return result

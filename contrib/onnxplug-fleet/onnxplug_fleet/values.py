@@ -12,6 +12,8 @@ from typing import Any
 
 #: The depth to which the contents of an attribute are read.
 _DEEPEST = 6
+#: The length from which a text is a digest.
+_LONG = 200
 #: Modules whose objects differ between processes; they change no result.
 _OPAQUE = ("torch.fx", "torch._", "torch.utils", "logging", "threading", "weakref")
 
@@ -50,8 +52,8 @@ def value_text(value: Any) -> str:
 class Contents:
     """Digests of the values that modules and files of code hold.
 
-    An object counts by its attributes, a function by the values that it is bound to; the code of both is in files. Each
-    object counts once.
+    An object counts by its attributes, a function by the values that it is bound to; the code of both is in files. An object
+    that was met before counts by its number.
 
     Args:
         is_own: Whether a class is of an own file; private attributes of objects of other classes don't count.
@@ -60,11 +62,22 @@ class Contents:
 
     def __init__(self, is_own: Callable[[type], bool], without: Iterable[Any] = ()) -> None:
         self._is_own = is_own
-        self._seen = {id(value): value for value in without}  # the objects themselves, so that no id is used again
+        #: By id, the objects themselves, so that no id is used again, and their numbers.
+        self._met = {id(value): (value, f"object {number} of the model") for number, value in enumerate(without)}
+        self._digests = self._objects = 0
+        #: The number of the set whose items are read, which have no order: it is that of all objects met there.
+        self._set: str | None = None
 
     def of_module(self, module: Any) -> str:
         """A digest of a module's attributes, without its weights and submodules."""
         return self._digest({name: value for name, value in vars(module).items() if name not in _fields_of_modules()})
+
+    def of_value(self, value: Any) -> str:
+        """A text of an input: a number or a text as Python writes it, of anything else a digest."""
+        if isinstance(value, list | tuple | dict):
+            return self._digest({"": value})
+        text = str(self._text(value, 0))
+        return text if len(text) < _LONG else hashed(text.encode())
 
     def of_function(self, function: Any) -> str:
         """A digest of the values that a function or another callable is bound to."""
@@ -91,6 +104,7 @@ class Contents:
         return self._digest(fields)
 
     def _digest(self, fields: Mapping[str, Any]) -> str:
+        self._digests, self._objects = self._digests + 1, 0
         texts = sorted((name, str(self._text(value, 0))) for name, value in fields.items())
         return hashed(repr(texts).encode())
 
@@ -100,7 +114,7 @@ class Contents:
         import torch
 
         if isinstance(value, torch.Tensor):
-            return "seen" if self._is_seen(value) else value_text(value)
+            return self._number(value) or value_text(value)
         if isinstance(value, str | int | float | complex | bool | type(None)):
             return value_text(value)
         if isinstance(value, bytes | range | torch.dtype | torch.device | np.generic):
@@ -109,13 +123,15 @@ class Contents:
             return None
         if isinstance(value, type):
             return value.__qualname__
-        return "seen" if self._is_seen(value) else self._text_of_parts(value, depth + 1)
+        return self._number(value) or self._text_of_parts(value, depth + 1)
 
-    def _is_seen(self, value: Any) -> bool:
-        if id(value) in self._seen:
-            return True
-        self._seen[id(value)] = value
-        return False
+    def _number(self, value: Any) -> str | None:
+        """The number of an object that was met before; ``None`` for a new object, which gets its number."""
+        if (known := self._met.get(id(value))) is not None:
+            return known[1]
+        self._objects += 1
+        self._met[id(value)] = value, self._set or f"object {self._digests}.{self._objects}"
+        return None
 
     def _text_of_parts(self, value: Any, depth: int) -> str:
         import numpy as np
@@ -128,7 +144,10 @@ class Contents:
         if isinstance(value, list | tuple):
             return repr([self._text(item, depth) for item in value])
         if isinstance(value, set | frozenset):
-            return repr(sorted(str(self._text(item, depth)) for item in value))
+            outer, self._set = self._set, self._met[id(value)][1]
+            texts = sorted(str(self._text(item, depth)) for item in value)
+            self._set = outer
+            return repr(texts)
         if isinstance(value, dict):
             return repr([(self._text(key, depth), self._text(item, depth)) for key, item in value.items()])
         if isinstance(value, functools.partial):

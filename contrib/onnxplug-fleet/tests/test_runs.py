@@ -162,6 +162,10 @@ PLACES = {
     "a closure": ("def bound(scale): return lambda x: x * scale", "bound(SCALE.value)"),
     "a global number": ("scale = SCALE.value", "Net(lambda net, x: x * scale)"),
     "a class": ("class Fixed: scale = SCALE.value", "Net(lambda net, x: x * Fixed.scale)"),
+    "a choice among objects": (
+        "class Pair:\n    def __init__(self, scale): self.scale = scale",
+        "Net(lambda net, x: x * net.chosen.scale, pairs=(p := [Pair(2.0), Pair(3.0)]), chosen=p[int(SCALE.value) - 2])",
+    ),
     "a module of a closure": (
         "def closed(net):\n    torch.nn.init.constant_(net.weight, SCALE.value)\n    return lambda x: net(x)",
         "closed(torch.nn.Linear(4, 4, bias=False))",
@@ -183,12 +187,65 @@ def test_a_number_that_is_in_no_file_is_found(folder: Path, place: str, monkeypa
         sys.modules.pop("fleet_net", None)
         return result_of(run(folder))
 
-    assert again(2.0)["status"] == "exported"
+    first = again(2.0)
+    assert first["status"] == "exported", first
     assert again(2.0)["status"] == "unchanged"
     changed = again(3.0)
     assert changed["status"] == "exported"
     assert len(changed["reasons"]) == 1, changed["reasons"]
     assert again(2.0)["status"] == "unchanged"
+
+
+def test_the_code_and_attributes_of_a_script_are_parts() -> None:
+    """A script may be loaded from a file by C++ code, which no hook of Python sees."""
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    class Negated(Scaled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -x * self.scale
+
+    def parts(module: torch.nn.Module) -> dict[str, str]:
+        script = torch.jit.script(torch.nn.Sequential(module))
+        watched = identity.Watched("net", fresh=False)
+        return identity.parts_of({"model": script, "args": (torch.ones(2),)}, None, watched)
+
+    first = parts(Scaled(2.0))
+    assert identity.changes(first, parts(Scaled(2.0))) == []
+    assert identity.changes(first, parts(Scaled(3.0))) == ["graph changed"]
+    assert "graph changed" in identity.changes(first, parts(Negated(2.0)))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_samples_and_metrics_that_change(folder: Path, nested: bool) -> None:
+    """Samples are read from a file that is no part of the code, nested in a list or not; a metric is a function of a file."""
+    import torch
+
+    text = "import torch\ndef make(): return Net(), (torch.ones(2, 4), [torch.ones(2, 4)])\n" if nested else MODEL
+    if nested:
+        text += "class Net(torch.nn.Module):\n    def forward(self, x, others): return x + others[0]\n"
+        text += "def samples(): return [(torch.ones(2, 4), [torch.load('sample.pt') * 1])]\n"
+    (folder / "fleet_net.py").write_text(text)
+    (folder / "fleet_metric.py").write_text("def near(expected, actual): return 1.0\n")
+    (folder / "fleet.toml").write_text(MANIFEST + 'metrics = ["fleet_metric.py:near"]\n')
+    torch.save(torch.ones(2, 4), "sample.pt")
+    assert is_fine(run(folder))
+    assert result_of(run(folder))["status"] == "unchanged"
+    if nested:
+        torch.save(torch.zeros(2, 4), "sample.pt")
+        assert result_of(run(folder))["reasons"] == ["file sample.pt changed", "data changed"]
+    (folder / "fleet_metric.py").write_text("def near(expected, actual): return 0.5\n")
+    changed = result_of(run(folder))
+    assert changed["status"] == "exported"
+    assert changed["reasons"] == ["code fleet_metric.py changed"]
+    assert {row["metric"]: row["value"] for row in changed["data"]}["fleet_metric.py:near"] == 0.5
 
 
 def test_what_the_store_has_or_lacks_is_said(folder: Path) -> None:
