@@ -8,6 +8,7 @@ time (:class:`Watched`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -303,6 +304,20 @@ def contents(parts: Mapping[str, str]) -> dict[str, str]:
         kind, _, name = part.partition(" ")
         now[part] = _version(name) if kind == "version" else _content(name)
     return now
+
+
+def is_outdated(result: Mapping[str, Any] | None, folder: Path) -> bool:
+    """Whether a file or a version has changed since a job had its result; a job without a result is not outdated.
+
+    Args:
+        result: The result.
+        folder: The folder of the job's paths.
+    """
+    known = {**result.get("parts", {}), **result.get("late", {})} if result is not None else {}
+    parts = {part: text for part, text in known.items() if part.partition(" ")[0] in ("code", "file", "version")}
+    parts.pop("version python", None)  # no distribution has this name
+    with contextlib.chdir(folder):
+        return contents(parts) != parts
 
 
 # -- causes ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxplug_fleet.executors import Executor
-from onnxplug_fleet.identity import changes
+from onnxplug_fleet.identity import changes, is_outdated
 from onnxplug_fleet.manifest import Manifest
 from onnxplug_fleet.outputs import write_outputs
 from onnxplug_fleet.state import Run, State
@@ -24,6 +24,8 @@ def run_fleet(
 ) -> Run:
     """Runs a manifest: goes on with the last run where it was interrupted, else begins a new run.
 
+    Jobs of the interrupted run that are done are done again if a file or a version has changed since.
+
     Args:
         out: The fleet's folder: its state, and each run's page, ``junit.xml`` and ``fleet.sarif``.
         store: The store's URL; when ``None`` the manifest's, else the folder itself.
@@ -32,6 +34,12 @@ def run_fleet(
     state, opened = State(out), Store(url)
     with state.running():
         number, jobs = state.begin(manifest)
+        outdated = {
+            name
+            for name, result in state.run(number).results.items()
+            if is_outdated(result, manifest.path.absolute().parent)
+        }
+        jobs += [job for job in manifest.jobs if job.name in outdated]
         done = len(manifest.jobs) - len(jobs)
         for job, result in executor.results(jobs, url):
             if result["status"] in FINE:

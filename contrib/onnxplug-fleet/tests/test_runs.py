@@ -351,6 +351,32 @@ def test_a_runner_killed_anywhere_goes_on(folder: Path) -> None:
     assert len(done) <= 6 * len(state.runs()) + killed  # a job is done twice only where its runner was killed within it
 
 
+def test_a_run_that_goes_on_after_a_change(folder: Path) -> None:
+    """Jobs that are done in the interrupted run are done again where their code has changed, and only there."""
+    (folder / "fleet.toml").write_text(MANIFEST + MANIFEST.replace('"net"', '"same"'))
+
+    def interrupted(name: str, result: Any, done: int, count: int) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # the second run goes on with the other job
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, ended=interrupted)
+    ended: list[str] = []
+    assert len(State(folder / "fleet").runs()) == 1
+    (folder / "net.pt").write_bytes((folder / "net.pt").read_bytes())
+    assert is_fine(run(folder, ended=lambda name, *_: ended.append(name)))
+    assert ended == []
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, ended=interrupted)
+    (folder / "fleet_scale.py").write_text("def scale(x):\n    return x * 4\n")
+    sys.modules.pop("fleet_scale", None)
+    assert is_fine(run(folder, ended=lambda name, *_: ended.append(name)))
+    assert ended == ["net", "same"]
+    assert len(State(folder / "fleet").runs()) == 2
+
+
 LIMITS = """
 import os, time, torch
 def slow(): time.sleep(100)
