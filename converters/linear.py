@@ -164,9 +164,7 @@ def addbmm(g: GraphBuilder, node: FxNode) -> Value:
 def einsum(g: GraphBuilder, node: FxNode) -> Value:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"""
     equation, tensors = node.args[:2]
-    plain = equation.replace(" ", "")
-    if "..." in plain:
-        plain = without_ellipses(plain, [rank_of(x) for x in tensors])
+    plain = explicit(equation.replace(" ", ""), [rank_of(x) for x in tensors])
     tensors = [g.cast(x, node.dtype) for x in tensors]
     letters = set(plain) - set("->,")
     if any(letter not in string.ascii_letters for letter in letters):
@@ -198,12 +196,16 @@ def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Valu
     return ",".join(kept) + arrow + right, results
 
 
-def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
-    """An einsum equation with letters for the axes of its ellipses.
+def explicit(equation: str, ranks: Sequence[int]) -> str:
+    """An einsum equation with the letters of its result, and with letters for the axes of its ellipses.
 
-    ONNX requires the same number of axes for every ellipsis; torch aligns them at the last axis and broadcasts.
+    Without an arrow the result has the axes of the ellipses, then every letter that occurs once: A to Z before a to z, which ONNX
+    leaves open. ONNX requires the same number of axes for every ellipsis; torch aligns them at the last axis and broadcasts.
     """
     left, arrow, right = equation.partition("->")
+    if not arrow:
+        named = left.replace("...", "").replace(",", "")
+        right = "..." * ("..." in left) + "".join(sorted(letter for letter in named if named.count(letter) == 1))
     terms = left.split(",")
     counts = [
         rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(terms, ranks, strict=True)
@@ -212,10 +214,6 @@ def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
     if max(counts) > len(unused):
         raise Unsupported(f"the einsum equation {equation!r} has too many axes for its letters")
     letters = "".join(unused[: max(counts)])
-    if not arrow:
-        # The axes of the ellipses, then every letter that occurs once.
-        named = left.replace("...", "").replace(",", "")
-        right = "..." + "".join(sorted(letter for letter in named if named.count(letter) == 1))
     terms = [term.replace("...", letters[len(letters) - n :]) for term, n in zip(terms, counts, strict=True)]
     return ",".join(terms) + "->" + right.replace("...", letters)
 

@@ -22,13 +22,11 @@ def sum_of_products(g: GraphBuilder, equation: str, tensors: Sequence[Value]) ->
 
     Args:
         g: The builder.
-        equation: Without ellipses and spaces.
+        equation: With an arrow, without ellipses and spaces.
         tensors: One for each term, of one dtype; a letter has the same size in all of them.
     """
-    left, arrow, right = equation.partition("->")
+    left, _, right = equation.partition("->")
     terms = left.split(",")
-    if not arrow:
-        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
     if _is_long(g, _summed(g, terms, tensors, right), tensors):
         # A letter that only one operand has is summed there.
         tensors = [_summed_alone(g, x, term, left, right) for x, term in zip(tensors, terms, strict=True)]

@@ -45,6 +45,17 @@ def test_einsum_with_ellipses(equation: str, shapes: list[tuple[int, ...]]) -> N
 
 
 @pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [("Bi,ij", [(2, 3), (3, 4)]), ("ij,ij", [(1, 3), (4, 3)]), ("ij,jk", [(2, 1), (4, 3)]), ("iA,A", [(2, 3), (1,)])],
+    ids=str,
+)
+def test_einsum_without_an_arrow(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    """The result's letters are those that occur once, capitals first; sizes of 1 that are broadcast count."""
+    first, second = ([_operand(shape, i + n) for i, shape in enumerate(shapes)] for n in (0, 10))
+    check(lambda *x: torch.einsum(equation, *x), *first, others=[second])
+
+
+@pytest.mark.parametrize(
     "shapes",
     [[(3,), (4, 2, 3)], [(2, 3), (4, 2, 3)], [(2, 5, 3), (4, 2, 2, 3)], [(2, 5, 3), (3,)], [(), (4, 2, 3)]],
     ids=str,
