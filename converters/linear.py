@@ -241,12 +241,16 @@ def _contracted(
             else:
                 a = reduced(g, "ReduceSum", a, [x], True, inner, exact=True)
     shape = [*(g.dim(a, x) for x in kept[0]), *(g.dim(b, y) for y in kept[1])]
-    rows, columns = _joined(g, a, kept[0]), _joined(g, b, kept[1])
-    # A size that is inferred is an error of ONNX Runtime where other axes are empty.
-    known = [size if isinstance(size := _joined(g, x, axes), int) else -1 for x, axes in zip((a, b), over, strict=True)]
-    first = g.op.Reshape(_ordered(g, a, [*kept[0], *over[0]]), g.vector([rows, known[0]]))
-    second = g.op.Reshape(_ordered(g, b, [*over[1], *kept[1]]), g.vector([known[1], columns]))
-    return g.cast(g.op.Reshape(product(g, first, second), g.vector(shape)), dtype)
+    first = _shaped(g, _ordered(g, a, [*kept[0], *over[0]]), [_joined(g, a, kept[0]), _joined(g, a, over[0])])
+    second = _shaped(g, _ordered(g, b, [*over[1], *kept[1]]), [_joined(g, b, over[1]), _joined(g, b, kept[1])])
+    return g.cast(_shaped(g, product(g, first, second), shape), dtype)
+
+
+def _shaped(g: GraphBuilder, x: Value, sizes: list[Any]) -> Value:
+    """``x`` of these sizes, any of which may be 0 when the model runs: beside a 0 no size can be inferred."""
+    if g.opset < 14 or sum(not isinstance(size, int) for size in sizes) < 2:
+        return g.reshape(x, sizes)
+    return g.op.Reshape(x, g.vector(sizes), allowzero=1)
 
 
 def _ordered(g: GraphBuilder, x: Value, order: list[int]) -> Value:

@@ -66,6 +66,26 @@ def test_inner(shapes: Any, dtype: torch.dtype) -> None:
     check(torch.inner, *first, others=[second])
 
 
+@pytest.mark.parametrize("axes", [([1, 2], [1, 0]), ([1], [1]), 0], ids=str)
+def test_tensordot_of_every_size(axes: Any) -> None:
+    """Sizes of 0 stay 0: ONNX's Reshape copies a size for 0, and infers none beside it."""
+    pairs = [
+        ((1, 3, 2), (2, 3, 7)),
+        ((0, 3, 2), (2, 3, 1)),
+        ((2, 1, 5), (5, 1, 0)),
+        ((2, 0, 5), (5, 0, 3)),
+        ((2, 4, 0), (0, 4, 3)),
+    ]
+    others = [(_operand(a, 1), _operand(b, 2)) for a, b in pairs]
+    check(
+        lambda a, b: torch.tensordot(a, b, axes),
+        _operand((2, 3, 4), 0),
+        _operand((4, 3, 5), 9),
+        others=others,
+        dynamic=True,
+    )
+
+
 N, M = torch.export.Dim("n"), torch.export.Dim("m")
 
 
