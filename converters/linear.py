@@ -17,7 +17,7 @@ from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
 from onnxplug.converters.helpers.einsum import sum_of_products
 from onnxplug.converters.helpers.products import is_restored, product
 from onnxplug.converters.helpers.promotion import operand, operands, wide
-from onnxplug.converters.helpers.reductions import is_long, reduce, reduced
+from onnxplug.converters.helpers.reductions import is_long, reduced
 from onnxplug.converters.helpers.rows import is_taken_apart, rows_with_bias
 from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in, has_kernel
 from onnxplug.errors import Decline, Unsupported
@@ -157,7 +157,7 @@ def addbmm(g: GraphBuilder, node: FxNode) -> Value:
     """
     bias, a, b, beta, alpha = node.args
     inner = computed_in(g, "MatMul ReduceSum", wide(node.dtype))
-    total = reduce(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False)
+    total = reduced(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False, inner, exact=True)
     return _combined(g, node, bias, total, beta, alpha)
 
 

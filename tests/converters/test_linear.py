@@ -66,6 +66,35 @@ def test_inner(shapes: Any, dtype: torch.dtype) -> None:
     check(torch.inner, *first, others=[second])
 
 
+def _integers(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**62), 2**62, shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize(
+    "equation", ["ij->", "ij->ji", "ii->", "iij->j", "i,j->", "bij,bjk->", "ij,jk,kl->i", "ijk,jl->k"]
+)
+def test_einsum_of_integers_wraps(equation: str) -> None:
+    terms = equation.partition("->")[0].split(",")
+    first, second, ones = (
+        [_integers((size,) * len(term), seed + i) for i, term in enumerate(terms)]
+        for size, seed in ((3, 0), (5, 10), (1, 20))
+    )
+    check(lambda *x: torch.einsum(equation, *x), *first, others=[second, ones], dynamic=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_sums_of_integer_products_wrap(dtype: torch.dtype) -> None:
+    def call(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.addbmm(bias, a, b, beta=3, alpha=5), torch.baddbmm(bias, a, b)
+
+    first, second = (
+        [_integers(shape, i, dtype) for i, shape in enumerate(((m, n), (batch, m, k), (batch, k, n)))]
+        for batch, m, k, n in ((4, 3, 5, 2), (1, 6, 1, 7))
+    )
+    check(call, *first, others=[second], dynamic=True)
+
+
 @pytest.mark.parametrize("axes", [([1, 2], [1, 0]), ([1], [1]), 0], ids=str)
 def test_tensordot_of_every_size(axes: Any) -> None:
     """Sizes of 0 stay 0: ONNX's Reshape copies a size for 0, and infers none beside it."""
