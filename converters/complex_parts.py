@@ -26,7 +26,9 @@ def partwise(g: GraphBuilder, node: FxNode) -> Any:
         raise Decline("no rule for real tensors")
     parts = [g.convert(part) for part in (real, imag)]
     if isinstance(parts[0], list | tuple):
-        return [Complex(a, b) for a, b in zip(*parts, strict=True)]
+        # Of several tensors some may be real.
+        is_complex = [spec is not None and spec.dtype in PART_DTYPE for spec in node.outputs]
+        return [Complex(a, b) if both else a for a, b, both in zip(*parts, is_complex, strict=True)]
     return Complex(*parts)
 
 

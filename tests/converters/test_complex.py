@@ -139,10 +139,11 @@ def test_scalars_of_complex_products() -> None:
             torch.cat([y, y], 1).view(torch.complex64) * 2,
             x.view(torch.complex64),
         ),
+        lambda x, y: torch.broadcast_tensors(x[:, :1], y),
         lambda x, y: x.index_add(1, torch.tensor([1, 0, 1]), x[:, :3], alpha=1 - 2j),
         lambda x, y: (x == y.double() + 1e-9, x != y.double(), x.real == x),
     ],
-    ids=["sums of real numbers", "copies into real numbers", "bits", "index_add", "comparisons"],
+    ids=["sums of real numbers", "copies into real numbers", "bits", "broadcast", "index_add", "comparisons"],
 )
 def test_real_and_complex(function: Callable[..., Any]) -> None:
     def call(x: torch.Tensor, y: torch.Tensor) -> Any:
