@@ -6,9 +6,10 @@ The names of the rules are the operators' names with the prefix ``complex:``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -50,6 +51,7 @@ from onnxplug.converters.helpers.complex_pairs import (
     part_dtype,
 )
 from onnxplug.converters.helpers.fill import filled
+from onnxplug.converters.helpers.matrices import dtype_of
 from onnxplug.converters.helpers.reductions import variance_arguments, variance_of
 from onnxplug.converters.helpers.scans import is_empty, scan
 from onnxplug.converters.helpers.tables import complex_rule
@@ -93,9 +95,13 @@ def scaled_sum(sign: int, *, reverse: bool = False) -> Converter:
     return convert
 
 
+def _ones(g: GraphBuilder, sizes: Sequence[Any], dtype: ir.DataType) -> Complex:
+    return Complex(*(filled(g, number, sizes, dtype) for number in (1.0, 0.0)))
+
+
 #: Powers to numbers, as torch computes them.
 _POWERS: dict[complex, Callable[[GraphBuilder, Complex], Complex]] = {
-    0: lambda g, x: as_complex(g, g.op.Expand(g.const(1.0, x.real.dtype), g.shape(x.real)), x.real.dtype),
+    0: lambda g, x: _ones(g, g.dims(x.real), dtype_of(x.real)),
     1: lambda g, x: x,
     2: lambda g, x: c_mul(g, x, x),
     3: lambda g, x: c_mul(g, c_mul(g, x, x), x),
@@ -139,11 +145,11 @@ def _product_along(g: GraphBuilder, node: FxNode, x: Complex, axis: int) -> Comp
     rest = g.dims(x.real)
     size = rest.pop(axis)
     if 0 in [n for n in (size, *rest) if isinstance(n, int)]:
-        return Complex(*(filled(g, number, rest, dtype) for number in (1.0, 0.0)))
+        return _ones(g, rest, dtype)
     if not isinstance(size, int):
         # One more element in front, because an empty axis has no last element.
-        first = [filled(g, number, [*rest[:axis], 1, *rest[axis:]], dtype) for number in (1.0, 0.0)]
-        x = Complex(*(g.op.Concat(one, part, axis=axis) for one, part in zip(first, (x.real, x.imag), strict=True)))
+        one = _ones(g, [*rest[:axis], 1, *rest[axis:]], dtype)
+        x = Complex(*(g.op.Concat(a, b, axis=axis) for a, b in ((one.real, x.real), (one.imag, x.imag))))
     total = _running_product(g, x, axis)
     return Complex(*(g.op.Gather(part, g.const(-1), axis=axis) for part in (total.real, total.imag)))
 
