@@ -5,9 +5,10 @@ from __future__ import annotations
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.complexes import Complex
+from onnxplug.build.complexes import PART_DTYPE, Complex
 from onnxplug.converters.helpers.complex_pairs import as_complex, nonzero
-from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT
+from onnxplug.converters.helpers.dtypes import BOOL
+from onnxplug.converters.helpers.promotion import common_dtype
 from onnxplug.converters.helpers.tables import complex_rule
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -17,8 +18,7 @@ def equality(negate: bool) -> Converter:
     """eq, ne: of both parts."""
 
     def convert(g: GraphBuilder, node: FxNode) -> Value:
-        dtypes = [a.real.dtype for a in node.args if isinstance(a, Complex)]
-        dtype = DOUBLE if DOUBLE in dtypes else FLOAT
+        dtype = PART_DTYPE[common_dtype(node, 0, 1)]
         x, y = (as_complex(g, a, dtype) for a in node.args)
         same = g.op.And(g.op.Equal(x.real, y.real), g.op.Equal(x.imag, y.imag))
         return g.op.Not(same) if negate else same

@@ -9,11 +9,11 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, from_pairs, to_pairs
 from onnxplug.converters.helpers.casts import convert_dtype
-from onnxplug.converters.helpers.complex_pairs import as_complex, nonzero, part_dtype
+from onnxplug.converters.helpers.complex_pairs import as_complex, c_times, nonzero, part_dtype
 from onnxplug.converters.helpers.dtypes import BOOL
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.tables import complex_rule
-from onnxplug.errors import Decline
+from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
@@ -26,7 +26,9 @@ def partwise(g: GraphBuilder, node: FxNode) -> Any:
         raise Decline("no rule for real tensors")
     parts = [g.convert(part) for part in (real, imag)]
     if isinstance(parts[0], list | tuple):
-        return [Complex(a, b) for a, b in zip(*parts, strict=True)]
+        # Of several tensors some may be real.
+        is_complex = [spec is not None and spec.dtype in PART_DTYPE for spec in node.outputs]
+        return [Complex(a, b) if both else a for a, b, both in zip(*parts, is_complex, strict=True)]
     return Complex(*parts)
 
 
@@ -54,6 +56,48 @@ def values_at(*positions: int) -> Converter:
 
     convert.__name__ = convert.__qualname__ = "partwise_" + "_".join(map(str, positions))
     return convert
+
+
+def copy(g: GraphBuilder, node: FxNode) -> Any:
+    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
+
+    Complex numbers that a real tensor takes lose their imaginary part.
+    """
+    if node.dtype in PART_DTYPE:
+        return values_at(0, 1)(g, node)
+    return g.convert(node.part("real"))
+
+
+def scatter_reduced(g: GraphBuilder, node: FxNode) -> Any:
+    """scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"""
+    if node.args[4] == "multiply":
+        raise Unsupported("scatter of complex numbers with reduce='multiply'")
+    return values_at(0, 3)(g, node)
+
+
+def index_add(g: GraphBuilder, node: FxNode) -> Any:
+    """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
+    x, axis, index, source, alpha = node.args
+    x, source = (as_complex(g, v, part_dtype(node)) for v in (x, source))
+    return partwise(g, node.with_args([x, axis, index, c_times(g, source, alpha), 1]))
+
+
+def view_dtype(g: GraphBuilder, node: FxNode) -> Any:
+    """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)
+
+    Complex numbers ``[*, n]`` as the real numbers ``[*, 2 n]`` of their parts, and back.
+    """
+    x, dtype = node.args[0], node.dtype
+    if x.dtype == dtype:
+        return x
+    if isinstance(x, Complex) and x.real.dtype == dtype:
+        *sizes, last = g.dims(x.real)
+        return g.reshape(to_pairs(g, x), [*sizes, 2 * last if isinstance(last, int) else g.op.Mul(last, g.const(2))])
+    if PART_DTYPE.get(dtype) == x.dtype:
+        *sizes, last = g.dims(x)
+        half = last // 2 if isinstance(last, int) else g.op.Div(last, g.const(2))
+        return from_pairs(g, g.reshape(x, [*sizes, half, 2]))
+    raise Unsupported("a tensor's bits seen as another dtype")
 
 
 def of_real(name: str) -> Converter:
@@ -141,7 +185,7 @@ view _unsafe_view reshape view_copy flatten unflatten ravel permute permute_copy
 movedim moveaxis swapaxes swapdims unsqueeze squeeze expand broadcast_to slice select narrow split
 split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind flip fliplr flipud roll rot90 clone
 contiguous detach alias lift_fresh lift_fresh_copy detach_ positive index index_select gather repeat tile
-repeat_interleave tril triu diagonal diag_embed diagonal_copy take take_along_dim sum mean cumsum unfold
+repeat_interleave tril triu diagonal diag_embed diagonal_copy take take_along_dim unfold
 as_strided as_strided_copy view_as reshape_as neg negative masked_select nansum trace broadcast_tensors
 meshgrid unsafe_split unsafe_chunk unsafe_split_with_sizes narrow_copy expand_copy squeeze_copy
 unsqueeze_copy transpose_copy t_copy slice_copy select_copy unbind_copy split_copy unfold_copy resolve_neg
@@ -149,13 +193,13 @@ diag real_copy alias_copy resize
 """.split()
 #: Operators and the positions of their arguments that hold values.
 _VALUES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("sum", "mean", "cumsum"), (0,)),
     "where": (1, 2),
     "masked_fill": (0, 2),
     "index_put": (0, 2),
     "_unsafe_index_put": (0, 2),
     "scatter": (0, 3),
     "scatter_add": (0, 3),
-    "index_add": (0, 3),
     "index_copy": (0, 3),
     "index_fill": (0, 3),
     "select_scatter": (0, 1),
@@ -164,7 +208,6 @@ _VALUES: dict[str, tuple[int, ...]] = {
     "as_strided_scatter": (0, 1),
     "masked_scatter": (0, 2),
     "put": (0, 2),
-    "copy": (0, 1),
 }
 RULES: list[Rule] = [
     *[complex_rule(name, partwise) for name in _PARTWISE],
@@ -173,6 +216,10 @@ RULES: list[Rule] = [
         complex_rule(name, partwise_mixed)
         for name in ("cat", "stack", "hstack", "vstack", "dstack", "concat", "column_stack")
     ],
+    complex_rule("copy", copy),
+    complex_rule("index_add", index_add),
+    *[complex_rule(f"scatter.{overload}", scatter_reduced) for overload in ("reduce", "value_reduce")],
+    complex_rule("view.dtype", view_dtype),
     complex_rule("complex", make_complex),
     complex_rule("polar", polar),
     complex_rule("real", real),

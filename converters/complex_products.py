@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from onnx_ir import Value
+
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.build.complexes import Complex, complex_constant
-from onnxplug.converters.helpers.complex_pairs import bilinear, both, c_add, c_conj, c_div, c_mul, part_dtype
+from onnxplug.build.complexes import Complex
+from onnxplug.converters.helpers.complex_pairs import bilinear, both, c_add, c_conj, c_div, c_mul, c_times
 from onnxplug.converters.helpers.products import product
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.tables import complex_rule
@@ -35,8 +37,14 @@ def vdot(g: GraphBuilder, node: FxNode) -> Complex:
 def addmm(g: GraphBuilder, node: FxNode) -> Complex:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b = both(g, node, 0, 1, 2)
-    beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
-    return c_add(g, c_mul(g, bias, beta), c_mul(g, _product(g, a, b), alpha))
+    return _combined(g, node, bias, _product(g, a, b))
+
+
+def _combined(g: GraphBuilder, node: FxNode, bias: Complex, multiplied: Complex) -> Complex:
+    """``beta * bias + alpha * product``; a beta of zero drops the bias, also its NaN."""
+    beta, alpha = node.args[3:5]
+    multiplied = c_times(g, multiplied, alpha)
+    return multiplied if not isinstance(beta, Value) and beta == 0 else c_add(g, c_times(g, bias, beta), multiplied)
 
 
 def add_scaled_product(divide: bool) -> Converter:
@@ -44,8 +52,7 @@ def add_scaled_product(divide: bool) -> Converter:
 
     def convert(g: GraphBuilder, node: FxNode) -> Complex:
         x, a, b = both(g, node, 0, 1, 2)
-        scale = complex_constant(g, node.args[3], part_dtype(node))
-        return c_add(g, x, c_mul(g, scale, c_div(g, a, b) if divide else c_mul(g, a, b)))
+        return c_add(g, x, c_times(g, c_div(g, a, b) if divide else c_mul(g, a, b), node.args[3]))
 
     convert.__name__ = convert.__qualname__ = "addcdiv" if divide else "addcmul"
     return convert
@@ -54,10 +61,9 @@ def add_scaled_product(divide: bool) -> Converter:
 def addbmm(g: GraphBuilder, node: FxNode) -> Complex:
     """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     bias, a, b = both(g, node, 0, 1, 2)
-    beta, alpha = (complex_constant(g, v, part_dtype(node)) for v in node.args[3:5])
     products = _product(g, a, b)
     total = Complex(*(reduce(g, "ReduceSum", part, [0], False) for part in (products.real, products.imag)))
-    return c_add(g, c_mul(g, bias, beta), c_mul(g, total, alpha))
+    return _combined(g, node, bias, total)
 
 
 RULES: list[Rule] = [

@@ -187,14 +187,31 @@ def nextafter(g: GraphBuilder, node: FxNode) -> Value:
 def ldexp(g: GraphBuilder, node: FxNode) -> Value:
     """ldexp.Tensor(Tensor self, Tensor other) -> Tensor
 
-    self times 2.0 ** other; torch computes the power in the result's dtype.
+    self times 2.0 ** other. The product of a float and an integer power does not overflow before the result does: torch
+    takes C's ldexp there.
     """
+    x, y = node.args
+    if x.dtype.is_floating_point() and y.dtype.is_integer():
+        return g.cast(_scaled_by_power(g, g.cast(x, DOUBLE), g.cast(y, DOUBLE), node.dtype), node.dtype)
     dtype = wide(node.dtype)
-    x, y = operands(g, *node.args, dtype=dtype)
-    # The power has the dtype of torch's pow(2.0, other), the product that of the result.
-    power = g.op.Pow(g.const(2.0, dtype), y)
-    result = g.op.Mul(x, power)
-    return g.cast(result, node.dtype)
+    x, y = operands(g, x, y, dtype=dtype)
+    return g.cast(g.op.Mul(x, g.op.Pow(g.const(2.0, dtype), y)), node.dtype)
+
+
+def _scaled_by_power(g: GraphBuilder, x: Value, exponent: Value, dtype: ir.DataType) -> Value:
+    """Numbers of ``dtype``, held as doubles, times a power of two whose exponent is a whole number.
+
+    Beyond its bounds the power makes 0 or an infinity of every other number, and is kept finite and above 0 for these.
+    """
+    two = g.const(2.0, DOUBLE)
+    if dtype != DOUBLE:
+        return g.op.Mul(x, g.op.Pow(two, g.op.Clip(exponent, g.const(-400.0, DOUBLE), g.const(400.0, DOUBLE))))
+    exponent = g.op.Clip(exponent, g.const(-2200.0, DOUBLE), g.const(2200.0, DOUBLE))
+    # Three factors, since 2.0 ** 1024 is infinite.
+    part = g.op.Floor(g.op.Div(exponent, g.const(3.0, DOUBLE)))
+    factor = g.op.Pow(two, part)
+    rest = g.op.Pow(two, g.op.Sub(exponent, g.op.Add(part, part)))
+    return g.op.Mul(g.op.Mul(g.op.Mul(x, factor), factor), rest)
 
 
 def logaddexp(base: float | None) -> Converter:

@@ -17,7 +17,7 @@ from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64
 from onnxplug.converters.helpers.einsum import sum_of_products
 from onnxplug.converters.helpers.products import is_restored, product
 from onnxplug.converters.helpers.promotion import operand, operands, wide
-from onnxplug.converters.helpers.reductions import is_long, reduce, reduced
+from onnxplug.converters.helpers.reductions import is_long, reduced
 from onnxplug.converters.helpers.rows import is_taken_apart, rows_with_bias
 from onnxplug.converters.helpers.runtimes import ACTIVATIONS_ARE_ROUNDED, computed_in, has_kernel
 from onnxplug.errors import Decline, Unsupported
@@ -157,16 +157,14 @@ def addbmm(g: GraphBuilder, node: FxNode) -> Value:
     """
     bias, a, b, beta, alpha = node.args
     inner = computed_in(g, "MatMul ReduceSum", wide(node.dtype))
-    total = reduce(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False)
+    total = reduced(g, "ReduceSum", product(g, g.cast(a, inner), g.cast(b, inner)), [0], False, inner, exact=True)
     return _combined(g, node, bias, total, beta, alpha)
 
 
 def einsum(g: GraphBuilder, node: FxNode) -> Value:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"""
     equation, tensors = node.args[:2]
-    plain = equation.replace(" ", "")
-    if "..." in plain:
-        plain = without_ellipses(plain, [rank_of(x) for x in tensors])
+    plain = explicit(equation.replace(" ", ""), [rank_of(x) for x in tensors])
     tensors = [g.cast(x, node.dtype) for x in tensors]
     letters = set(plain) - set("->,")
     if any(letter not in string.ascii_letters for letter in letters):
@@ -198,12 +196,16 @@ def _without_broadcasting(g: GraphBuilder, equation: str, tensors: Sequence[Valu
     return ",".join(kept) + arrow + right, results
 
 
-def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
-    """An einsum equation with letters for the axes of its ellipses.
+def explicit(equation: str, ranks: Sequence[int]) -> str:
+    """An einsum equation with the letters of its result, and with letters for the axes of its ellipses.
 
-    ONNX requires the same number of axes for every ellipsis; torch aligns them at the last axis and broadcasts.
+    Without an arrow the result has the axes of the ellipses, then every letter that occurs once: A to Z before a to z, which ONNX
+    leaves open. ONNX requires the same number of axes for every ellipsis; torch aligns them at the last axis and broadcasts.
     """
     left, arrow, right = equation.partition("->")
+    if not arrow:
+        named = left.replace("...", "").replace(",", "")
+        right = "..." * ("..." in left) + "".join(sorted(letter for letter in named if named.count(letter) == 1))
     terms = left.split(",")
     counts = [
         rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(terms, ranks, strict=True)
@@ -212,10 +214,6 @@ def without_ellipses(equation: str, ranks: Sequence[int]) -> str:
     if max(counts) > len(unused):
         raise Unsupported(f"the einsum equation {equation!r} has too many axes for its letters")
     letters = "".join(unused[: max(counts)])
-    if not arrow:
-        # The axes of the ellipses, then every letter that occurs once.
-        named = left.replace("...", "").replace(",", "")
-        right = "..." + "".join(sorted(letter for letter in named if named.count(letter) == 1))
     terms = [term.replace("...", letters[len(letters) - n :]) for term, n in zip(terms, counts, strict=True)]
     return ",".join(terms) + "->" + right.replace("...", letters)
 
@@ -243,12 +241,16 @@ def _contracted(
             else:
                 a = reduced(g, "ReduceSum", a, [x], True, inner, exact=True)
     shape = [*(g.dim(a, x) for x in kept[0]), *(g.dim(b, y) for y in kept[1])]
-    rows, columns = _joined(g, a, kept[0]), _joined(g, b, kept[1])
-    # A size that is inferred is an error of ONNX Runtime where other axes are empty.
-    known = [size if isinstance(size := _joined(g, x, axes), int) else -1 for x, axes in zip((a, b), over, strict=True)]
-    first = g.op.Reshape(_ordered(g, a, [*kept[0], *over[0]]), g.vector([rows, known[0]]))
-    second = g.op.Reshape(_ordered(g, b, [*over[1], *kept[1]]), g.vector([known[1], columns]))
-    return g.cast(g.op.Reshape(product(g, first, second), g.vector(shape)), dtype)
+    first = _shaped(g, _ordered(g, a, [*kept[0], *over[0]]), [_joined(g, a, kept[0]), _joined(g, a, over[0])])
+    second = _shaped(g, _ordered(g, b, [*over[1], *kept[1]]), [_joined(g, b, over[1]), _joined(g, b, kept[1])])
+    return g.cast(_shaped(g, product(g, first, second), shape), dtype)
+
+
+def _shaped(g: GraphBuilder, x: Value, sizes: list[Any]) -> Value:
+    """``x`` of these sizes, any of which may be 0 when the model runs: beside a 0 no size can be inferred."""
+    if g.opset < 14 or sum(not isinstance(size, int) for size in sizes) < 2:
+        return g.reshape(x, sizes)
+    return g.op.Reshape(x, g.vector(sizes), allowzero=1)
 
 
 def _ordered(g: GraphBuilder, x: Value, order: list[int]) -> Value:

@@ -42,14 +42,14 @@ def pow_(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def integer_power(g: GraphBuilder, x: Any, exponent: Any, dtype: ir.DataType) -> Value:
-    """An integer power: by products, which wrap as torch's, when the exponent is a small constant or a tensor of such.
+    """An integer power: by products, which wrap as torch's, when the exponent is a number or a known tensor of small numbers.
 
     Others by Pow in 64 bits; 0 to a negative power, infinite for Pow, is 0.
     """
     known = g.constant(exponent) if isinstance(exponent, Value) else None
     if known is not None and known.size and known.min() >= 0 and known.max() <= 64:
         return _power_by_bits(g, operand(g, x, INT64), known, dtype)
-    if not _is_small(exponent):
+    if isinstance(exponent, Value):
         a, b = operands(g, x, exponent, dtype=INT64)
         zero = g.const(0)
         infinite = g.op.And(g.op.Equal(a, zero), g.op.Less(b, zero))
@@ -81,12 +81,8 @@ def _power_by_bits(g: GraphBuilder, base: Value, exponents: np.ndarray, dtype: i
     return g.cast(result, dtype)
 
 
-def _is_small(exponent: Any) -> bool:
-    return isinstance(exponent, int) and 0 <= exponent <= 64
-
-
 def _integer_power_of_tensors(node: FxNode) -> bool:
-    return bool(node.dtype.is_integer()) and not _is_small(node.args[1])
+    return bool(node.dtype.is_integer()) and isinstance(node.args[1], Value)
 
 
 def pow_exact(g: GraphBuilder, node: FxNode) -> Value:

@@ -6,6 +6,7 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import truncated
+from onnxplug.converters.helpers.promotion import wide
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -24,16 +25,20 @@ def rounding(op_type: str) -> Converter:
 
 
 def round_decimals(g: GraphBuilder, node: FxNode) -> Value:
-    """round.decimals(Tensor self, *, int decimals) -> Tensor"""
+    """round.decimals(Tensor self, *, int decimals) -> Tensor
+
+    In float32 for half types, as in torch: float16 has no number for 10 ** 5.
+    """
     x, decimals = node.args
     if node.dtype.is_integer():
         raise Unsupported("rounding integers to decimals")
-    scale = g.const(10.0 ** abs(decimals), node.dtype)
+    dtype = wide(node.dtype)
+    x, scale = g.cast(x, dtype), g.const(float(f"1e{abs(decimals)}"), dtype)
     if decimals >= 0:
         result = g.op.Div(g.op.Round(g.op.Mul(x, scale)), scale)
     else:
         result = g.op.Mul(g.op.Round(g.op.Div(x, scale)), scale)
-    return result
+    return g.cast(result, node.dtype)
 
 
 def trunc(g: GraphBuilder, node: FxNode) -> Value:

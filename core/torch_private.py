@@ -100,6 +100,7 @@ _NAMES = {
     "fx_config": _Private("torch.fx.experimental._config:", "dynamic dimensions of size 0 and 1"),
     "ValueRanges": _Private("torch.utils._sympy.value_ranges:ValueRanges", "what ranges of sizes imply"),
     "bound_sympy": _Private("torch.utils._sympy.value_ranges:bound_sympy", "what ranges of sizes imply"),
+    "prims_common": _Private("torch._prims_common:", "means of complex tensors"),
     "sympy_functions": _Private("torch.utils._sympy.functions:", "quotients of sizes"),
     "SymT": _Private("torch.utils._sympy.symbol:SymT", "dynamic dimensions of size 0"),
     "int_oo": _Private("torch.utils._sympy.numbers:int_oo", "ranges of sizes without an end"),

@@ -193,9 +193,9 @@ def _istft_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         length: Any = None,
         return_complex: bool = False,
     ) -> Tensor:
-        """As torch's own, also for a length that is a dynamic size: a part of the whole signal, or the signal and zeros."""
+        """As torch's own, also for a length beside dynamic sizes: a part of the whole signal, or the signal and zeros."""
         options = (normalized, onesided)
-        if not isinstance(length, torch.SymInt):
+        if length is None or not any(isinstance(size, torch.SymInt) for size in (length, input.shape[-1])):
             return original(
                 input, n_fft, hop_length, win_length, window, center, *options, length, return_complex=return_complex
             )

@@ -9,6 +9,7 @@ from typing import Literal
 from onnxplug.capture.patches import TorchPatch
 from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
+from onnxplug.patches.complex_sizes import sizes_beside_complex_numbers
 from onnxplug.patches.conversions import conversions_that_change_nothing
 from onnxplug.patches.copies import copies_of_tensors
 from onnxplug.patches.data_sizes import sizes_that_follow_from_data
@@ -133,6 +134,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="torch has sympy simplify quotients of sizes: minutes where sizes come from many layers.",
         test="tests/capture/test_quotients.py::test_sizes_of_many_layers",
         enter=lambda request: quotients_cancelled(),
+    ),
+    TorchPatch(
+        name="complex sizes",
+        target="torch._prims_common.dtype_to_type_ctor",
+        why="complex(size) makes a dynamic size a constant, in means and variances of complex tensors.",
+        test="tests/capture/test_complex_sizes.py::test_sizes_beside_complex_tensors[mean]",
+        enter=lambda request: sizes_beside_complex_numbers(),
     ),
     TorchPatch(
         name="padded sizes",

@@ -18,18 +18,52 @@ from onnxplug.converters.helpers.complex_pairs import (
     c_scale,
     c_times_i,
 )
-from onnxplug.converters.helpers.elementary import arctan2, asinh_of, cosh_of, is_negative, log1p_of, sinh_of, with_sign
+from onnxplug.converters.helpers.elementary import (
+    arctan2,
+    asinh_of,
+    cosh_of,
+    expm1_of,
+    is_negative,
+    log1p_of,
+    sinh_of,
+    with_sign,
+)
+
+
+def _times_sine(g: GraphBuilder, size: Any, angle: Any) -> Any:
+    """A number times the sine of an angle, 0 of the angle 0 also where the number is infinite."""
+    flat = g.op.Equal(angle, g.const(0.0, angle.dtype))
+    return g.op.Where(flat, angle, g.op.Mul(size, g.op.Sin(angle)))
 
 
 def c_exp(g: GraphBuilder, x: Complex) -> Complex:
     """exp(a) (cos b + i sin b); the result of a real argument is real, also where exp(a) is infinite."""
     size = g.op.Exp(x.real)
-    flat = g.op.Equal(x.imag, g.const(0.0, x.imag.dtype))
-    return Complex(g.op.Mul(size, g.op.Cos(x.imag)), g.op.Where(flat, x.imag, g.op.Mul(size, g.op.Sin(x.imag))))
+    return Complex(g.op.Mul(size, g.op.Cos(x.imag)), _times_sine(g, size, x.imag))
+
+
+def c_expm1(g: GraphBuilder, x: Complex) -> Complex:
+    """exp(z) - 1 without cancellation at small z: the real part is (exp(a) - 1) cos b - 2 sin²(b/2)."""
+    dtype = x.real.dtype
+    sine = g.op.Sin(g.op.Mul(x.imag, g.const(0.5, dtype)))
+    less = g.op.Mul(g.const(2.0, dtype), g.op.Mul(sine, sine))
+    real = g.op.Sub(g.op.Mul(expm1_of(g, x.real), g.op.Cos(x.imag)), less)
+    return Complex(real, _times_sine(g, g.op.Exp(x.real), x.imag))
 
 
 def c_log(g: GraphBuilder, x: Complex) -> Complex:
     return Complex(g.op.Log(c_abs(g, x)), c_angle(g, x))
+
+
+def c_log1p(g: GraphBuilder, x: Complex) -> Complex:
+    """log(1 + z); where |1 + z| is near 1 the real part is log1p(|1 + z|² - 1) / 2, of the difference a (2 + a) + b²."""
+    dtype = x.real.dtype
+    more = Complex(g.op.Add(x.real, g.const(1.0, dtype)), x.imag)
+    gap = g.op.Mul(x.real, g.op.Add(x.real, g.const(2.0, dtype)))
+    gap = g.op.Add(gap, g.op.Mul(x.imag, x.imag))
+    near = g.op.Less(g.op.Abs(gap), g.const(0.5, dtype))
+    far = c_log(g, more)
+    return Complex(g.op.Where(near, g.op.Mul(g.const(0.5, dtype), log1p_of(g, gap)), far.real), far.imag)
 
 
 def c_sqrt(g: GraphBuilder, x: Complex) -> Complex:
@@ -47,11 +81,11 @@ def c_sqrt(g: GraphBuilder, x: Complex) -> Complex:
 
 
 def c_sinh(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Mul(sinh_of(g, x.real), g.op.Cos(x.imag)), g.op.Mul(cosh_of(g, x.real), g.op.Sin(x.imag)))
+    return Complex(g.op.Mul(sinh_of(g, x.real), g.op.Cos(x.imag)), _times_sine(g, cosh_of(g, x.real), x.imag))
 
 
 def c_cosh(g: GraphBuilder, x: Complex) -> Complex:
-    return Complex(g.op.Mul(cosh_of(g, x.real), g.op.Cos(x.imag)), g.op.Mul(sinh_of(g, x.real), g.op.Sin(x.imag)))
+    return Complex(g.op.Mul(cosh_of(g, x.real), g.op.Cos(x.imag)), _times_sine(g, sinh_of(g, x.real), x.imag))
 
 
 def c_tanh(g: GraphBuilder, x: Complex) -> Complex:
@@ -109,15 +143,16 @@ def c_acosh(g: GraphBuilder, x: Complex) -> Complex:
 
 
 def c_atanh(g: GraphBuilder, x: Complex) -> Complex:
-    """Real part log1p(4a / ((1 - a)² + b²)) / 4, imaginary part atan2(2b, (1 - a)(1 + a) - b²) / 2."""
+    """Real part log1p(4a / ((1 - a)² + b²)) / 4 of a >= 0 and odd, imaginary part atan2(2b, (1 - a)(1 + a) - b²) / 2."""
     dtype = x.real.dtype
     one, two, four = (g.const(v, dtype) for v in (1.0, 2.0, 4.0))
-    less = g.op.Sub(one, x.real)
+    size = g.op.Abs(x.real)
+    less = g.op.Sub(one, size)
     square = g.op.Mul(x.imag, x.imag)
-    real = log1p_of(g, g.op.Div(g.op.Mul(four, x.real), g.op.Add(g.op.Mul(less, less), square)))
-    below = g.op.Sub(g.op.Mul(less, g.op.Add(one, x.real)), square)
+    real = log1p_of(g, g.op.Div(g.op.Mul(four, size), g.op.Add(g.op.Mul(less, less), square)))
+    below = g.op.Sub(g.op.Mul(less, g.op.Add(one, size)), square)
     return Complex(
-        g.op.Mul(g.const(0.25, dtype), real),
+        with_sign(g, g.op.Mul(g.const(0.25, dtype), real), is_negative(g, x.real)),
         g.op.Mul(g.const(0.5, dtype), arctan2(g, g.op.Mul(two, x.imag), below)),
     )
 
@@ -133,15 +168,14 @@ def via_i(function: Callable[[GraphBuilder, Complex], Complex], *, back: bool = 
 
 
 def c_pow(g: GraphBuilder, x: Complex, y: Complex) -> Complex:
-    """exp(y log x); 0 to a power is 0, to the power 0 it is 1."""
-    dtype = x.real.dtype
-    zero, one = g.const(0.0, dtype), g.const(1.0, dtype)
-    result = c_exp(g, c_mul(g, y, c_log(g, x)))
+    """exp(y log x). Of a base of 0 it is 0 where y has a positive real part, inf + NaN i a negative one, and NaN otherwise."""
+    zero = g.const(0.0, x.real.dtype)
+    exponent = c_mul(g, y, c_log(g, x))
+    result = c_exp(g, exponent)
     no_base = g.op.And(g.op.Equal(x.real, zero), g.op.Equal(x.imag, zero))
-    no_power = g.op.And(g.op.Equal(y.real, zero), g.op.Equal(y.imag, zero))
-    real = g.op.Where(no_power, one, g.op.Where(no_base, zero, result.real))
-    imag = g.op.Where(g.op.Or(no_power, no_base), zero, result.imag)
-    return Complex(real, imag)
+    # The imaginary part of the exponent is NaN there.
+    size = g.op.Exp(exponent.real)
+    return Complex(g.op.Where(no_base, size, result.real), g.op.Where(no_base, g.op.Mul(size, zero), result.imag))
 
 
 def c_sigmoid(g: GraphBuilder, x: Complex) -> Complex:

@@ -12,6 +12,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import PART_DTYPE, Complex, complex_constant
 from onnxplug.converters.helpers.dtypes import BOOL
 from onnxplug.converters.helpers.elementary import arctan2, hypot_of
+from onnxplug.converters.helpers.promotion import operand
 from onnxplug.interpret.node import FxNode
 
 
@@ -57,6 +58,16 @@ def bilinear(g: GraphBuilder, product: Callable[..., Value], x: Complex, y: Comp
 
 def c_scale(g: GraphBuilder, x: Complex, factor: Value) -> Complex:
     return Complex(g.op.Mul(x.real, factor), g.op.Mul(x.imag, factor))
+
+
+def c_times(g: GraphBuilder, x: Complex, number: Any) -> Complex:
+    """Times a number: a real or symbolic one scales both parts, 1 neither; a product with 0 i would be NaN of infinities."""
+    dtype = x.real.dtype
+    assert dtype is not None
+    if isinstance(number, complex) and number.imag:
+        return c_mul(g, x, complex_constant(g, number, dtype))
+    number = number.real if isinstance(number, complex) else number
+    return x if not isinstance(number, Value) and number == 1 else c_scale(g, x, operand(g, number, dtype))
 
 
 def c_neg(g: GraphBuilder, x: Complex) -> Complex:

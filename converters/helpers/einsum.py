@@ -10,8 +10,9 @@ from typing import Any
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT
-from onnxplug.converters.helpers.reductions import in_rows, is_long_sum, reduce
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
+from onnxplug.converters.helpers.reductions import in_rows, is_long_sum, reduce, reduced
+from onnxplug.converters.helpers.runtimes import INTEGERS_THROUGH_DOUBLE
 
 #: The most products that are added by Einsum itself where there are too many.
 _MOST_INSIDE = 1 << 12
@@ -22,13 +23,13 @@ def sum_of_products(g: GraphBuilder, equation: str, tensors: Sequence[Value]) ->
 
     Args:
         g: The builder.
-        equation: Without ellipses and spaces.
+        equation: With an arrow, without ellipses and spaces.
         tensors: One for each term, of one dtype; a letter has the same size in all of them.
     """
-    left, arrow, right = equation.partition("->")
+    left, _, right = equation.partition("->")
     terms = left.split(",")
-    if not arrow:
-        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    if tensors[0].dtype == INT64 and INTEGERS_THROUGH_DOUBLE.concerns(g):
+        return _of_integers(g, terms, tensors, right)
     if _is_long(g, _summed(g, terms, tensors, right), tensors):
         # A letter that only one operand has is summed there.
         tensors = [_summed_alone(g, x, term, left, right) for x, term in zip(tensors, terms, strict=True)]
@@ -38,6 +39,22 @@ def sum_of_products(g: GraphBuilder, equation: str, tensors: Sequence[Value]) ->
     if not all(isinstance(size, int) for size in summed.values()):
         return g.cast(g.op.Einsum(*(g.cast(x, DOUBLE) for x in tensors), equation=equation), FLOAT)
     return _in_steps(g, terms, tensors, right, summed)
+
+
+def _of_integers(g: GraphBuilder, terms: Sequence[str], tensors: Sequence[Value], right: str) -> Value:
+    """A letter that only one operand has is summed there, so that the sum wraps: Einsum sums it through double, unlike products."""
+    kept, results = [], []
+    for place, (term, x) in enumerate(zip(terms, tensors, strict=True)):
+        others = {*right, *"".join([*terms[:place], *terms[place + 1 :]])}
+        if not set(term) <= others:
+            letters = "".join(dict.fromkeys(term))
+            x = x if letters == term else g.op.Einsum(x, equation=f"{term}->{letters}")
+            axes = [axis for axis, c in enumerate(letters) if c not in others]
+            x = reduced(g, "ReduceSum", x, axes, False, INT64, exact=True)
+            term = "".join(c for c in letters if c in others)
+        kept.append(term)
+        results.append(x)
+    return results[0] if kept == [right] else g.op.Einsum(*results, equation=f"{','.join(kept)}->{right}")
 
 
 def _summed(g: GraphBuilder, terms: Sequence[str], tensors: Sequence[Value], right: str) -> dict[str, Any]:

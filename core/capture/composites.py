@@ -79,15 +79,28 @@ def _norm(original: Kernel) -> Kernel:
     return kernel
 
 
+def _cond(original: Kernel) -> Kernel:
+    """A condition number's fake result: torch's kernel asks for a plain number of elements, for the norms that have names."""
+
+    def kernel(x: torch.Tensor, order: str) -> torch.Tensor:
+        is_matrix = x.dtype in (torch.float32, torch.float64) and x.dim() > 1 and x.shape[-2] == x.shape[-1]
+        if detect_fake_mode((x,)) is None or order not in ("fro", "nuc") or not is_matrix:
+            return original(x, order)
+        return x.new_empty(x.shape[:-2])
+
+    return kernel
+
+
 _COMPOSITES = {
     torch.ops.aten.max_pool1d.default: _max_pool1d,
     torch.ops.aten.linalg_matrix_norm.default: _matrix_norm,
     torch.ops.aten.linalg_norm.default: _norm,
+    torch.ops.aten.linalg_cond.p_str: _cond,
 }
 
 
 def composite_kernels() -> list[Exchange]:
-    """The kernels of max pools of one axis and of norms of matrices."""
+    """The kernels of max pools of one axis, and of norms and condition numbers of matrices."""
     return [(op, DispatchKey.CompositeImplicitAutograd, kernel_of) for op, kernel_of in _COMPOSITES.items()]
 
 

@@ -44,6 +44,13 @@ def test_istft_of_a_dynamic_length(length: Callable[[torch.Tensor], int], center
     check(_signal(length, center), *args, others=others, dynamic=({0: "batch", 1: "time"},), atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [39, 40])
+def test_istft_of_a_static_length(length: int, seeded: None) -> None:
+    """A signal that is shorter when the model runs is followed by zeros, as eager's."""
+    others = [(torch.randn(3, 96),), (torch.randn(1, 17),)]
+    check(_signal(lambda x: length), torch.randn(2, 64), others=others, dynamic=({0: "batch", 1: "time"},), atol=1e-5)
+
+
 @pytest.mark.long
 def test_istft_longer_than_the_signal(seeded: None) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:

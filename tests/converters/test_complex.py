@@ -14,6 +14,7 @@ from tests.support.tolerances import looser
 
 X = torch.randn(3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
 INF, NAN = float("inf"), float("nan")
+N = torch.export.Dim("n")
 
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "add": lambda x: x + 2 * x,
@@ -69,6 +70,93 @@ def test_complex(name: str) -> None:
         else [(other,)]
     )
     check(call, X, others=others, **looser("complex"))
+
+
+def numbers(*values: complex) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.complex64)
+
+
+#: A function, and two tensors whose results other formulas lose.
+HARD: dict[str, tuple[Callable[..., Any], torch.Tensor, torch.Tensor]] = {
+    "log1p of small numbers": (torch.log1p, numbers(1e-6, 2e-5 - 1e-6j, 1e-4j), numbers(-1e-7j, 3, -1 + 2j, 0)),
+    "expm1 of small numbers": (torch.expm1, numbers(1e-6, 2e-5 - 1e-6j, 1e-4j), numbers(-1e-7j, 3, -90 + 2j, 0)),
+    "atanh near the poles": (torch.atanh, numbers(-1 + 1e-5j, 1 - 1e-5j), numbers(-0.9999, 1.0001, -1 - 1e-3j)),
+    "atan near the poles": (torch.atan, numbers(1e-5 + 1j, 1e-5 - 1j), numbers(0.9999j, -1e-3 + 1j, 2)),
+    "hyperbolic of large real numbers": (lambda x: (x.sinh(), x.cosh()), numbers(100, -1000), numbers(95 + 0j, 1)),
+    "powers to numbers": (
+        lambda x: (x**0, x**1, x**2, x**3, x**-1, x**-2, x**0.5, x**-0.5),
+        numbers(1 - 1j, 0, 20j),
+        numbers(INF, -3, 0.5j, -2 - 3j),
+    ),
+    "powers of 0": (lambda x: (torch.pow(0, x), (0 * x) ** x), numbers(1, -1, 0.5 + 2j, 0), numbers(2, 1j, -3)),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_complex_of_hard_numbers(name: str) -> None:
+    function, first, second = HARD[name]
+
+    def call(x: torch.Tensor) -> Any:
+        results = function(x)
+        return tuple(map(pairs, results)) if isinstance(results, tuple) else pairs(results)
+
+    check(call, first, others=[(second,)], dynamic=True, rtol=1e-5, atol=1e-12)
+
+
+def test_products_of_complex_numbers_at_every_size() -> None:
+    def call(x: torch.Tensor) -> Any:
+        return tuple(map(pairs, (x.prod(), x.prod(0), x.prod(-1, keepdim=True), x.cumprod(0))))
+
+    others = [(torch.randn(shape, dtype=torch.complex64),) for shape in ((2, 5), (0, 4), (3, 0), (1, 1))]
+    check(call, X, others=others, dynamic=True, **looser("complex"))
+    check(call, X[:0], others=[(X[:0],)])
+
+
+def test_scalars_of_complex_products() -> None:
+    """A beta of zero drops the bias, and a real or symbolic number scales both parts."""
+
+    def call(bias: torch.Tensor, a: torch.Tensor) -> Any:
+        sums = [torch.addmm(bias, a, a.mT, beta=beta, alpha=alpha) for beta, alpha in ((0, 1), (2j, 1 - 1j), (0, 3))]
+        sums += [torch.addbmm(bias, a[None], a.mT[None], beta=0), torch.add(a, a, alpha=a.shape[0])]
+        return tuple(map(pairs, [*sums, torch.addcmul(a, a, a, value=2 - 1j), torch.sub(a, a.conj(), alpha=2j)]))
+
+    bias = torch.full((3, 3), complex(NAN, INF), dtype=torch.complex64)
+    check(call, bias, X, others=[(X[:2] @ X[:2].mT, X[:2])], dynamic=True, **looser("complex"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: (
+            y.sum(dtype=x.dtype),
+            y.sum(1, dtype=x.dtype),
+            y.mean(1, dtype=x.dtype),
+            y.cumsum(0, dtype=x.dtype),
+        ),
+        lambda x, y: (y.clone().copy_(x), torch.cat([y, y]).slice_scatter(y.clone().copy_(x), 0, 0, y.shape[0])),
+        lambda x, y: (
+            x.view(torch.float32) * 2,
+            torch.cat([y, y], 1).view(torch.complex64) * 2,
+            x.view(torch.complex64),
+        ),
+        lambda x, y: torch.broadcast_tensors(x[:, :1], y),
+        lambda x, y: x.index_add(1, torch.tensor([1, 0, 1]), x[:, :3], alpha=1 - 2j),
+        lambda x, y: (x == y.double() + 1e-9, x != y.double(), x.real == x),
+    ],
+    ids=["sums of real numbers", "copies into real numbers", "bits", "broadcast", "index_add", "comparisons"],
+)
+def test_real_and_complex(function: Callable[..., Any]) -> None:
+    def call(x: torch.Tensor, y: torch.Tensor) -> Any:
+        results = function(x, y)
+        return tuple(map(pairs, results)) if isinstance(results, tuple) else pairs(results)
+
+    others = [(torch.complex(x, 0 * x), x) for x in (X.imag * 3, X.real[:1])]
+    check(call, X, X.real.clone(), others=others, dynamic=({0: N}, {0: N}), **looser("complex"))
+
+
+def test_a_product_scattered_into_complex_numbers_is_refused() -> None:
+    with pytest.raises(onnxplug.OnnxplugError, match="reduce='multiply'"):
+        onnxplug.to_onnx(lambda x: x.scatter(0, torch.tensor([[0, 0]]), x[:1, 1:3], reduce="multiply").abs(), (X,))
 
 
 def test_complex_inputs_and_outputs_are_pairs() -> None:

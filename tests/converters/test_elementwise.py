@@ -133,6 +133,13 @@ UNARY: dict[str, tuple[Callable[..., Any], torch.Tensor, torch.Tensor]] = {
     "logit": (lambda x: torch.logit(x, 1e-6), UNIT.abs(), UNIT2.abs()),
     "threshold": (lambda x: F.threshold(x, 0.1, 20.0), X, X * 3),
     "round_decimals": (lambda x: torch.round(x, decimals=1), X, X * 1.37),
+    "half_round_decimals": (lambda x: (x.half().round(decimals=5), x.half().round(decimals=-5)), X, X * 137),
+    "round_decimals_beyond_double": (lambda x: x.double().round(decimals=330), X, X * 1.37),
+    "int_pow_beyond_64": (
+        lambda x: (x**65, x.int() ** 99, x.to(torch.uint8) ** 127, x ** (2**62 + 1)),
+        I,
+        torch.tensor([[2, 3, -3], [1, 0, -1]]),
+    ),
 }
 
 BINARY: dict[str, tuple[Callable[..., Any], tuple[Any, Any], tuple[Any, Any]]] = {
@@ -180,6 +187,18 @@ BINARY: dict[str, tuple[Callable[..., Any], tuple[Any, Any], tuple[Any, Any]]] =
     "cross": (torch.linalg.cross, (X, Y), (X2, Y2)),
     "cross_of_columns": (lambda x, y: torch.linalg.cross(x.T, y.T, dim=0), (X, Y), (Y[:0], X[:0])),
     "int_cross": (torch.linalg.cross, (I, J), (I2, J2)),
+    "ldexp": (torch.ldexp, (X, J), (X2, J2 * 40)),
+    "ldexp_of_small_and_large_numbers": (
+        torch.ldexp,
+        (torch.tensor([[1e-38, 0.0, INF]]), torch.tensor([[136, 999, -999]])),
+        (torch.tensor([[1e-45, 3e38, -1e-30]]), torch.tensor([[270, -270, 150]])),
+    ),
+    "double_ldexp_of_small_and_large_numbers": (
+        torch.ldexp,
+        (torch.tensor([[1e-300, 0.0, INF]], dtype=torch.float64), torch.tensor([[1999, 9999, -9999]])),
+        (torch.tensor([[5e-324, 1e308, -1e-30]], dtype=torch.float64), torch.tensor([[2097, -2097, 1100]])),
+    ),
+    "ldexp_of_integers": (torch.ldexp, (I, J), (J2, J2)),
 }  # fmt: skip
 
 

@@ -442,6 +442,13 @@ def test_norm_exported_from_an_empty_matrix(order: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("order", ["fro", "nuc", 1])
+def test_cond_of_dynamic_size(order: Any) -> None:
+    """torch's own fake kernel asks for a plain number of elements where the norm has a name."""
+    others = [(matrices(*shape),) for shape in ((1, 5, 5), (3, 1, 1), (2, 0, 0))]
+    check(lambda x: linalg.cond(x, order), matrices(2, 3, 3), others=others, dynamic=True)
+
+
 def test_cond_of_singular() -> None:
     a = torch.tensor([[[1.0, 2], [2, 4]], [[0, 0], [0, 0]], [[2, 0], [0, 1]]])
     for order in ("fro", 1, math.inf):

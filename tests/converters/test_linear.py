@@ -45,6 +45,17 @@ def test_einsum_with_ellipses(equation: str, shapes: list[tuple[int, ...]]) -> N
 
 
 @pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [("Bi,ij", [(2, 3), (3, 4)]), ("ij,ij", [(1, 3), (4, 3)]), ("ij,jk", [(2, 1), (4, 3)]), ("iA,A", [(2, 3), (1,)])],
+    ids=str,
+)
+def test_einsum_without_an_arrow(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    """The result's letters are those that occur once, capitals first; sizes of 1 that are broadcast count."""
+    first, second = ([_operand(shape, i + n) for i, shape in enumerate(shapes)] for n in (0, 10))
+    check(lambda *x: torch.einsum(equation, *x), *first, others=[second])
+
+
+@pytest.mark.parametrize(
     "shapes",
     [[(3,), (4, 2, 3)], [(2, 3), (4, 2, 3)], [(2, 5, 3), (4, 2, 2, 3)], [(2, 5, 3), (3,)], [(), (4, 2, 3)]],
     ids=str,
@@ -53,6 +64,55 @@ def test_einsum_with_ellipses(equation: str, shapes: list[tuple[int, ...]]) -> N
 def test_inner(shapes: Any, dtype: torch.dtype) -> None:
     first, second = ([(_operand(s, i + n) * 9).to(dtype) for i, s in enumerate(shapes)] for n in (0, 10))
     check(torch.inner, *first, others=[second])
+
+
+def _integers(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**62), 2**62, shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize(
+    "equation", ["ij->", "ij->ji", "ii->", "iij->j", "i,j->", "bij,bjk->", "ij,jk,kl->i", "ijk,jl->k"]
+)
+def test_einsum_of_integers_wraps(equation: str) -> None:
+    terms = equation.partition("->")[0].split(",")
+    first, second, ones = (
+        [_integers((size,) * len(term), seed + i) for i, term in enumerate(terms)]
+        for size, seed in ((3, 0), (5, 10), (1, 20))
+    )
+    check(lambda *x: torch.einsum(equation, *x), *first, others=[second, ones], dynamic=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_sums_of_integer_products_wrap(dtype: torch.dtype) -> None:
+    def call(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.addbmm(bias, a, b, beta=3, alpha=5), torch.baddbmm(bias, a, b)
+
+    first, second = (
+        [_integers(shape, i, dtype) for i, shape in enumerate(((m, n), (batch, m, k), (batch, k, n)))]
+        for batch, m, k, n in ((4, 3, 5, 2), (1, 6, 1, 7))
+    )
+    check(call, *first, others=[second], dynamic=True)
+
+
+@pytest.mark.parametrize("axes", [([1, 2], [1, 0]), ([1], [1]), 0], ids=str)
+def test_tensordot_of_every_size(axes: Any) -> None:
+    """Sizes of 0 stay 0: ONNX's Reshape copies a size for 0, and infers none beside it."""
+    pairs = [
+        ((1, 3, 2), (2, 3, 7)),
+        ((0, 3, 2), (2, 3, 1)),
+        ((2, 1, 5), (5, 1, 0)),
+        ((2, 0, 5), (5, 0, 3)),
+        ((2, 4, 0), (0, 4, 3)),
+    ]
+    others = [(_operand(a, 1), _operand(b, 2)) for a, b in pairs]
+    check(
+        lambda a, b: torch.tensordot(a, b, axes),
+        _operand((2, 3, 4), 0),
+        _operand((4, 3, 5), 9),
+        others=others,
+        dynamic=True,
+    )
 
 
 N, M = torch.export.Dim("n"), torch.export.Dim("m")

@@ -38,16 +38,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "hash_tensor": ("missing", "a hash of a tensor's bits is no model's output"),
     "nn.functional.linear_cross_entropy.chunked_none": ("missing", _PRIVATE),
     **{f"{name}|complex64": ("missing", "factorisations of complex matrices") for name in _FACTOR},
-    **{
-        f"{name}|complex64": ("missing", "not of complex numbers yet")
-        for name in (
-            "cumprod",
-            "logcumsumexp",
-            "masked.cumprod",
-            "linalg.vander",
-        )
-    },
-    "atanh|complex64": ("value", "near the branch point 1 a rounding of the argument is a large change of the result"),
+    "logcumsumexp|complex64": ("missing", "not of complex numbers yet"),
     "_segment_reduce.lengths|float32": ("unsupported", "segments along another axis than the first"),
     "_segment_reduce.offsets|float32": ("unsupported", "segments along another axis than the first"),
     "nn.functional.adaptive_avg_pool3d||dynamic": ("run", _EMPTY),
