@@ -1,4 +1,7 @@
-"""The answer to an operator that asks whether a size is 1: the answer for other sizes, which the example may not show."""
+"""The answer to an operator that asks whether a size is 1: the answer for other sizes, which the example may not show.
+
+A squeeze of a size that is 1 at most, ``x[1:2]``, gets the example's answer: the other size, 0, is the special case.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import sympy
+import torch
 from sympy.logic.boolalg import Boolean
 from torch.fx.experimental import sym_node, symbolic_shapes
 
@@ -13,6 +17,8 @@ from onnxplug.capture.implication import implied
 from onnxplug.torch_private import backed_values
 
 _OF_SIZES = (sym_node.__file__, symbolic_shapes.__file__)
+_ENDS = ("Min", "Max")
+_REFERENCES = torch._refs.__file__
 
 
 def general_answer(env: Any, expr: Any, frame: FrameType) -> Any:
@@ -56,3 +62,31 @@ def _copies(frame: FrameType | None) -> bool:
         return False
     called = frame.f_locals.get("func", getattr(frame.f_locals.get("node"), "target", None))
     return getattr(called, "__name__", called) == "contiguous"
+
+
+def removes_axis(condition: torch.SymBool, frame: FrameType | None) -> bool:
+    """Whether a squeeze asks if a size is 1 that is 1 in the example, and is 1 at most or made 1 by ``unbind``."""
+    names: list[str] = []
+    while frame is not None:
+        if frame.f_code.co_filename == _REFERENCES:
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    if "squeeze" not in names[:2] or not condition.node.hint:
+        return False
+    sizes = [side for side in condition.node.expr.args if side != 1]
+    return "unbind" in names or (len(sizes) == 1 and is_one_at_most(sizes[0], condition.node.shape_env))
+
+
+def is_one_at_most(size: Any, env: Any) -> bool:
+    """Whether an expression of sizes is 1 at most: ``min(m + 1, n) - min(m, n)``, the size of ``x[m : m + 1]``, is.
+
+    A ``min`` is no larger than either of its operands; where it is subtracted, it is each of them in one case. For ``max`` it is
+    the other way round.
+    """
+    ends = [(part, sign) for part, sign in size.as_coefficients_dict().items() if type(part).__name__ in _ENDS]
+    for is_by_cases in (True, False):
+        for part, sign in ends:
+            if ((type(part).__name__ == "Max") == (sign > 0)) is is_by_cases:
+                others = (is_one_at_most(size + sign * (operand - part), env) for operand in part.args)
+                return (all if is_by_cases else any)(others)
+    return bool(env.bound_sympy(size).upper <= 1)

@@ -32,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from onnxplug.capture.branches import Branches
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.data_dependent import is_only_tested
-from onnxplug.capture.general import general_answer
+from onnxplug.capture.general import general_answer, removes_axis
 from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.patching import patched
@@ -77,12 +77,13 @@ class Question(NamedTuple):
         expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
         place: The user's ``file:line``.
         asker: ``code`` of the model; a ``layer`` or function of torch that it calls; ``check``, which is ``torch._check``; an
-            ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's argument in the graph.
+            ``operator`` whose refusal of other sizes the model may handle; ``constant``, an operator's argument in the graph or the
+            length of a list; or ``joined``, the length of a list whose parts are only joined again.
     """
 
     expr: Any
     place: str | None
-    asker: Literal["code", "layer", "check", "operator", "constant"] = "code"
+    asker: Literal["code", "layer", "check", "operator", "constant", "joined"] = "code"
 
 
 class Fixing(NamedTuple):
@@ -300,11 +301,11 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
-    """Answers that a size is 1 where it is broadcast, without a guard of torch."""
+    """Answers that a size is 1 where it is broadcast, or where a squeeze removes its axis, without a guard of torch."""
     record: Recorded | None = getattr(_local, "recorded", None)
     if record is not None and record.oblivious and isinstance(condition, torch.SymBool):
         expr, frame = condition.node.expr, sys._getframe(2)
-        if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame):
+        if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame) or removes_axis(condition, frame):
             return True
     return original(condition, default)
 

@@ -143,11 +143,14 @@ def size_guards(
         if not expr.free_symbols or not backed or (expr, question.place) in seen:
             continue
         seen.add((expr, question.place))
-        if implied(expr, larger if question.asker in ("operator", "constant") else ranges):
+        if implied(expr, larger if question.asker in ("operator", "joined") else ranges):
             continue
         fixed = _holds_for_small_sizes(expr, hints, ranges) or is_bounded(expr)
         condition = Condition(expr, question.place, fixed, of_code=question.asker != "check")
-        if not fixed and implied(expr, larger):
+        is_of_small = not fixed and implied(expr, larger)
+        if is_of_small and question.asker == "constant":  # torch's ranges can't tell this bound of 2 from none
+            conditions.append(condition)
+        elif is_of_small:
             named = question.place if question.asker == "code" else None
             assumptions += [] if question.asker == "check" else [dataclasses.replace(condition, place=named)]
         elif ends := [] if fixed else _ends(condition, hints, ranges):
@@ -266,7 +269,8 @@ def _guards(
             if guard.expr not in recorded:
                 yield Question(guard.expr, place or places.get(guard.expr) or constants.place_of(guard.expr))
         elif (constant := constants.of_guard(guard)) is not None:
-            yield Question(guard.expr, places.get(guard.expr) or constant.place or place, "constant")
+            asker = "joined" if constant.is_joined else "constant"
+            yield Question(guard.expr, places.get(guard.expr) or constant.place or place, asker)
 
 
 def small_sizes(
