@@ -324,7 +324,8 @@ class _Capture:
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
         self._warnings += [*text_warnings(self._recorded.texts), *truth_warnings(self._recorded.truths)]
-        guards = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
+        recorded = self._recorded
+        guards = size_guards(program, ranges, list(recorded.questions), recorded.places, recorded.of_kernels)
         static = self._broadcast(program, sizes, names)
         self.bounds = guards.bounds
         self._apply_bounds(program, sizes, ranges, names)

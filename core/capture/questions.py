@@ -113,6 +113,7 @@ class Recorded:
         generalized: Whether an operator got that answer.
         questions: The questions in their order, each once.
         places: Condition of an operator to the user's ``file:line``.
+        of_kernels: Conditions of torch's guards that operators in C++ have asked; the guards name the line that calls these.
         texts: ``file:line`` where the text of a size or tensor was taken, and not only printed.
         truths: ``file:line`` where code got a condition of tensors' values that it may compare by ``is``.
         fixings: The sizes that operators fixed.
@@ -129,6 +130,7 @@ class Recorded:
     generalized: bool = False
     questions: dict[Question, None] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
+    of_kernels: set[Any] = field(default_factory=set)
     texts: list[str] = field(default_factory=list)
     truths: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
@@ -295,6 +297,8 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
             _question(condition if condition is not None else sympy.Eq(expr, answer), asking, env)
         )
         return
+    if guard is not None and is_of_python(guard.sloc):
+        record.of_kernels.add(guard.expr)
     if guard is not None and handler_over(frame, ANY, ends_model) is not None:
         place = record.places.get(guard.expr) or user_line(guard.sloc)
         record.questions.setdefault(Question(guard.expr, place, "operator"))

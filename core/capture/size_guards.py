@@ -20,7 +20,7 @@ import dataclasses
 import linecache
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -113,6 +113,7 @@ def size_guards(
     declared: Ranges,
     questions: Sequence[Question] = (),
     places: Mapping[Any, str] = MappingProxyType({}),
+    of_kernels: Set[Any] = frozenset(),
     *,
     one_size: bool = True,
 ) -> SizeGuards:
@@ -122,6 +123,7 @@ def size_guards(
         declared: Symbol to the smallest and largest size that the user declared for it; sizes without a range may be anything.
         questions: The recorded questions; torch's guards lack conditions that follow from earlier guards.
         places: Condition of an operator to the user's line, where it was recorded.
+        of_kernels: The guards that operators in C++ have asked.
         one_size: Whether the equality of two sizes is such a condition; the types of the program's inputs have it too.
     """
     sizes = list(_input_sizes(program))
@@ -132,7 +134,7 @@ def size_guards(
     larger = from_two_on(ranges)
     conditions, assumptions, bounds = [], [], []
     seen: set[tuple[Any, str | None]] = set()
-    for question in (*questions, *_guards(program, questions, places)):
+    for question in (*questions, *_guards(program, questions, places, of_kernels)):
         expr = _replaced(question.expr, env)
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in question.expr.free_symbols):
             expr = (
@@ -157,7 +159,7 @@ def size_guards(
             bounds += ends if question.asker != "operator" else []
         else:
             conditions.append(condition)
-    bounds = _tightest([*bounds, *_bounds_of_operators(env, questions, places, hints, ranges)])
+    bounds = _tightest([*bounds, *_bounds_of_operators(env, questions, places, of_kernels, hints, ranges)])
     within = narrowed(ranges, bounds)
     conditions = [c for c in _unique(conditions) if c.fixed or not implied(c.expr, within)]
     return SizeGuards(conditions, assumptions, bounds)
@@ -170,13 +172,19 @@ def _holds_for_small_sizes(expr: Any, hints: Mapping[Any, Any], ranges: Ranges) 
 
 
 def _bounds_of_operators(
-    env: Any, questions: Iterable[Question], places: Mapping[Any, str], hints: Mapping[Any, Any], ranges: Ranges
+    env: Any,
+    questions: Iterable[Question],
+    places: Mapping[Any, str],
+    of_kernels: Set[Any],
+    hints: Mapping[Any, Any],
+    ranges: Ranges,
 ) -> Iterator[Condition]:
     """The bounds of operators; an operator that asks for a number may have another form elsewhere."""
     by_code = {question.expr for question in questions if question.asker != "operator"}
     for guard in env.guards:
         at_a_number = isinstance(guard.expr, sympy.Eq) and any(side.is_number for side in guard.expr.args)
-        if not is_of_python(guard.sloc) and guard.expr not in by_code and not at_a_number:
+        is_of_operator = guard.expr in of_kernels or not is_of_python(guard.sloc)
+        if is_of_operator and guard.expr not in by_code and not at_a_number:
             place = places.get(guard.expr) or user_line(guard.sloc)
             condition = Condition(_replaced(guard.expr, env), place, fixed=False, of_code=False)
             # Sizes of 0 and 1 are often a special case for torch, and never for ONNX.
@@ -254,7 +262,10 @@ def _unique(conditions: Iterable[Condition]) -> list[Condition]:
 
 
 def _guards(
-    program: torch.export.ExportedProgram, questions: Iterable[Question], places: Mapping[Any, str]
+    program: torch.export.ExportedProgram,
+    questions: Iterable[Question],
+    places: Mapping[Any, str],
+    of_kernels: Set[Any],
 ) -> Iterator[Question]:
     """torch's guards that limit a model, in addition to the recorded questions.
 
@@ -262,7 +273,7 @@ def _guards(
     where the guard's own was not recorded.
     """
     constants = Constants(program)
-    recorded = {question.expr for question in questions if question.place or question.asker == "check"}
+    recorded = {question.expr for question in questions if question.place or question.asker == "check"} | of_kernels
     for guard in next(_input_sizes(program)).node.shape_env.guards:
         place = user_line(guard.sloc)
         if is_of_python(guard.sloc):

@@ -111,21 +111,8 @@ LAYOUT: dict[str, tuple[Model, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-#: The strict mode calls operators again once it has the graph, with sizes that it has taken for 1.
-REFUSED_IF_STRICT = pytest.mark.xfail(
-    strict=True,
-    raises=(CaptureError, UserWarning),
-    reason="the strict mode takes the size for 1, which is an error or said",
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "strict"),
-    [
-        *((name, False) for name in LAYOUT),
-        *(pytest.param(name, True, marks=[REFUSED_IF_STRICT] if name == "tensordot" else []) for name in LAYOUT),
-    ],
-)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", LAYOUT)
 def test_strides_are_no_reason_to_fix_a_size_of_1(name: str, strict: bool) -> None:
     model, example, other_shape = LAYOUT[name]
     dims = {
