@@ -16,6 +16,7 @@ import functools
 import logging
 import operator
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,10 +32,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 from onnxplug.capture.branches import Branches
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
-from onnxplug.capture.data_dependent import is_only_tested
+from onnxplug.capture.data_dependent import is_only_tested, is_unpacked
 from onnxplug.capture.general import general_answer, removes_axis
 from onnxplug.capture.handlers import ANY, handler_over
-from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
+from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, source_location, user_line
 from onnxplug.capture.patching import patched
 from onnxplug.capture.refusals import Answers
 from onnxplug.capture.symbolic_numbers import (
@@ -45,6 +46,7 @@ from onnxplug.capture.symbolic_numbers import (
     observing_reads,
     plain_operand,
 )
+from onnxplug.errors import CaptureError
 from onnxplug.torch_private import (
     FakeTensor,
     NonStrictFunctions,
@@ -62,6 +64,8 @@ _OPERATORS = (
     *("_higher_order_ops" + os.sep,),
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+#: torch's notation for an input.
+_INPUT = re.compile(r"L\['(\w+)'\]")
 _DYNAMO = _TORCH + "_dynamo" + os.sep
 #: Higher-order operators that go over an axis.
 _OVER_ALL = tuple(os.path.join(_TORCH, "_higher_order_ops", name) for name in ("map.py", "scan.py"))
@@ -78,12 +82,12 @@ class Question(NamedTuple):
         place: The user's ``file:line``.
         asker: ``code`` of the model; a ``layer`` or function of torch that it calls; ``check``, which is ``torch._check``; an
             ``operator`` whose refusal of other sizes the model may handle; ``constant``, an operator's argument in the graph or the
-            length of a list; or ``joined``, the length of a list whose parts are only joined again.
+            length of a list; or ``list``, the length of a list that is unpacked, or whose parts are only joined again.
     """
 
     expr: Any
     place: str | None
-    asker: Literal["code", "layer", "check", "operator", "constant", "joined"] = "code"
+    asker: Literal["code", "layer", "check", "operator", "constant", "list"] = "code"
 
 
 class Fixing(NamedTuple):
@@ -114,6 +118,7 @@ class Recorded:
         questions: The questions in their order, each once.
         places: Condition of an operator to the user's ``file:line``.
         of_kernels: Conditions of torch's guards that operators in C++ have asked; the guards name the line that calls these.
+        unpacked: Conditions asked by calls whose result the model's code unpacks, ``a, b = x.chunk(2)``.
         texts: ``file:line`` where the text of a size or tensor was taken, and not only printed.
         truths: ``file:line`` where code got a condition of tensors' values that it may compare by ``is``.
         fixings: The sizes that operators fixed.
@@ -125,12 +130,13 @@ class Recorded:
         unknown: torch's error for the first question of the model's code that has no answer, which the code may have handled.
     """
 
-    oblivious: bool
+    oblivious: bool = False
     general: bool = False
     generalized: bool = False
     questions: dict[Question, None] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
     of_kernels: set[Any] = field(default_factory=set)
+    unpacked: set[Any] = field(default_factory=set)
     texts: list[str] = field(default_factory=list)
     truths: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
@@ -234,6 +240,8 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
     guard = env.guards[-1] if len(env.guards) > known else None
     if guard is not None and (place := place_of(frame)) is not None:
         record.places.setdefault(guard.expr, place)
+        if isinstance(guard.expr, sympy.Eq) and is_unpacked(_frame_of_model(frame)):
+            record.unpacked.add(guard.expr)
     if kwargs.get("fallback_value") is None:
         _record(record, env, expr, answer, guard, frame)
     return answer
@@ -335,8 +343,13 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
             shapes = [a.shape for a in arguments if isinstance(a, torch.Tensor)]
             shape = next((tuple(s) for s in shapes if all(type(n) is int for n in s) and int(number) in s), None)
         frame = frame.f_back
-    name: Any = env.var_to_sources[symbol][0].name  # a method before torch 2.10
-    yield Fixing(name() if callable(name) else name, int(number), place, operator, shape)
+    yield Fixing(_name_of(env.var_to_sources[symbol][0]), int(number), place, operator, shape)
+
+
+def _name_of(source: Any) -> str:
+    """torch's name of an input, or of its size."""
+    name: Any = source.name
+    return str(name() if callable(name) else name)  # a method before torch 2.10
 
 
 # -- texts, comparisons and arithmetic, which torch answers without a question -----------------------------------------
@@ -532,12 +545,18 @@ def _question(condition: Any, frame: FrameType, env: Any) -> Question:
 
 def place_of(frame: FrameType | None) -> str | None:
     """The innermost line outside of torch, onnxplug and the graph that the strict mode runs again."""
+    frame = _frame_of_model(frame)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
+
+
+def _frame_of_model(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame outside of torch, onnxplug and the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename
         if ends_model(file) or file == "<string>":
             return None
         if _is_of_model(file):
-            return f"{file}:{frame.f_lineno}"
+            return frame
         frame = frame.f_back
     return None
 
@@ -572,14 +591,47 @@ def _make_symbol(original: Callable[..., Any], prefix: Any, number: int, **assum
     return original(prefix, number, **assumptions)
 
 
-def _produce_guards(original: Callable[..., Any], env: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+def _produce_guards(
+    original: Callable[..., Any], env: ShapeEnv, placeholders: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    for tensor, source, context in zip(placeholders, sources, kwargs.get("input_contexts") or (), strict=False):
+        if isinstance(tensor, torch.Tensor) and _has_other_axes(env, tensor, source, context):
+            name = _INPUT.sub(r"\1", _name_of(source))
+            raise CaptureError(
+                f"{_change_of_axes(sys._getframe(2))} changes the axes of the input {name}",
+                hint="Take a view of it, as x = x.t().",
+            )
     guards, ranges = env.guards, env.var_to_range
     env.guards = []
     env.var_to_range = {s: env._default_value_range(True) if s.is_nonnegative else r for s, r in ranges.items()}
     try:
-        return original(env, *args, **kwargs)
+        return original(env, placeholders, sources, *args, **kwargs)
     finally:
         env.guards, env.var_to_range = guards, ranges
+
+
+def _change_of_axes(frame: FrameType | None) -> str:
+    """The first call of the traced graph that changes the axes of an input in place, in words."""
+    while frame is not None and not isinstance(frame.f_locals.get("gm"), torch.fx.GraphModule):
+        frame = frame.f_back
+    for node in frame.f_locals["gm"].graph.nodes if frame is not None else ():
+        changes = isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
+        if changes and node.args[0].op == "placeholder":
+            return f"the call of {node.target} at {source_location(node) or 'unknown source'}"
+    return "the model"
+
+
+def _has_other_axes(env: ShapeEnv, tensor: torch.Tensor, source: Any, context: Any) -> bool:
+    """Whether an input of the trace has lost an axis, or has one that another axis was before."""
+    if tensor.dim() != len(getattr(context, "constraint_sizes", tensor.shape)):
+        return True
+    for axis, size in enumerate(tensor.shape):
+        symbol = size.node._expr if isinstance(size, torch.SymInt) else None
+        names = [_name_of(of_symbol) for of_symbol in env.var_to_sources.get(symbol, ())]
+        own = f"{_name_of(source)}.size()["
+        if any(name.startswith(own) for name in names) and f"{own}{axis}]" not in names:
+            return True
+    return False
 
 
 #: While it holds, no size is assumed to be positive: otherwise an example's size of 0 is not symbolic.

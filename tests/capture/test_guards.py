@@ -282,6 +282,19 @@ def test_guards_of_operators_are_no_limit() -> None:
         assert program.verify().cases
 
 
+def test_a_list_that_is_unpacked_is_no_limit() -> None:
+    """PyTorch itself refuses lists of other lengths."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, 1)
+        return left.sum(1) - right.sum(1)
+
+    program, messages = exported(model)
+    assert not messages
+    for n in (2, 3, 8):
+        same(model, program, 3, n)
+
+
 def test_parts_that_are_joined_again_may_be_empty() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.cat(x.chunk(2, 1)[::-1], 1) + torch.cat(x[:, :2].split(1, 1), -1).sum()
