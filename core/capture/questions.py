@@ -393,6 +393,13 @@ def _divide(
     return divided(operation, *((second, first) if is_reflected else (first, second)))
 
 
+def _round(original: Callable[..., Any], number: Any, digits: Any = None) -> Any:
+    """``round(n, -1)`` makes the size a constant: torch returns the size itself."""
+    if digits is None or not digits < 0 or getattr(_local, "recorded", None) is None:
+        return original(number, digits)
+    return round(constant(number), digits)
+
+
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
     """Records a comparison that torch answers at once because it assumes that sizes are positive."""
     record: Recorded | None = getattr(_local, "recorded", None)
@@ -445,6 +452,7 @@ _comparisons = [
 _arithmetic: list[tuple[Any, str, Callable[..., Any]]] = [
     (sym_node, "to_node", _to_node),
     (ShapeEnv, "_simplify_floor_div", _simplify_floor_div),
+    (torch.SymInt, "__round__", _round),
     *(
         (kind, f"__{side}{operation.__name__}__", functools.partial(_divide, operation, side == "r"))
         for kind in (torch.SymInt, torch.SymFloat)
