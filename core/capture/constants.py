@@ -102,8 +102,9 @@ class Constants:
         places: dict[float | None, Constant] = {}
         for node in self._calls():
             results = node.meta.get("val")
-            is_of_size = isinstance(results, list) and any(map(_is_dynamic, node.all_input_nodes))
-            if is_of_size and places.get(len(results), Constant(None, is_joined=True)).is_joined:
+            if not isinstance(results, list) or not any(map(_is_dynamic, node.all_input_nodes)):
+                continue
+            if places.get(len(results), Constant(None, is_joined=True)).is_joined:
                 places[len(results)] = Constant(source_location(node), _is_joined(node))
         return places
 
@@ -124,7 +125,7 @@ def _number(expr: Any) -> float | None:
     return int(number) if number.is_Integer else float(number)
 
 
-def _is_joined(node: torch.fx.Node) -> bool:
+def _is_joined(node: Any) -> bool:
     """Whether all parts of a tensor are joined again along their axis, each once, in any order, and used nowhere else."""
     joins = {user for item in node.users for user in item.users}
     join = next(iter(joins)) if len(joins) == 1 else None
@@ -139,13 +140,13 @@ def _is_joined(node: torch.fx.Node) -> bool:
     )
 
 
-def _axis(node: torch.fx.Node) -> int | None:
+def _axis(node: Any) -> int | None:
     """The axis along which an operator splits or joins; ``None`` where its schema names none."""
     names = [argument.name for argument in node.target._schema.arguments]
     if "dim" not in names:
         return None
     at = names.index("dim")
-    axis = node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)
+    axis: int = node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)
     return axis % pytree.tree_leaves(node.meta["val"])[0].dim()
 
 

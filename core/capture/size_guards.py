@@ -264,8 +264,9 @@ def _guards(program: torch.export.ExportedProgram, recorded: Recorded) -> Iterat
             if guard.expr not in known | recorded.of_kernels:
                 yield Question(guard.expr, place or places.get(guard.expr) or constants.place_of(guard.expr))
         elif (constant := constants.of_guard(guard)) is not None:
-            asker = "list" if constant.is_joined or guard.expr in recorded.unpacked else "constant"
-            yield Question(guard.expr, places.get(guard.expr) or constant.place or place, asker)
+            is_free = constant.is_joined or guard.expr in recorded.unpacked
+            place = places.get(guard.expr) or constant.place or place
+            yield Question(guard.expr, place, "list" if is_free else "constant")
 
 
 def small_sizes(
