@@ -5,6 +5,7 @@ A squeeze of a size that is 1 at most, ``x[1:2]``, gets the example's answer: th
 
 from __future__ import annotations
 
+import os
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnxplug.torch_private import backed_values
 
 _OF_SIZES = (sym_node.__file__, symbolic_shapes.__file__)
 _ENDS = ("Min", "Max")
-_REFERENCES = torch._refs.__file__
+_REFERENCES = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_refs", "__init__.py")
 
 
 def general_answer(env: Any, expr: Any, frame: FrameType) -> Any:

@@ -16,7 +16,6 @@ import functools
 import logging
 import operator
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
 from onnxplug.capture.data_dependent import is_only_tested, is_unpacked
 from onnxplug.capture.general import general_answer, removes_axis
 from onnxplug.capture.handlers import ANY, handler_over
-from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, source_location, user_line
+from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.patching import patched
 from onnxplug.capture.refusals import Answers
 from onnxplug.capture.symbolic_numbers import (
@@ -46,12 +45,10 @@ from onnxplug.capture.symbolic_numbers import (
     observing_reads,
     plain_operand,
 )
-from onnxplug.errors import CaptureError
 from onnxplug.torch_private import (
     FakeTensor,
     NonStrictFunctions,
     OpOverload,
-    SymT,
     fx_config,
     pytree,
 )
@@ -64,8 +61,6 @@ _OPERATORS = (
     *("_higher_order_ops" + os.sep,),
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-#: torch's notation for an input.
-_INPUT = re.compile(r"L\['(\w+)'\]")
 _DYNAMO = _TORCH + "_dynamo" + os.sep
 #: Higher-order operators that go over an axis.
 _OVER_ALL = tuple(os.path.join(_TORCH, "_higher_order_ops", name) for name in ("map.py", "scan.py"))
@@ -343,10 +338,10 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
             shapes = [a.shape for a in arguments if isinstance(a, torch.Tensor)]
             shape = next((tuple(s) for s in shapes if all(type(n) is int for n in s) and int(number) in s), None)
         frame = frame.f_back
-    yield Fixing(_name_of(env.var_to_sources[symbol][0]), int(number), place, operator, shape)
+    yield Fixing(name_of(env.var_to_sources[symbol][0]), int(number), place, operator, shape)
 
 
-def _name_of(source: Any) -> str:
+def name_of(source: Any) -> str:
     """torch's name of an input, or of its size."""
     name: Any = source.name
     return str(name() if callable(name) else name)  # a method before torch 2.10
@@ -588,61 +583,3 @@ def _is_of_model(file: str) -> bool:
 def ends_model(file: str) -> bool:
     """Whether a file's frames belong neither to the model nor to code that it calls."""
     return is_core_file(file) and file not in TRACING
-
-
-# -- torch's assumptions about sizes -----------------------------------------------------------------------------------
-
-
-def _make_symbol(original: Callable[..., Any], prefix: Any, number: int, **assumptions: Any) -> Any:
-    if prefix is SymT.SIZE and assumptions.get("positive"):
-        assumptions = {**assumptions, "positive": None, "nonnegative": True}
-    return original(prefix, number, **assumptions)
-
-
-def _produce_guards(
-    original: Callable[..., Any], env: ShapeEnv, placeholders: Any, sources: Any, *args: Any, **kwargs: Any
-) -> Any:
-    for tensor, source, context in zip(placeholders, sources, kwargs.get("input_contexts") or (), strict=False):
-        if isinstance(tensor, torch.Tensor) and _has_other_axes(env, tensor, source, context):
-            name = _INPUT.sub(r"\1", _name_of(source))
-            raise CaptureError(
-                f"{_change_of_axes(sys._getframe(2))} changes the axes of the input {name}",
-                hint="Take a view of it, as x = x.t().",
-            )
-    guards, ranges = env.guards, env.var_to_range
-    env.guards = []
-    env.var_to_range = {s: env._default_value_range(True) if s.is_nonnegative else r for s, r in ranges.items()}
-    try:
-        return original(env, placeholders, sources, *args, **kwargs)
-    finally:
-        env.guards, env.var_to_range = guards, ranges
-
-
-def _change_of_axes(frame: FrameType | None) -> str:
-    """The first call of the traced graph that changes the axes of an input in place, in words."""
-    while frame is not None and not isinstance(frame.f_locals.get("gm"), torch.fx.GraphModule):
-        frame = frame.f_back
-    for node in frame.f_locals["gm"].graph.nodes if frame is not None else ():
-        changes = isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
-        if changes and node.args[0].op == "placeholder":
-            return f"the call of {node.target} at {source_location(node) or 'unknown source'}"
-    return "the model"
-
-
-def _has_other_axes(env: ShapeEnv, tensor: torch.Tensor, source: Any, context: Any) -> bool:
-    """Whether an input of the trace has lost an axis, or has one that another axis was before."""
-    if tensor.dim() != len(getattr(context, "constraint_sizes", tensor.shape)):
-        return True
-    for axis, size in enumerate(tensor.shape):
-        symbol = size.node._expr if isinstance(size, torch.SymInt) else None
-        names = [_name_of(of_symbol) for of_symbol in env.var_to_sources.get(symbol, ())]
-        own = f"{_name_of(source)}.size()["
-        if any(name.startswith(own) for name in names) and f"{own}{axis}]" not in names:
-            return True
-    return False
-
-
-#: While it holds, no size is assumed to be positive: otherwise an example's size of 0 is not symbolic.
-zero_is_a_size = Replaced(symbolic_shapes, "make_symbol", _make_symbol)
-#: While it holds, torch does not refuse a named dimension because of the model's questions: they are judged afterwards.
-any_size_is_accepted = Replaced(ShapeEnv, "produce_guards_verbose", _produce_guards)

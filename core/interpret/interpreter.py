@@ -39,7 +39,7 @@ from onnxplug.metadata import Metadata
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.registry import BoundRegistry
 from onnxplug.registry.rule import Rule
-from onnxplug.torch_private import FakeTensor, OpOverload
+from onnxplug.torch_private import FakeTensor
 
 _SYMBOLIC = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
 _NUMBERS = frozenset({int, float, bool})
@@ -504,22 +504,9 @@ class DynamoInterpreter:
             error.place = error.place or call.location
             raise
         except Exception as error:
-            raise self._failure(error, call, rule) from error
+            raise defect(error, call, rule, self._builder.opset) from error
         finally:
             own.package, own.current = outer
-
-    def _failure(self, error: Exception, call: FxNode, rule: Rule) -> ConversionError:
-        """The error for an exception of a rule: a defect, unless the rule got a dynamic number where it takes plain numbers."""
-        numbers = _dynamic_numbers(call)
-        if not numbers:
-            return defect(error, call, rule, self._builder.opset)
-        unsupported = Unsupported(
-            f"{', '.join(numbers)} must be known when the model is exported, and is computed from sizes or inputs of the model",
-            hint="Give a plain number, make the dimension static, or compute the operator by others: products, torch.where.",
-        )
-        unsupported.add_place(place_of(call, rule, self._builder.opset))
-        unsupported.place = call.location
-        return unsupported
 
     def _without_rule(self, call: FxNode, declined: Sequence[str]) -> Any:
         if call.op_name.startswith(QUANTIZED_PREFIX):
@@ -568,13 +555,6 @@ class DynamoInterpreter:
         if self._applied is not None:
             self._applied[call.fx] = rule
         return checked(call, rule, results, self._symbols)
-
-
-def _dynamic_numbers(call: FxNode) -> list[str]:
-    """The parameters of an operator that are numbers and get one that is known when the model runs."""
-    parameters = call.target._schema.arguments if isinstance(call.target, OpOverload) else ()
-    pairs = zip(parameters, call.args, strict=False)
-    return [p.name for p, value in pairs if isinstance(value, ir.Value) and "Tensor" not in str(p.type)]
 
 
 def _bound_nodes(call: FxNode) -> dict[torch.fx.Node, Any]:
