@@ -5,7 +5,9 @@ A squeeze of a size that is 1 at most, ``x[1:2]``, gets the example's answer: th
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -67,15 +69,22 @@ def _copies(frame: FrameType | None) -> bool:
 
 def removes_axis(condition: torch.SymBool, frame: FrameType | None) -> bool:
     """Whether a squeeze asks if a size is 1 that is 1 in the example, and is 1 at most or made 1 by ``unbind``."""
-    names: list[str] = []
-    while frame is not None:
-        if frame.f_code.co_filename == _REFERENCES:
-            names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    if "squeeze" not in names[:2] or not condition.node.hint:
+    expr = condition.node.expr
+    if not isinstance(expr, sympy.Eq) or 1 not in expr.args or not condition.node.hint:
         return False
-    sizes = [side for side in condition.node.expr.args if side != 1]
-    return "unbind" in names or (len(sizes) == 1 and is_one_at_most(sizes[0], condition.node.shape_env))
+    asking = (f.f_code for f in itertools.islice(_outwards(frame), 3))
+    if not any(code.co_name == "squeeze" and code.co_filename == _REFERENCES for code in asking):
+        return False
+    size = expr.lhs if expr.rhs == 1 else expr.rhs
+    return is_one_at_most(size, condition.node.shape_env) or any(
+        f.f_code.co_name == "unbind" and f.f_code.co_filename == _REFERENCES for f in _outwards(frame)
+    )
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def is_one_at_most(size: Any, env: Any) -> bool:
