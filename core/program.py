@@ -268,10 +268,10 @@ class OnnxProgram(torch.onnx.ONNXProgram):
                 feed[slot.name] = _checked(slot, leaf)
             elif slot.kind is InputKind.NONE and leaf is not None:
                 raise UsageError(f"the input {slot.name!r} was None when the model was exported; it takes no value")
-            elif slot.kind is InputKind.STATIC and (type(leaf) is not type(slot.value) or leaf != slot.value):
+            elif slot.kind is InputKind.STATIC and not _is_fixed_value(slot.value, leaf):
                 raise UsageError(
                     f"the input {slot.name!r} is fixed at {slot.value!r} in the exported model, got {leaf!r}",
-                    hint="Export it with Dim.DYNAMIC to keep an int an input.",
+                    hint="Export it with Dim.DYNAMIC to keep an int an input." if type(slot.value) is int else None,
                 )
         self._check_sizes(leaves)
         return feed if self.half is None else self._narrowed(feed, self.half)
@@ -484,6 +484,13 @@ class OnnxProgram(torch.onnx.ONNXProgram):
         calls = self.statistics.functions if self.model.functions else {}
         lines += [f"  function {name}: {counted(count, 'call')}" for name, count in calls.items()]
         return "\n".join(lines)
+
+
+def _is_fixed_value(value: Any, leaf: Any) -> bool:
+    """Whether an input has its value in the export; the text of a float tells -0.0 from 0.0, and a NaN is itself."""
+    if type(leaf) is not type(value):
+        return False
+    return repr(leaf) == repr(value) if isinstance(value, float) else bool(leaf == value)
 
 
 def _checked(slot: InputSlot, leaf: Any) -> Any:

@@ -83,6 +83,15 @@ def test_numbers_are_baked_in_and_checked() -> None:
         program(X, 4, 0.5, True)
 
 
+@pytest.mark.parametrize(("fixed", "other"), [(float("nan"), 0.5), (-0.0, 0.0), (0.0, -0.0)])
+def test_a_float_is_checked_with_its_sign_and_as_nan(fixed: float, other: float) -> None:
+    program = export(lambda x, f: x / f, X, fixed)
+    for x in (X, -X):
+        torch.testing.assert_close(program(x, fixed)[0], x / fixed, equal_nan=True)
+    with pytest.raises(UsageError, match="'f' is fixed at"):
+        program(X, other)
+
+
 def test_an_int_may_stay_an_input() -> None:
     program = onnxplug.to_onnx(lambda x, k: x * k, (X, 3), dynamic_shapes=(None, torch.export.Dim.DYNAMIC))
     assert names(program.model.graph.inputs) == ["x", "k"]

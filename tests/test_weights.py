@@ -163,6 +163,27 @@ class Tied(nn.Module):
         return self.head(self.embedding(ids))
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_tied_buffer_is_missed_where_one_of_its_names_is_persistent(is_first: bool) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = torch.randn(3)
+            self.register_buffer("a", shared, persistent=is_first)
+            self.register_buffer("b", shared, persistent=not is_first)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.a + self.b
+
+    program = onnxplug.to_onnx(Tied(), (torch.randn(2, 3),))
+    with pytest.raises(onnxplug.WeightsError, match="a"):
+        program.apply_weights({}, strict=True)
+    new = torch.randn(3)
+    program.apply_weights({"a": new}, strict=True)
+    for x in (torch.randn(2, 3), torch.zeros(2, 3)):
+        torch.testing.assert_close(program(x)[0], x * new + new)
+
+
 def test_tied_weights(recwarn: pytest.WarningsRecorder) -> None:
     ids, other = torch.tensor([[1, 2]]), Tied()
     program = check(Tied(), (ids,))

@@ -324,7 +324,7 @@ class _Capture:
         ranges = declared_ranges(self.shapes, sizes)
         self.conditions += at_least_two(ranges)
         self._warnings += [*text_warnings(self._recorded.texts), *truth_warnings(self._recorded.truths)]
-        guards = size_guards(program, ranges, list(self._recorded.questions), self._recorded.places)
+        guards = size_guards(program, ranges, self._recorded)
         static = self._broadcast(program, sizes, names)
         self.bounds = guards.bounds
         self._apply_bounds(program, sizes, ranges, names)

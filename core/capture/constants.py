@@ -38,9 +38,11 @@ class Constant:
 
     Attributes:
         place: The user's ``file:line``, ``None`` where torch recorded none.
+        is_joined: Whether it is the length of a list that the program only joins again, where empty tensors don't matter.
     """
 
     place: str | None
+    is_joined: bool = False
 
 
 class Constants:
@@ -93,12 +95,17 @@ class Constants:
 
     @cached_property
     def _list_lengths(self) -> dict[float | None, Constant]:
-        """The lengths of lists that operators return for tensors with a dynamic axis, each with its first place."""
+        """The lengths of lists that operators return for tensors with a dynamic axis.
+
+        Each has the first place of such a list, of one that is not only joined again if there is any.
+        """
         places: dict[float | None, Constant] = {}
         for node in self._calls():
             results = node.meta.get("val")
-            if isinstance(results, list) and any(map(_is_dynamic, node.all_input_nodes)):
-                places.setdefault(len(results), Constant(source_location(node)))
+            if not isinstance(results, list) or not any(map(_is_dynamic, node.all_input_nodes)):
+                continue
+            if places.get(len(results), Constant(None, is_joined=True)).is_joined:
+                places[len(results)] = Constant(source_location(node), _is_joined(node))
         return places
 
     def _calls(self) -> Iterator[torch.fx.Node]:
@@ -116,6 +123,31 @@ def _number(expr: Any) -> float | None:
     if number is None:
         return None
     return int(number) if number.is_Integer else float(number)
+
+
+def _is_joined(node: Any) -> bool:
+    """Whether all parts of a tensor are joined again along their axis, each once, in any order, and used nowhere else."""
+    joins = {user for item in node.users for user in item.users}
+    join = next(iter(joins)) if len(joins) == 1 else None
+    if join is None or join.target is not torch.ops.aten.cat.default or _axis(node) is None:
+        return False
+    operands, parts = join.args[0], node.meta["val"]
+    return (
+        _axis(node) == _axis(join)
+        and join.meta["val"].dim() == node.args[0].meta["val"].dim()
+        and {*operands} == {*node.users}
+        and len(operands) == len(parts) == len({item.args[1] for item in operands})
+    )
+
+
+def _axis(node: Any) -> int | None:
+    """The axis along which an operator splits or joins; ``None`` where its schema names none."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    if "dim" not in names:
+        return None
+    at = names.index("dim")
+    axis: int = node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)
+    return axis % pytree.tree_leaves(node.meta["val"])[0].dim()
 
 
 def _is_dynamic(node: torch.fx.Node) -> bool:

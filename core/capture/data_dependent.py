@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import itertools
 import linecache
@@ -99,6 +100,14 @@ def is_only_tested(frame: FrameType | None) -> bool:
         return False
     positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
     return positions in _tested(frame.f_code.co_filename)
+
+
+def is_unpacked(frame: FrameType | None) -> bool:
+    """Whether code unpacks the value that its current instruction computes, into a number of parts that it names."""
+    if frame is None:
+        return False
+    after = (i.opname for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti)
+    return next((name for name in after if name not in ("CACHE", "EXTENDED_ARG")), None) == "UNPACK_SEQUENCE"
 
 
 @functools.lru_cache(maxsize=64)

@@ -28,10 +28,13 @@ from onnxplug.torch_private import (
     OpOverload,
     backed_values,
     pytree,
+    unset_fake_temporarily,
 )
 
 #: The largest number of early returns to try in a model: each is a capture of its own.
 LIMIT = 8
+#: The largest number of elements of an operator's operands with which it is computed.
+_FEW = 1 << 20
 #: Operators with results that have as many rows at most as their operands have elements.
 _SELECTING = frozenset({
     *("aten::nonzero", "aten::masked_select", "aten::index", "aten::unique_consecutive", "aten::unique_dim"),
@@ -318,6 +321,10 @@ def _takes_zeros(program: torch.export.ExportedProgram, zeros: Mapping[Any, Any]
     return True
 
 
+def _zeros_like(value: Any) -> Any:
+    return torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+
 class _OfZeros(torch.fx.Interpreter):
     """Computes shapes, where some sizes that the data decide are 0."""
 
@@ -330,7 +337,18 @@ class _OfZeros(torch.fx.Interpreter):
             return pytree.tree_map(self._example, node.meta.get("val"))
         if getattr(node.target, "__name__", "").startswith(("_assert", "sym_constrain")):
             return None
+        if isinstance(node.target, OpOverload):
+            self._compute(node)
         return super().run_node(node)
+
+    def _compute(self, node: torch.fx.Node) -> None:
+        """Computes an operator whose operand has no elements: ``median`` refuses it, and torch's rule for its shape does not."""
+        arguments = self.fetch_args_kwargs_from_env(node)
+        counts = [leaf.numel() for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        if 0 in counts and sum(counts) <= _FEW:
+            with unset_fake_temporarily(), torch.no_grad():
+                args, kwargs = pytree.tree_map(_zeros_like, arguments)
+                node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _example(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from onnxplug.capture.assumptions import any_size_is_accepted, zero_is_a_size
 from onnxplug.capture.branches import Branches
-from onnxplug.capture.questions import any_size_is_accepted, recorded, zero_is_a_size
+from onnxplug.capture.questions import recorded
 from onnxplug.capture.refusals import Answers
 
 

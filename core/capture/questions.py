@@ -31,8 +31,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 from onnxplug.capture.branches import Branches
 from onnxplug.capture.broadcasts import Broadcast, broadcast_of, broadcasts_last
-from onnxplug.capture.data_dependent import is_only_tested
-from onnxplug.capture.general import general_answer
+from onnxplug.capture.data_dependent import is_only_tested, is_unpacked
+from onnxplug.capture.general import general_answer, removes_axis
 from onnxplug.capture.handlers import ANY, handler_over
 from onnxplug.capture.locations import KERNELS, TRACING, is_core_file, is_torch_file, user_line
 from onnxplug.capture.patching import patched
@@ -49,7 +49,6 @@ from onnxplug.torch_private import (
     FakeTensor,
     NonStrictFunctions,
     OpOverload,
-    SymT,
     fx_config,
     pytree,
 )
@@ -77,12 +76,13 @@ class Question(NamedTuple):
         expr: sympy's condition on torch's symbols, which the example's sizes fulfil.
         place: The user's ``file:line``.
         asker: ``code`` of the model; a ``layer`` or function of torch that it calls; ``check``, which is ``torch._check``; an
-            ``operator`` whose refusal of other sizes the model may handle; or ``constant``, an operator's argument in the graph.
+            ``operator`` whose refusal of other sizes the model may handle; ``constant``, an operator's argument in the graph or the
+            length of a list; or ``list``, the length of a list that is unpacked, or whose parts are only joined again.
     """
 
     expr: Any
     place: str | None
-    asker: Literal["code", "layer", "check", "operator", "constant"] = "code"
+    asker: Literal["code", "layer", "check", "operator", "constant", "list"] = "code"
 
 
 class Fixing(NamedTuple):
@@ -112,6 +112,8 @@ class Recorded:
         generalized: Whether an operator got that answer.
         questions: The questions in their order, each once.
         places: Condition of an operator to the user's ``file:line``.
+        of_kernels: Conditions of torch's guards that operators in C++ have asked; the guards name the line that calls these.
+        unpacked: Conditions asked by calls whose result the model's code unpacks, ``a, b = x.chunk(2)``.
         texts: ``file:line`` where the text of a size or tensor was taken, and not only printed.
         truths: ``file:line`` where code got a condition of tensors' values that it may compare by ``is``.
         fixings: The sizes that operators fixed.
@@ -123,11 +125,13 @@ class Recorded:
         unknown: torch's error for the first question of the model's code that has no answer, which the code may have handled.
     """
 
-    oblivious: bool
+    oblivious: bool = False
     general: bool = False
     generalized: bool = False
     questions: dict[Question, None] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
+    of_kernels: set[Any] = field(default_factory=set)
+    unpacked: set[Any] = field(default_factory=set)
     texts: list[str] = field(default_factory=list)
     truths: list[str] = field(default_factory=list)
     fixings: list[Fixing] = field(default_factory=list)
@@ -231,6 +235,8 @@ def _evaluate_expr(original: Callable[..., Any], env: ShapeEnv, expr: Any, *args
     guard = env.guards[-1] if len(env.guards) > known else None
     if guard is not None and (place := place_of(frame)) is not None:
         record.places.setdefault(guard.expr, place)
+        if isinstance(guard.expr, sympy.Eq) and is_unpacked(_frame_of_model(frame)):
+            record.unpacked.add(guard.expr)
     if kwargs.get("fallback_value") is None:
         _record(record, env, expr, answer, guard, frame)
     return answer
@@ -294,17 +300,19 @@ def _record(record: Recorded, env: ShapeEnv, expr: Any, answer: Any, guard: Any,
             _question(condition if condition is not None else sympy.Eq(expr, answer), asking, env)
         )
         return
+    if guard is not None and is_of_python(guard.sloc):
+        record.of_kernels.add(guard.expr)
     if guard is not None and handler_over(frame, ANY, ends_model) is not None:
         place = record.places.get(guard.expr) or user_line(guard.sloc)
         record.questions.setdefault(Question(guard.expr, place, "operator"))
 
 
 def _guard_or(original: Callable[..., bool], condition: Any, default: bool) -> bool:
-    """Answers that a size is 1 where it is broadcast, without a guard of torch."""
+    """Answers that a size is 1 where it is broadcast, or where a squeeze removes its axis, without a guard of torch."""
     record: Recorded | None = getattr(_local, "recorded", None)
     if record is not None and record.oblivious and isinstance(condition, torch.SymBool):
         expr, frame = condition.node.expr, sys._getframe(2)
-        if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame):
+        if _is_broadcast(record, expr, frame) or broadcasts_last(expr, frame) or removes_axis(condition, frame):
             return True
     return original(condition, default)
 
@@ -330,8 +338,13 @@ def _fixings(env: Any, symbol: Any, frame: FrameType | None) -> Iterator[Fixing]
             shapes = [a.shape for a in arguments if isinstance(a, torch.Tensor)]
             shape = next((tuple(s) for s in shapes if all(type(n) is int for n in s) and int(number) in s), None)
         frame = frame.f_back
-    name: Any = env.var_to_sources[symbol][0].name  # a method before torch 2.10
-    yield Fixing(name() if callable(name) else name, int(number), place, operator, shape)
+    yield Fixing(name_of(env.var_to_sources[symbol][0]), int(number), place, operator, shape)
+
+
+def name_of(source: Any) -> str:
+    """torch's name of an input, or of its size."""
+    name: Any = source.name
+    return str(name() if callable(name) else name)  # a method before torch 2.10
 
 
 # -- texts, comparisons and arithmetic, which torch answers without a question -----------------------------------------
@@ -373,6 +386,13 @@ def _divide(
     if not is_of_floats or getattr(_local, "recorded", None) is None:
         return original(first, second)
     return divided(operation, *((second, first) if is_reflected else (first, second)))
+
+
+def _round(original: Callable[..., Any], number: Any, digits: Any = None) -> Any:
+    """``round(n, -1)`` makes the size a constant: torch returns the size itself."""
+    if digits is None or not digits < 0 or getattr(_local, "recorded", None) is None:
+        return original(number, digits)
+    return round(constant(number), digits)
 
 
 def _compare(relation: str, original: Callable[..., Any], first: Any, second: Any) -> Any:
@@ -427,6 +447,7 @@ _comparisons = [
 _arithmetic: list[tuple[Any, str, Callable[..., Any]]] = [
     (sym_node, "to_node", _to_node),
     (ShapeEnv, "_simplify_floor_div", _simplify_floor_div),
+    (torch.SymInt, "__round__", _round),
     *(
         (kind, f"__{side}{operation.__name__}__", functools.partial(_divide, operation, side == "r"))
         for kind in (torch.SymInt, torch.SymFloat)
@@ -527,12 +548,18 @@ def _question(condition: Any, frame: FrameType, env: Any) -> Question:
 
 def place_of(frame: FrameType | None) -> str | None:
     """The innermost line outside of torch, onnxplug and the graph that the strict mode runs again."""
+    frame = _frame_of_model(frame)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
+
+
+def _frame_of_model(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame outside of torch, onnxplug and the graph that the strict mode runs again."""
     while frame is not None:
         file = frame.f_code.co_filename
         if ends_model(file) or file == "<string>":
             return None
         if _is_of_model(file):
-            return f"{file}:{frame.f_lineno}"
+            return frame
         frame = frame.f_back
     return None
 
@@ -556,28 +583,3 @@ def _is_of_model(file: str) -> bool:
 def ends_model(file: str) -> bool:
     """Whether a file's frames belong neither to the model nor to code that it calls."""
     return is_core_file(file) and file not in TRACING
-
-
-# -- torch's assumptions about sizes -----------------------------------------------------------------------------------
-
-
-def _make_symbol(original: Callable[..., Any], prefix: Any, number: int, **assumptions: Any) -> Any:
-    if prefix is SymT.SIZE and assumptions.get("positive"):
-        assumptions = {**assumptions, "positive": None, "nonnegative": True}
-    return original(prefix, number, **assumptions)
-
-
-def _produce_guards(original: Callable[..., Any], env: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
-    guards, ranges = env.guards, env.var_to_range
-    env.guards = []
-    env.var_to_range = {s: env._default_value_range(True) if s.is_nonnegative else r for s, r in ranges.items()}
-    try:
-        return original(env, *args, **kwargs)
-    finally:
-        env.guards, env.var_to_range = guards, ranges
-
-
-#: While it holds, no size is assumed to be positive: otherwise an example's size of 0 is not symbolic.
-zero_is_a_size = Replaced(symbolic_shapes, "make_symbol", _make_symbol)
-#: While it holds, torch does not refuse a named dimension because of the model's questions: they are judged afterwards.
-any_size_is_accepted = Replaced(ShapeEnv, "produce_guards_verbose", _produce_guards)

@@ -22,7 +22,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sympy
@@ -33,13 +32,14 @@ from onnxplug.capture.constants import Constants
 from onnxplug.capture.dimensions import in_names, same_symbols
 from onnxplug.capture.implication import Ranges, contradicted, implied, is_bounded
 from onnxplug.capture.locations import is_torch_file, source_location, user_line
-from onnxplug.capture.questions import Fixing, Question, is_of_python
+from onnxplug.capture.questions import Fixing, Question, Recorded, is_of_python
 from onnxplug.errors import FixedDimensionError
 from onnxplug.torch_private import backed_values, python_notation
 
 #: Larger than the numbers in a model's code: bounds are searched below.
 _LARGE = 2**40
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_NOTHING = Recorded()
 #: Parts of the names of torch's functions that ask about sizes to decide strides, which ONNX doesn't have.
 _LAYOUT = ("contiguous", "channels_last", "strides", "dense", "memory_format")
 
@@ -111,8 +111,7 @@ class SizeGuards(NamedTuple):
 def size_guards(
     program: torch.export.ExportedProgram,
     declared: Ranges,
-    questions: Sequence[Question] = (),
-    places: Mapping[Any, str] = MappingProxyType({}),
+    recorded: Recorded = _NOTHING,
     *,
     one_size: bool = True,
 ) -> SizeGuards:
@@ -120,8 +119,7 @@ def size_guards(
 
     Args:
         declared: Symbol to the smallest and largest size that the user declared for it; sizes without a range may be anything.
-        questions: The recorded questions; torch's guards lack conditions that follow from earlier guards.
-        places: Condition of an operator to the user's line, where it was recorded.
+        recorded: The recorded questions; torch's guards lack conditions that follow from earlier guards.
         one_size: Whether the equality of two sizes is such a condition; the types of the program's inputs have it too.
     """
     sizes = list(_input_sizes(program))
@@ -132,7 +130,7 @@ def size_guards(
     larger = from_two_on(ranges)
     conditions, assumptions, bounds = [], [], []
     seen: set[tuple[Any, str | None]] = set()
-    for question in (*questions, *_guards(program, questions, places)):
+    for question in (*recorded.questions, *_guards(program, recorded)):
         expr = _replaced(question.expr, env)
         if one_size and not expr.free_symbols and all(env.replace(s).free_symbols for s in question.expr.free_symbols):
             expr = (
@@ -143,18 +141,21 @@ def size_guards(
         if not expr.free_symbols or not backed or (expr, question.place) in seen:
             continue
         seen.add((expr, question.place))
-        if implied(expr, larger if question.asker in ("operator", "constant") else ranges):
+        if implied(expr, larger if question.asker in ("operator", "list") else ranges):
             continue
         fixed = _holds_for_small_sizes(expr, hints, ranges) or is_bounded(expr)
         condition = Condition(expr, question.place, fixed, of_code=question.asker != "check")
-        if not fixed and implied(expr, larger):
+        is_of_small = not fixed and implied(expr, larger)
+        if is_of_small and question.asker == "constant":  # torch's ranges can't tell this bound of 2 from none
+            conditions.append(condition)
+        elif is_of_small:
             named = question.place if question.asker == "code" else None
             assumptions += [] if question.asker == "check" else [dataclasses.replace(condition, place=named)]
         elif ends := [] if fixed else _ends(condition, hints, ranges):
             bounds += ends if question.asker != "operator" else []
         else:
             conditions.append(condition)
-    bounds = _tightest([*bounds, *_bounds_of_operators(env, questions, places, hints, ranges)])
+    bounds = _tightest([*bounds, *_bounds_of_operators(env, recorded, hints, ranges)])
     within = narrowed(ranges, bounds)
     conditions = [c for c in _unique(conditions) if c.fixed or not implied(c.expr, within)]
     return SizeGuards(conditions, assumptions, bounds)
@@ -166,15 +167,14 @@ def _holds_for_small_sizes(expr: Any, hints: Mapping[Any, Any], ranges: Ranges) 
     return bool(small) and contradicted(expr, {**ranges, **small})
 
 
-def _bounds_of_operators(
-    env: Any, questions: Iterable[Question], places: Mapping[Any, str], hints: Mapping[Any, Any], ranges: Ranges
-) -> Iterator[Condition]:
+def _bounds_of_operators(env: Any, recorded: Recorded, hints: Mapping[Any, Any], ranges: Ranges) -> Iterator[Condition]:
     """The bounds of operators; an operator that asks for a number may have another form elsewhere."""
-    by_code = {question.expr for question in questions if question.asker != "operator"}
+    by_code = {question.expr for question in recorded.questions if question.asker != "operator"}
     for guard in env.guards:
         at_a_number = isinstance(guard.expr, sympy.Eq) and any(side.is_number for side in guard.expr.args)
-        if not is_of_python(guard.sloc) and guard.expr not in by_code and not at_a_number:
-            place = places.get(guard.expr) or user_line(guard.sloc)
+        is_of_operator = guard.expr in recorded.of_kernels or not is_of_python(guard.sloc)
+        if is_of_operator and guard.expr not in by_code and not at_a_number:
+            place = recorded.places.get(guard.expr) or user_line(guard.sloc)
             condition = Condition(_replaced(guard.expr, env), place, fixed=False, of_code=False)
             # Sizes of 0 and 1 are often a special case for torch, and never for ONNX.
             yield from _ends(condition, hints, from_two_on(ranges))
@@ -250,23 +250,23 @@ def _unique(conditions: Iterable[Condition]) -> list[Condition]:
     return list(by_expression.values())
 
 
-def _guards(
-    program: torch.export.ExportedProgram, questions: Iterable[Question], places: Mapping[Any, str]
-) -> Iterator[Question]:
+def _guards(program: torch.export.ExportedProgram, recorded: Recorded) -> Iterator[Question]:
     """torch's guards that limit a model, in addition to the recorded questions.
 
     Guards of operators are left out unless the graph has the answer as a constant. Its line is the first that has this number
     where the guard's own was not recorded.
     """
-    constants = Constants(program)
-    recorded = {question.expr for question in questions if question.place or question.asker == "check"}
+    constants, places = Constants(program), recorded.places
+    known = {question.expr for question in recorded.questions if question.place or question.asker == "check"}
     for guard in next(_input_sizes(program)).node.shape_env.guards:
         place = user_line(guard.sloc)
         if is_of_python(guard.sloc):
-            if guard.expr not in recorded:
+            if guard.expr not in known | recorded.of_kernels:
                 yield Question(guard.expr, place or places.get(guard.expr) or constants.place_of(guard.expr))
         elif (constant := constants.of_guard(guard)) is not None:
-            yield Question(guard.expr, places.get(guard.expr) or constant.place or place, "constant")
+            is_free = constant.is_joined or guard.expr in recorded.unpacked
+            place = places.get(guard.expr) or constant.place or place
+            yield Question(guard.expr, place, "list" if is_free else "constant")
 
 
 def small_sizes(

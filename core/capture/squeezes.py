@@ -1,7 +1,7 @@
 """``squeeze`` of a dynamic dimension: PyTorch removes the axis where its size is 1, a model for any size keeps it.
 
 An axis whose size torch knows to be 1, by the declared range or a condition of the model, is removed: the model is one for these
-sizes.
+sizes. So is an axis of size 1 in the example whose size is 1 or 0, ``x[1:2]``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from onnxplug.capture.general import is_one_at_most
 from onnxplug.capture.implication import Ranges, implied
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.size_guards import Condition, line_of
@@ -97,8 +98,14 @@ def _dynamic_axes(
             gone = source.dim() - node.meta["val"].dim() - sum(source.shape[axis] == 1 for axis in {*axes} - {*dynamic})
             for axis in dynamic:
                 size = source.shape[axis]
-                if (gone == len(dynamic) or (gone > 0 and statically_known_true(size == 1))) is removed:
+                if (gone == len(dynamic) or (gone > 0 and _is_one(size))) is removed:
                     yield node, axis, size
+
+
+def _is_one(size: torch.SymInt) -> bool:
+    """Whether torch knows a size to be 1, or it is 1 at most and 1 in the example."""
+    is_at_most = size.node.hint == 1 and is_one_at_most(size.node.expr, size.node.shape_env)
+    return is_at_most or statically_known_true(size == 1)
 
 
 def _squeezed_axes(node: torch.fx.Node, source: Any) -> list[int]:

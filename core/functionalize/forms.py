@@ -49,11 +49,9 @@ def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, funct
     if target.namespace != "aten":
         return _wrapped(copy, node, read)
     if is_expanded(node):
-        kernel = _item_by_item(target) if _is_of_lists(target) else target.decompose
+        kernel = item_by_item(target) if is_of_lists(target) else target.decompose
         return (
-            _traced(copy, node, read, functionalize, kernel)
-            if target._can_decompose() or _is_of_lists(target)
-            else None
+            _traced(copy, node, read, functionalize, kernel) if target._can_decompose() or is_of_lists(target) else None
         )
     effects = effects_of(target)
     if effects.appends:
@@ -69,26 +67,28 @@ def is_expanded(node: torch.fx.Node) -> bool:
     """Whether a call that writes is replaced by several operators, each of which sees the writes of the operators before it."""
     target: Any = node.target
     return target.namespace == "aten" and (
-        effects_of(target).functional is None or hides_writes(node) or _is_of_lists(target)
+        effects_of(target).functional is None or hides_writes(node) or is_of_lists(target)
     )
 
 
-def _is_of_lists(target: Any) -> bool:
+def is_of_lists(target: Any) -> bool:
     """Whether an operator does the same to each tensor of a list."""
     return bool(target._schema.name.startswith("aten::_foreach_"))
 
 
-def _item_by_item(target: Any) -> Callable[..., None]:
-    """A function that computes ``_foreach_add_`` and its like by the methods of tensors."""
+def item_by_item(target: Any) -> Callable[..., list[Any]]:
+    """A function that computes ``_foreach_add`` or ``_foreach_add_`` and its like by the methods of tensors."""
     name = target._schema.name.removeprefix("aten::_foreach_")
 
-    def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+    def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[Any]:
+        results = []
         for i, tensor in enumerate(tensors):
             items = [a[i] if isinstance(a, list | tuple) else a for a in args]
             named = {key: a[i] if isinstance(a, list | tuple) else a for key, a in kwargs.items()}
-            if name in ("addcmul_", "addcdiv_") and len(items) > 2:
+            if name.rstrip("_") in ("addcmul", "addcdiv") and len(items) > 2:
                 named["value"] = items.pop()
-            getattr(tensor, name)(*items, **named)
+            results.append(getattr(tensor, name)(*items, **named))
+        return results
 
     return kernel
 

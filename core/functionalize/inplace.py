@@ -32,7 +32,7 @@ from onnxplug.functionalize.effects import (
     returns_itself,
     written_arguments,
 )
-from onnxplug.functionalize.forms import functional_call, functional_form, is_expanded
+from onnxplug.functionalize.forms import functional_call, functional_form, is_expanded, is_of_lists
 from onnxplug.functionalize.layout import COPY, PERMUTED, SAME, Sharing, filled_order, sharing
 from onnxplug.functionalize.memory import Alias, Families, Storage, TensorState, View
 from onnxplug.functionalize.sizes import Ranges
@@ -157,6 +157,10 @@ class _Pass:
         tensor = self.tensors.get(node)
         return self.nodes[node] if tensor is None else self._value(tensor.alias)
 
+    def _as_it_was(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The node of the copy with the axes that a view's argument had when the view was taken: ``y`` of ``x.view_as(y)``."""
+        return self.nodes[node]
+
     def _value(self, alias: Alias) -> torch.fx.Node:
         """The node with an alias's present value: views are taken again of a storage that was written since."""
         stale = []
@@ -168,7 +172,7 @@ class _Pass:
         for view in reversed(stale):
             assert view.base is not None
             assert view.view is not None
-            args, kwargs = torch.fx.map_arg((view.view.args, view.view.kwargs), self.read)
+            args, kwargs = torch.fx.map_arg((view.view.args, view.view.kwargs), self._as_it_was)
             view.value = self.copy.call_function(view.view.target, (view.base.value, *args), kwargs)
             view.value.meta = dict(view.meta)
             view.version = view.storage.version
@@ -316,11 +320,18 @@ class _Pass:
         if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
             return self._change_view(node, tensors[0])
         storages = {tensor.alias.storage for tensor in tensors}
+        others = [n for n in node.all_input_nodes if n not in written and (n in self.tensors or n in self.unknown)]
+        are_shared = is_expanded(node) and any(s in storages for n in others for s in self._storages(n))
+        if is_of_lists(node.target) and (are_shared or not _are_apart(tensors)):
+            raise CaptureError(
+                f"the call of {node.target} at {source_location(node) or 'unknown source'} writes tensors that may share memory "
+                "with each other, or with its other operands",
+                hint="Write them one by one, as x.add_(...), or give clones.",
+            )
         if any(storage.last_unknown_read > index for storage in storages) or not _are_apart(tensors):
             return False
         effects = effects_of(node.target)
-        others = [n for n in node.all_input_nodes if n not in written and n in {*self.tensors, *self.unknown}]
-        if is_expanded(node) and any(storage in storages for n in others for storage in self._storages(n)):
+        if are_shared:
             return False
         form = functional_form(self.copy, node, self.read, make_functional)
         if form is None:
@@ -388,13 +399,15 @@ class _Pass:
             self._bind(node, tensor)
             alias.meta = node.meta
             return self._store(alias, value, node.meta)
-        if (
-            functional is None
-            or functional not in VIEWS
-            or (alias.base is None and alias.storage.source.op == "placeholder")
-        ):
+        if functional is None or functional not in VIEWS:
             return False
         if functional is not aten.detach.default:
+            if alias.base is None and alias.storage.source.op == "placeholder":
+                raise CaptureError(
+                    f"the call of {node.target} at {source_location(node) or 'unknown source'} changes the axes of "
+                    f"{alias.storage.source.name}, an input or a tensor that the model keeps",
+                    hint="Take a view of it, as x = x.t().",
+                )
             value = self.copy.call_function(
                 functional,
                 (self._value(alias), *torch.fx.map_arg(node.args[1:], self.read)),
@@ -433,11 +446,11 @@ class _Pass:
         assert alias.view is not None
         assert alias.base is not None
         base = alias.base
-        args = torch.fx.map_arg(alias.view.args, self.read)
+        args = torch.fx.map_arg(alias.view.args, self._as_it_was)
         if alias.view.target is operator.getitem:
             if base.view is None or base.base is None or base.view.kwargs:
                 return None
-            arguments = torch.fx.map_arg(base.view.args, self.read)
+            arguments = torch.fx.map_arg(base.view.args, self._as_it_was)
             return invert_item(self.copy, self._value(base.base), new, base.view.target, arguments, args[0], base.value)
         if alias.view.inverse is None:
             return None

@@ -70,9 +70,10 @@ def bind_inputs(
                 weight = stored[key] = _state_value(builder, slot)
                 state[weight] = _real(slot.tensor)
             builder.weights.add_readers(weight, len(slot.node.users))
-            meta = weight.meta
-            targets = (*meta[META].targets, slot.target) if META in meta else (slot.target,)
-            meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape, slot.persistent)
+            known: Origin | None = weight.meta.get(META)
+            targets = (*known.targets, slot.target) if known is not None else (slot.target,)
+            persistent = slot.persistent or (known is not None and known.persistent)
+            weight.meta[META] = Origin(targets, _real, slot.tensor.dtype, slot.tensor.shape, persistent)
             values[slot.node] = _maybe_complex(builder, slot, weight)
     return values, inputs, state
 

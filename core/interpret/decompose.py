@@ -24,6 +24,7 @@ from onnxplug.capture.broadcasts import first_use
 from onnxplug.capture.questions import recorded
 from onnxplug.capture.size_guards import holds_from_two_on
 from onnxplug.functionalize.effects import writes
+from onnxplug.functionalize.forms import is_of_lists, item_by_item
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
 from onnxplug.interpret.shape_env import (
@@ -72,6 +73,8 @@ def find_decompositions(target: Any, op_name: str, table: Decompositions | None 
         decompositions.append(decomposition_table[target])
     if target._can_decompose():
         decompositions.append(target.decompose if target.namespace in ("aten", "prims") else _kernel(target))
+    if is_of_lists(target):
+        decompositions.append(item_by_item(target))
     triton_body = _triton_body(target)
     if triton_body is not None:
         decompositions.append(triton_body)

@@ -11,12 +11,13 @@ import torch
 from onnxplug.build.complexes import PART_DTYPE, Complex
 from onnxplug.build.quantized import QUANTIZED_PREFIX, Quantized
 from onnxplug.capture.locations import raised_at
-from onnxplug.errors import CaptureError, ConversionError, MissingRuleError
+from onnxplug.errors import CaptureError, ConversionError, MissingRuleError, Unsupported
 from onnxplug.interpret.node import FxNode, OutputSpec
 from onnxplug.interpret.symbols import SymbolNames
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.text import counted, value_text
+from onnxplug.torch_private import OpOverload
 
 Explain = Callable[[str], "str | None"]
 
@@ -29,7 +30,19 @@ def place_of(call: FxNode, rule: Rule, opset: int) -> str:
 
 
 def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> ConversionError:
-    """The error for an exception that a converter didn't raise on purpose."""
+    """The error for an exception that a converter didn't raise on purpose.
+
+    It is a defect of the rule, unless the call has a number of a size where the rule takes plain numbers.
+    """
+    conversion_error: ConversionError
+    if numbers := _dynamic_numbers(call):
+        conversion_error = Unsupported(
+            f"{', '.join(numbers)} must be known when the model is exported, and is computed from sizes or inputs of the model",
+            hint="Give a plain number, make the dimension static, or compute the operator by others: products, torch.where.",
+        )
+        conversion_error.add_place(place_of(call, rule, opset))
+        conversion_error.place = call.location
+        return conversion_error
     conversion_error = ConversionError(
         f"{place_of(call, rule, opset)}: the converter raised {type(error).__name__}: {error}"
         f"{raised_at(error, rule.resolve())}",
@@ -37,6 +50,13 @@ def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> Conversion
     )
     conversion_error.located, conversion_error.place = True, call.location
     return conversion_error
+
+
+def _dynamic_numbers(call: FxNode) -> list[str]:
+    """The parameters of an operator that are numbers and get one that is known when the model runs."""
+    parameters = call.target._schema.arguments if isinstance(call.target, OpOverload) else ()
+    pairs = zip(parameters, call.args, strict=False)
+    return [p.name for p, value in pairs if isinstance(value, ir.Value) and "Tensor" not in str(p.type)]
 
 
 def refused(fx: torch.fx.Node, location: str, message: str, symbols: SymbolNames) -> CaptureError:

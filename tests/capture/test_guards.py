@@ -117,6 +117,12 @@ LIMITED: dict[str, tuple[Model, str, list[tuple[int, int]]]] = {
     "loop": (reaches, "n", [(3, 6), (2, 7)]),
     "chunks": (lambda x: torch.cat([c.sum(1) for c in x.chunk(3, 1)]), "== 3", [(2, 7), (3, 8), (2, 3)]),
     "pieces": (lambda x: torch.cat([c.sum(1) for c in x.split(x.shape[1] // 2, 1)]), "== 2", [(2, 4), (3, 8)]),
+    "two chunks": (lambda x: x.chunk(2, 1)[-1].sum(1), "== 2", [(2, 2), (3, 5), (3, 8)]),
+    "two columns": (lambda x: x[:, :2].split(1, 1)[-1], "== 2", [(2, 2), (3, 5)]),
+    "a part twice": (lambda x: torch.cat([*x.chunk(2, 1), x.chunk(2, 1)[1]], 1), "== 2", [(2, 2), (3, 5)]),
+    "another axis": (lambda x: torch.cat(x[:, :2].split(1, 1)), "== 2", [(2, 2), (3, 5)]),
+    "a window of at most 2": (lambda x: x.unfold(1, min(x.shape[1], 2), 1), "== 2", [(2, 2), (3, 5)]),
+    "a turn of at most 2": (lambda x: x.rot90(min(x.shape[1], 2)), "== 2", [(2, 2), (3, 5)]),
     "rooted": (lambda x: x * 2 if math.sqrt(x.shape[1]) < 9 else x, "n", [(3, 6), (2, 7)]),
 }
 
@@ -274,6 +280,29 @@ def test_guards_of_operators_are_no_limit() -> None:
         assert not messages
         same(model, program, 3, 8)
         assert program.verify().cases
+
+
+def test_a_list_that_is_unpacked_is_no_limit() -> None:
+    """PyTorch itself refuses lists of other lengths."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, 1)
+        return left.sum(1) - right.sum(1)
+
+    program, messages = exported(model)
+    assert not messages
+    for n in (2, 3, 8):
+        same(model, program, 3, n)
+
+
+def test_parts_that_are_joined_again_may_be_empty() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(x.chunk(2, 1)[::-1], 1) + torch.cat(x[:, :2].split(1, 1), -1).sum()
+
+    program, messages = exported(model)
+    assert not messages
+    for n in (1, 2, 9):
+        same(model, program, 3, n)
 
 
 TEXTS: dict[str, Model] = {

@@ -111,21 +111,8 @@ LAYOUT: dict[str, tuple[Model, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-#: The strict mode calls operators again once it has the graph, with sizes that it has taken for 1.
-REFUSED_IF_STRICT = pytest.mark.xfail(
-    strict=True,
-    raises=(CaptureError, UserWarning),
-    reason="the strict mode takes the size for 1, which is an error or said",
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "strict"),
-    [
-        *((name, False) for name in LAYOUT),
-        *(pytest.param(name, True, marks=[REFUSED_IF_STRICT] if name == "tensordot" else []) for name in LAYOUT),
-    ],
-)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", LAYOUT)
 def test_strides_are_no_reason_to_fix_a_size_of_1(name: str, strict: bool) -> None:
     model, example, other_shape = LAYOUT[name]
     dims = {
@@ -377,3 +364,42 @@ def test_number_of_elements_of_a_shape() -> None:
     for size in (2, 5):
         args = torch.randn(size, 3), torch.randn(size)
         torch.testing.assert_close(program(*args)[0], function(*args))
+
+
+#: Slices of one row of the example, or of none, each with the smallest size at which it has the row.
+ONE_ROW: dict[str, tuple[Model, int]] = {
+    "the second": (lambda x: x[1:2].squeeze(0) + 1, 2),
+    "the third": (lambda x: x[2:3].squeeze() + 1, 3),
+    "the last but one": (lambda x: x[-2:-1].squeeze((0,)) + 1, 2),
+    "the last of the others": (lambda x: x[1:][-1:].clone().squeeze_(0) + 1, 2),
+    "in the middle": (lambda x: x[x.shape[0] // 2 : x.shape[0] // 2 + 1].squeeze(0) + 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+@pytest.mark.parametrize("wanted", ["n", Dim.DYNAMIC, Dim.AUTO], ids=str)
+def test_squeeze_of_a_slice_of_one_row_removes_the_axis(name: str, wanted: Any) -> None:
+    model, least = ONE_ROW[name]
+    with pytest.warns(UserWarning, match=rf"right only where .* == 1: PyTorch's {AT}.*removes an axis of size 1"):
+        program = onnxplug.to_onnx(model, (torch.randn(4, 3),), dynamic_shapes=({0: wanted},), verify=True)
+    assert not isinstance(program.model.graph.inputs[0].shape[0], int)
+    for rows in (least, least + 1, 7):
+        same(model, program, torch.randn(rows, 3))
+
+
+def test_squeeze_of_a_slice_that_may_have_two_rows_keeps_the_axis() -> None:
+    with pytest.warns(UserWarning, match="keeps axis 0"):
+        program = onnxplug.to_onnx(lambda x: x[2:4].squeeze(0), (torch.randn(3, 3),), dynamic_shapes=({0: "n"},))
+    same(lambda x: x[2:4], program, torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_rows_of_a_slice_one_by_one(strict: bool | None) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        first, second = x[:2].unbind()
+        return first - second + sum(row * 2 for row in x[1:4])
+
+    with pytest.warns(UserWarning, match="right only where n >= 4"):
+        program = onnxplug.to_onnx(model, (torch.randn(5, 3),), dynamic_shapes=({0: "n"},), strict=strict, verify=True)
+    for rows in (4, 5, 9):
+        same(model, program, torch.randn(rows, 3))

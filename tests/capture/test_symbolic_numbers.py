@@ -306,6 +306,19 @@ def test_more_random_arithmetic(seed: int) -> None:
     test_random_arithmetic(seed)
 
 
+@pytest.mark.parametrize("wanted", [Dim.DYNAMIC, Dim.AUTO], ids=str)
+def test_rounding_to_tens_makes_a_size_constant(wanted: Any) -> None:
+    model = Applied(lambda x: x * round(x.shape[0], -1) + round(x.shape[1], 2))
+    x = torch.ones(17, 4)
+    if wanted is Dim.DYNAMIC:
+        with pytest.raises(onnxplug.FixedDimensionError, match=r"fixes it at 17"):
+            onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: wanted},))
+        return
+    program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: wanted, 1: Dim.DYNAMIC},), verify=True)
+    for columns in (4, 1, 9):
+        torch.testing.assert_close(program(torch.ones(17, columns))[0], model(torch.ones(17, columns)))
+
+
 def test_rounding_to_digits_is_refused() -> None:
     with pytest.raises(onnxplug.Unsupported, match="round of a size to a number of digits"):
         onnxplug.to_onnx(

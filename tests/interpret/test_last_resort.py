@@ -351,3 +351,23 @@ def test_a_decomposition_that_holds_for_a_size_of_1_alone_is_refused(monkeypatch
     inputs = torch.randn(5, 1), torch.randn(5, 5)
     with pytest.raises(MissingRuleError, match=r"last_resort::first.*decomposition raised"):
         onnxplug.to_onnx(lambda x, y: first(x, y), inputs, dynamic_shapes=dynamic)
+
+
+#: Operators of lists, each computed item by item.
+LISTS: dict[str, Callable[..., Any]] = {
+    "a number": lambda x: torch._foreach_add([x, x[0] * 2], 1.5),
+    "numbers": lambda x: torch._foreach_mul([x, x[0] * 2], [2.0, -3.0]),
+    "lists": lambda x: torch._foreach_sub([x, x * 2], [x.sin(), x], alpha=3),
+    "a tensor": lambda x: torch._foreach_div([x, x * 2], x.abs().sum()),
+    "unary": lambda x: torch._foreach_exp([x, x[0] * 2]),
+    "maximum": lambda x: torch._foreach_maximum([x, x * 2], [-x, x * x]),
+    "a value": lambda x: torch._foreach_addcmul([x, x * 2], [x, x], [x * 3, -x], 2.0),
+    "values": lambda x: torch._foreach_addcdiv([x, x * 2], [x, x], [x.exp(), -x.exp()], [2.0, 3.0]),
+    "a weight": lambda x: torch._foreach_lerp([x, x * 2], [-x, x], 0.25),
+    "norms": lambda x: torch._foreach_norm([x, x[0] * 2], 1),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_operators_of_lists(name: str) -> None:
+    check(LISTS[name], X, dynamic=BATCH, others=OTHERS)

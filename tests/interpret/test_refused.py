@@ -250,3 +250,22 @@ def test_an_object_that_is_no_function_refuses_the_plugin() -> None:
         pytest.warns(UserWarning, match="onnxplug_refusals returned 3, neither a function nor"),
     ):
         onnxplug.to_onnx(nn.Tanh(), (r(2),))
+
+
+DYNAMIC_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "negative_slope": lambda x: torch.nn.functional.leaky_relu(x, 1 / x.shape[0]),
+    "lambd": lambda x: torch.nn.functional.hardshrink(x, x.shape[0] / 10),
+    "min_val, max_val": lambda x: torch.nn.functional.hardtanh(x, -1 / x.shape[0], 1 / x.shape[0]),
+    "ord": lambda x: torch.linalg.vector_norm(x, x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC_NUMBERS)
+def test_a_number_of_a_size_where_a_rule_takes_plain_numbers_is_named(name: str) -> None:
+    x = torch.randn(4, 3)
+    with pytest.raises(onnxplug.Unsupported, match=rf"test_refused\.py:\d+ .*: {name} must be known when") as caught:
+        onnxplug.to_onnx(DYNAMIC_NUMBERS[name], (x,), dynamic_shapes=({0: "rows"},))
+    assert "defect" not in str(caught.value)
+    program = onnxplug.to_onnx(DYNAMIC_NUMBERS[name], (x,))
+    for values in (x, -x):
+        torch.testing.assert_close(program(values)[0], DYNAMIC_NUMBERS[name](values))
