@@ -340,6 +340,20 @@ def test_an_error_names_the_line_of_the_script() -> None:
         onnxplug.to_onnx(scripted(wrong), (X,))
 
 
+def test_a_frozen_script_that_fails_has_its_own_error() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.level = torch.ones(2)
+
+        def forward(self, x: torch.Tensor):
+            return x.sum(1) + self.level
+
+    frozen = torch.jit.freeze(scripted(Adds().eval()))
+    with pytest.raises(CaptureError, match="was declared dynamic, but aten::add fixes it at 2"):
+        onnxplug.to_onnx(frozen, (X,), dynamic_shapes=({0: "batch"},))
+
+
 def test_a_script_without_forward() -> None:
     with pytest.raises(CaptureError, match="has no forward, only"):
         onnxplug.to_onnx(scripted(nn.LSTM(3, 4)), (torch.randn(2, 5, 3),))
