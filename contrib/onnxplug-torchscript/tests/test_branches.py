@@ -141,7 +141,16 @@ def optional_that_is_none_in_both(x: torch.Tensor):
     return x
 
 
+def writes_to_its_result(x: torch.Tensor):
+    y = x + 1
+    if x.sum() > 0:
+        y = x * 2
+    y.add_(1)
+    return y
+
+
 TENSORS = [
+    writes_to_its_result,
     on_a_sum,
     nested,
     returns_early,
