@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxplug_reference import TorchReferenceEvaluator
@@ -81,6 +82,13 @@ class Range:
     def holds_integers(self) -> bool:
         """Whether the elements are integers, some of which float16 would round."""
         return self.is_integral and not self.is_exact
+
+
+def range_of(array: np.ndarray) -> Range:
+    """The range of a constant."""
+    known = Range()
+    known.add(torch.from_numpy(np.array(array, np.float32)))
+    return known
 
 
 def _is_binary(x: torch.Tensor) -> torch.Tensor:
