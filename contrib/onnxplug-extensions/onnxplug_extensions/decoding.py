@@ -20,6 +20,8 @@ from onnxplug_extensions.operators import ProcessorModule
 from onnxplug_extensions.parts import refuse, sequence, typed
 from onnxplug_extensions.utf8 import NOTHING, OTHERS, REPLACED, symbols_of, with_replacements
 
+#: How many tokens, beside the added ones, have their texts compared with transformers'.
+_COMPARED = 256
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -62,9 +64,27 @@ class Decoder:
         self.name = f"decoder {hashlib.sha256(f'{sorted(special)} {text}'.encode()).hexdigest()[:16]}"
         tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         made = ["" if n in special or token is None else make(token) for n, token in enumerate(tokens)]
+        if kinds != ["WordPiece"]:  # of which a token alone, at the beginning, may keep its ##
+            self._compare(made, tokens)
         others = {piece: OTHERS + n for n, piece in enumerate(dict.fromkeys(x for x in made if isinstance(x, str)))}
         self._symbols = [list(x) if isinstance(x, bytes) else [others[x]] * bool(x) for x in made]
         self._strings = [*(bytes([byte]) for byte in range(REPLACED)), "\ufffd".encode(), b"", *map(str.encode, others)]
+
+    def _compare(self, pieces: list[bytes | str], tokens: Sequence[str]) -> None:
+        """Compares pieces with transformers' texts of single tokens, and empties those that its class leaves out.
+
+        Raises:
+            UsageError: The tokenizer's class changes the text that its decoder makes.
+        """
+        every = range(0, len(pieces), max(len(pieces) // _COMPARED, 1))
+        numbers = sorted({*every, *(n for n in self._tokenizer.added_tokens_decoder if n < len(pieces))})
+        for number, wanted in zip(numbers, self.decode([[number] for number in numbers]), strict=True):
+            piece = pieces[number]
+            text = piece.decode(errors="replace") if isinstance(piece, bytes) else piece
+            text = text.removeprefix(" ") if self._begins_with_space else text
+            if text != wanted:
+                refuse(bool(wanted), f"of its token {tokens[number]!r} alone transformers makes {wanted!r}")
+                pieces[number] = ""
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of tokens, as transformers has it."""
