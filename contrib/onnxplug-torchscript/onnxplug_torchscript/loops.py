@@ -212,7 +212,9 @@ class _Body:
         """The outputs of the loop from the final state of its operator; applies the loop's changes of the outside."""
         now, outer_now = self._rebuilt(self._unpacked(state))
         outputs = self.region.accepted([*now, *outer_now])
-        self.region.remember(state, self._before, self._after)
+        # What is written in place has its value back in its own memory.
+        count = sum(i < len(self._kept) - len(self.region.mutated) for i in self._moving)
+        self.region.remember(state[:count], self._before[:count], self._after[:count])
         return outputs
 
 

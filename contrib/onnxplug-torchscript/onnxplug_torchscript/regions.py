@@ -182,9 +182,11 @@ class Region:
         after = block.steps[block.steps.index(self.step) + 1 :]
         used = {*block.outputs, *(n for s in after for n in (*s.inputs, *(v for b in s.blocks for v in b.taken())))}
         used.update(self._all.keys() - {number for s in block.steps for number in s.outputs})  # of an enclosing block
+        now = {key: value for key, value in self.interpreter.attributes.items() if key not in self._set}
+        replaced = {id(owner.attribute(name)) for owner, name in (*now, *self._set)}
         root = self.interpreter.root
-        held = [*root.buffers(), *root.parameters(), *tensors_in([*self.interpreter.attributes.values()])]
-        held += tensors_in([self._all[number] for number in used & self._all.keys()])
+        held = [value for value in (*root.buffers(), *root.parameters()) if id(value) not in replaced]
+        held += tensors_in([*now.values(), *(self._all[number] for number in used & self._all.keys())])
         return any(is_alias_of(tensor, other) for other in held)
 
     def _share(self, result: torch.Tensor, other: torch.Tensor) -> None:

@@ -148,7 +148,17 @@ def writes_to_its_result(x: torch.Tensor):
     return last
 
 
+def writes_to_a_view_of_what_it_wrote(x: torch.Tensor):
+    result = torch.zeros(x.size(0), 3)
+    row = result[0]
+    for i in range(x.size(0)):
+        result[i].fill_(float(x[i, 0]))
+    row.add_(100)
+    return result
+
+
 LOOPS = [
+    writes_to_a_view_of_what_it_wrote,
     goes_by_its_number,
     carries_a_view,
     writes_to_its_result,
