@@ -89,6 +89,14 @@ def test_every_way_to_a_script(way: str) -> None:
         assert "second.1.bias" in names
 
 
+def test_a_frozen_script_with_submodules() -> None:
+    """The weights that only one branch of the layer's attention reads stay in a submodule."""
+    script = frozen(scripted(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).eval()))
+    cases = [(torch.randn(batch, time, 6),) for batch, time in ((2, 3), (1, 5), (4, 1))]
+    program = check_script(script, *cases, dynamic=({0: "batch", 1: "time"},))
+    assert any(name.startswith("self_attn.in_proj_weight") for name in program.model.graph.initializers)
+
+
 def test_paths_of_modules_and_lines() -> None:
     program = onnxplug.to_onnx(scripted(Layers().eval()), (X,), optimize=False)
     nodes = [fx for fx in program.exported_program.graph.nodes if fx.op == "call_function"]
