@@ -117,6 +117,7 @@ _NAMES = {
         "torch._functorch._aot_autograd.subclass_parametrization:unwrap_tensor_subclass_parameters",
         "weights that are tensor subclasses",
     ),
+    "wrap_script": _Private("torch.jit._recursive:wrap_cpp_module", "the submodules that torch.jit.freeze keeps"),
     "inline_calls": _Private("torch._C:_jit_pass_inline", "functions that ScriptModules call"),
     "cond_op": _Private("torch._higher_order_ops.cond:cond_op", "branches of ScriptModules"),
     "while_loop_op": _Private("torch._higher_order_ops.while_loop:while_loop_op", "loops of ScriptModules"),

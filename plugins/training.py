@@ -111,7 +111,7 @@ def training_text(program: torch.export.ExportedProgram, whole: bool) -> str | N
 
 def training_text_of(model: torch.nn.Module) -> str | None:
     """The note on a model in training mode that can't be captured; ``None`` where training changes none of its layers."""
-    if not model.training:
+    if not getattr(model, "training", False):  # a frozen ScriptModule has no mode
         return None
     for name, module in model.named_modules():
         kinds = {cls.__module__ for cls in type(module).__mro__}

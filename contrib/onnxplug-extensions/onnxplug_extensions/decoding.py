@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from torch import nn
 from onnxplug import UsageError
 from onnxplug_extensions import DOMAIN
 from onnxplug_extensions.byte_pairs import replaced
-from onnxplug_extensions.operators import register
+from onnxplug_extensions.operators import ProcessorModule
 from onnxplug_extensions.parts import refuse, sequence, typed
 from onnxplug_extensions.utf8 import NOTHING, OTHERS, REPLACED, symbols_of, with_replacements
 
+#: How many tokens, beside the added ones, have their texts compared with transformers'.
+_COMPARED = 256
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -29,12 +32,16 @@ class Decoder:
         tokenizer: The tokenizer.
         skip_special_tokens: Whether special tokens are left out.
 
+    Attributes:
+        name: A name that decoders of the same texts share.
+
     Raises:
         UsageError: The tokenizer's decoder is unknown, so that a token's piece may depend on its neighbours.
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool) -> None:
-        about = json.loads(tokenizer.backend_tokenizer.to_str())
+        text = tokenizer.backend_tokenizer.to_str()
+        about = json.loads(text)
         kinds = [part["type"] for part in sequence(about["decoder"])]
         self._tokenizer, self._skips = tokenizer, skip_special_tokens
         self._begins_with_space, self._runs = kinds != ["ByteLevel"], kinds != ["ByteLevel"]
@@ -54,11 +61,30 @@ class Decoder:
                 f"the pieces of this tokenizer's tokens are not known: its decoder is {' and '.join(kinds)}"
             )
         special = set(tokenizer.all_special_ids) if skip_special_tokens else set()
+        self.name = f"decoder {hashlib.sha256(f'{sorted(special)} {text}'.encode()).hexdigest()[:16]}"
         tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         made = ["" if n in special or token is None else make(token) for n, token in enumerate(tokens)]
+        if kinds != ["WordPiece"]:  # of which a token alone, at the beginning, may keep its ##
+            self._compare(made, tokens)
         others = {piece: OTHERS + n for n, piece in enumerate(dict.fromkeys(x for x in made if isinstance(x, str)))}
         self._symbols = [list(x) if isinstance(x, bytes) else [others[x]] * bool(x) for x in made]
         self._strings = [*(bytes([byte]) for byte in range(REPLACED)), "\ufffd".encode(), b"", *map(str.encode, others)]
+
+    def _compare(self, pieces: list[bytes | str], tokens: Sequence[str]) -> None:
+        """Compares pieces with transformers' texts of single tokens, and empties those that its class leaves out.
+
+        Raises:
+            UsageError: The tokenizer's class changes the text that its decoder makes.
+        """
+        every = range(0, len(pieces), max(len(pieces) // _COMPARED, 1))
+        numbers = sorted({*every, *(n for n in self._tokenizer.added_tokens_decoder if n < len(pieces))})
+        for number, wanted in zip(numbers, self.decode([[number] for number in numbers]), strict=True):
+            piece = pieces[number]
+            text = piece.decode(errors="replace") if isinstance(piece, bytes) else piece
+            text = text.removeprefix(" ") if self._begins_with_space else text
+            if text != wanted:
+                refuse(bool(wanted), f"of its token {tokens[number]!r} alone transformers makes {wanted!r}")
+                pieces[number] = ""
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of tokens, as transformers has it."""
@@ -101,7 +127,7 @@ def _of_sentencepiece(token: str) -> bytes | str:
     return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ")
 
 
-class Detokenizer(nn.Module):
+class Detokenizer(ProcessorModule):
     """Token numbers to texts.
 
     Args:
@@ -113,10 +139,8 @@ class Detokenizer(nn.Module):
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
-        super().__init__()
-        self._decoder = Decoder(tokenizer, skip_special_tokens)
-        self._name = f"decoder {id(self._decoder)}"
-        register(self._name, self._decoder)
+        decoder = Decoder(tokenizer, skip_special_tokens)
+        super().__init__(decoder.name, decoder)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """A vector of strings.

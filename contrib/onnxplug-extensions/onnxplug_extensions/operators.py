@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import numpy as np
 import torch
+from torch import nn
 
 from onnxplug import Unsupported, string_array, string_tensor
 from onnxplug_extensions.library import check_library
@@ -28,17 +29,35 @@ class Encoder(Protocol):
 
 #: The dtype of tensors of strings in PyTorch.
 _STRING = torch.bits16
-#: Processors by name; a module keeps its processor alive.
-_processors: WeakValueDictionary[str, Any] = WeakValueDictionary()
+#: Processors by name, all of a name equal; each module keeps its own alive.
+_processors: dict[str, WeakSet[Any]] = {}
+
+
+class ProcessorModule(nn.Module):
+    """A module whose operator finds its processor by a name, also once the module is copied or restored.
+
+    Args:
+        name: A name that equal processors share.
+        processor: The processor.
+    """
+
+    def __init__(self, name: str, processor: Any) -> None:
+        super().__init__()
+        self._name, self._processor = name, processor
+        register(name, processor)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        register(self._name, self._processor)
 
 
 def register(name: str, processor: Any) -> None:
     """Makes a processor known to the operators."""
-    _processors[name] = processor
+    _processors.setdefault(name, WeakSet()).add(processor)
 
 
 def _processor(name: str) -> Any:
-    processor = _processors.get(name)
+    processor = next(iter(_processors.get(name, ())), None)
     if processor is None:
         raise Unsupported(f"the module with {name!r} is gone: keep it until the export is done")
     return processor

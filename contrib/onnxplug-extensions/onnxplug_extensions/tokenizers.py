@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 import torch
-from torch import nn
 
 from onnxplug import UsageError
 from onnxplug_extensions.byte_pairs import CLIP, GPT2
-from onnxplug_extensions.operators import Encoder, register
+from onnxplug_extensions.operators import Encoder, ProcessorModule, register
 from onnxplug_extensions.sentencepiece import Llama
 from onnxplug_extensions.wordpiece import WordPiece
 
@@ -19,7 +18,7 @@ from onnxplug_extensions.wordpiece import WordPiece
 _ENCODERS: dict[str, tuple[Any, ...]] = {"WordPiece": (WordPiece,), "BPE": (GPT2, CLIP, Llama)}
 
 
-class Tokenizer(nn.Module):
+class Tokenizer(ProcessorModule):
     """Texts to the inputs of a language model.
 
     In PyTorch the numbers are transformers' own. The package's README lists the differences of onnxruntime-extensions.
@@ -34,12 +33,12 @@ class Tokenizer(nn.Module):
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
-        super().__init__()
-        self._encoder, self._name = encoder_of(tokenizer)
+        encoder, name = encoder_of(tokenizer)
+        super().__init__(name, encoder)
         self._max_length = max_length or 0
         self._padding = tokenizer.pad_token_id or 0
         self._kinds = "token_type_ids" in tokenizer.model_input_names
-        if self._max_length and self._max_length < self._encoder.fewest + 1:
+        if self._max_length and self._max_length < encoder.fewest + 1:
             raise UsageError(f"max_length={max_length} leaves no token of the text")
 
     def forward(self, texts: torch.Tensor) -> dict[str, torch.Tensor]:

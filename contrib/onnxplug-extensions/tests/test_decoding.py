@@ -70,6 +70,23 @@ def test_tokens_that_are_parts_of_a_character() -> None:
     assert program(ids[:, :-1])[0].tolist() == ["né \ufffd"]
 
 
+def test_a_class_that_leaves_tokens_out() -> None:
+    import transformers
+    from tokenizers import AddedToken
+
+    backend = made.gpt2().backend_tokenizer
+    vocabulary, merges = made._parts(backend)
+    tokenizer = transformers.WhisperTokenizer(vocab=vocabulary, merges=merges)
+    tokenizer.add_tokens([AddedToken(f"<|{n / 50:.2f}|>", special=False) for n in range(9)])
+    program = onnxplug.to_onnx(Detokenizer(tokenizer), (torch.arange(8).reshape(1, 8),), dynamic_shapes=({0: "texts"},))
+    first = len(tokenizer) - 9
+    for ids in (
+        torch.tensor([[first, 40, 300, first + 3, 41, 42, first + 8, 0]]),
+        torch.arange(first - 7, first + 9).reshape(2, 8),
+    ):
+        assert program(ids)[0].tolist() == [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+
+
 @pytest.mark.parametrize("opset", [18, 21])
 def test_labels(opset: int) -> None:
     labels = Labels(["negative", "neither", "positive 😀"])
@@ -90,3 +107,5 @@ def test_a_decoder_that_is_unknown() -> None:
     tokenizer.backend_tokenizer.decoder = decoders.CTC()
     with pytest.raises(onnxplug.UsageError, match="its decoder is CTC"):
         Detokenizer(tokenizer)
+    with pytest.raises(onnxplug.UsageError, match=r"of its token '.*' alone transformers makes"):
+        Detokenizer(made.clip())  # its class takes out the marks of the ends of words

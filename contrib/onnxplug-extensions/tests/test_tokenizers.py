@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 import transformers
 from lines import thousand_lines
 from made import wordpiece
-from onnxplug_extensions import Tokenizer
+from onnxplug_extensions import Detokenizer, Tokenizer
 from tokenizers import Tokenizer as Backend
 
 import onnxplug
@@ -152,6 +154,24 @@ def test_other_errors() -> None:
         Tokenizer(tokenizer)
     with pytest.raises(onnxplug.UsageError, match="leaves no token of the text"):
         Tokenizer(wordpiece(), max_length=2)
+
+
+@pytest.mark.parametrize("make", [Tokenizer, Detokenizer])
+def test_a_module_works_while_an_equal_one_comes_and_goes(make: Callable[..., Any]) -> None:
+    module = make(made.gpt2())
+    inputs = string_tensor(TEXTS) if make is Tokenizer else torch.tensor([[9, 40, 300], [7, 8, 0]])
+    wanted = module(inputs)
+    make(made.gpt2())
+    gc.collect()
+    again = copy.deepcopy(module)
+    before = module(inputs)
+    del module
+    gc.collect()
+    for result in (before, again(inputs)):
+        if make is Tokenizer:
+            assert result["input_ids"].equal(wanted["input_ids"])
+        else:
+            assert string_array(result).tolist() == string_array(wanted).tolist()
 
 
 @pytest.mark.parametrize(

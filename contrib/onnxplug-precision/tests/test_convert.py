@@ -72,6 +72,26 @@ def test_a_file_without_types_of_values(folder: Path) -> None:
     np.testing.assert_allclose(outputs("plain.onnx"), outputs("m.onnx"), **LOOSER["half"][0])
 
 
+def test_a_file_that_lists_its_weights_as_inputs(folder: Path) -> None:
+    model = onnx.load("m.onnx")
+    for tensor in model.graph.initializer:
+        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    onnx.save(model, "listed.onnx")
+    assert run(["convert", "listed.onnx", "--to", "float16", "-o", "h.onnx", "--input", "data.npz"]) == 0
+    inputs = [value.name for value in model.graph.input]
+    assert [value.name for value in onnx.load("h.onnx").graph.input] == inputs
+    x = np.load("data.npz")["input"]
+    for given in (
+        {},
+        {inputs[1]: np.full([n.dim_value for n in model.graph.input[1].type.tensor_type.shape.dim], 0.5, np.float32)},
+    ):
+        wanted, got = (
+            onnxruntime.InferenceSession(path).run(None, {inputs[0]: x, **given})[0]
+            for path in ("listed.onnx", "h.onnx")
+        )
+        np.testing.assert_allclose(got, wanted, **LOOSER["half"][0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

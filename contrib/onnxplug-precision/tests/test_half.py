@@ -124,6 +124,42 @@ def test_values_that_are_tiny_stay_wide() -> None:
     assert "where float16 has few digits" in " ".join(reasons(program).values())
 
 
+class Table(nn.Module):
+    """Positions in a table, of which the samples read the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(5000.0))
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        places = (self.places[index] * 1.0).long()
+        before = self.places[: x.shape[0]] < 2049.0
+        return self.linear(x) * before[:, None], places
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_integers_made_of_a_table_are_exact(dtype: str) -> None:
+    model = Table().eval()
+    shapes = ({0: "rows"}, {0: "count"})
+    program = onnxplug.to_onnx(model, (torch.randn(3, 4), torch.tensor([1, 2])), dtype=dtype, dynamic_shapes=shapes)
+    for rows, index in ((2060, [2049, 300, 4999]), (1, [2051])):
+        x = torch.randn(rows, 4)
+        wanted, places = model(x, torch.tensor(index))
+        got, at = program(x, torch.tensor(index))
+        assert at.equal(places)
+        if dtype == "float16":  # bfloat16 keeps the digits of arithmetic that ends in integers alone
+            torch.testing.assert_close(got, wanted, **LOOSER["half"][0])
+
+
+def test_the_fill_of_a_mask_stays_finite_in_bfloat16() -> None:
+    model = Masked(float(torch.finfo(torch.float32).min))
+    x, mask = torch.randn(2, 4, 6), torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1]])
+    program = onnxplug.to_onnx(model, (x, mask), dtype="bfloat16", dynamic_shapes=({0: "batch"}, {0: "batch"}))
+    for inputs in ((x, mask), (x[:1] * 2, mask[:1]), (x, mask * 0)):
+        torch.testing.assert_close(program(*inputs)[0], model(*inputs), **LOOSER["bfloat16"][0])
+
+
 def test_infinities_and_nan_of_the_samples_count_for_nothing() -> None:
     x = torch.randn(3, 4)
     x[0, 0], x[1, 1], x[2, 2] = float("inf"), float("-inf"), float("nan")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -208,3 +209,41 @@ def test_on_the_command_line(
     assert run(["convert", "m.onnx", "-o", "n.onnx", "--quantize", "qdq"]) == 2
     assert "needs data for the scales" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def product(nodes: str, **weights: np.ndarray) -> onnx.ModelProto:
+    """A model of one input of 32 columns, with weights by name."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 17]> graph (float[rows,32] x) => (float[rows,32] y) {{{nodes}}}'
+    )
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
+def check_converted(model: onnx.ModelProto, folder: Path, kind: str) -> None:
+    """Converts a file, and compares with the file on the data of the calibration and on other rows."""
+    rng = np.random.default_rng(0)
+    onnx.save(model, folder / "m.onnx")
+    np.savez(folder / "data.npz", x=rng.standard_normal((4, 32), np.float32))
+    calibrated = ["--calibrate", str(folder / "data.npz")] if kind == "qdq" else []
+    assert run(["convert", str(folder / "m.onnx"), "--quantize", kind, "-o", str(folder / "q.onnx"), *calibrated]) == 0
+    plain, quantised = (onnxruntime.InferenceSession(folder / name) for name in ("m.onnx", "q.onnx"))
+    for x in (np.load(folder / "data.npz")["x"], rng.standard_normal((1, 32), np.float32)):
+        (wanted,), (got,) = plain.run(None, {"x": x}), quantised.run(None, {"x": x})
+        assert np.abs(got - wanted).max() < 0.25 * np.abs(wanted).max()
+
+
+SQUARE = np.random.default_rng(1).standard_normal((2, 32, 32), np.float32)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "qdq", "int4"])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_the_factor_of_a_bias(kind: str, beta: float, tmp_path: Path) -> None:
+    model = product(f"y = Gemm<beta={beta}>(x, w, b)", w=SQUARE[0], b=SQUARE[1, 0] * 9)
+    check_converted(model, tmp_path, kind)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "int4"])
+def test_a_weight_of_the_name_of_another_that_is_transposed(kind: str, tmp_path: Path) -> None:
+    nodes = "z = Gemm<transB=1>(x, w) y = MatMul(z, w_transposed)"
+    check_converted(product(nodes, w=SQUARE[0], w_transposed=SQUARE[1]), tmp_path, kind)

@@ -64,6 +64,7 @@ class Interpreter:
         borrowed: Lists of the outside that are given to the running function, branch or body.
         attributes: The present values of the modules' attributes that were read or set during the call.
         written: The step that set an attribute last.
+        block: The block whose step runs.
     """
 
     def __init__(self, root: Any, control: Mapping[str, Control]) -> None:
@@ -73,6 +74,7 @@ class Interpreter:
         self.written: dict[Attribute, Step] = {}
         self.shared: list[Shared] = []
         self.borrowed: list[list[Any]] = []
+        self.block = Block((), (), ())
         self._functions: dict[Step, Callable[..., Any]] = {}
         self._constants: dict[Step, Any] = {}
         self._bodies: dict[Any, ScriptGraph] = {}
@@ -93,10 +95,14 @@ class Interpreter:
         Args:
             values: The values that it uses, its inputs included; the results of its steps are added.
         """
-        for step in block.steps:
-            results = self._results(step, values)
-            for number, result in zip(step.outputs, results, strict=True):
-                values[number] = result
+        outside, self.block = self.block, block
+        try:
+            for step in block.steps:
+                results = self._results(step, values)
+                for number, result in zip(step.outputs, results, strict=True):
+                    values[number] = result
+        finally:
+            self.block = outside
         return [values[number] for number in block.outputs]
 
     @contextmanager

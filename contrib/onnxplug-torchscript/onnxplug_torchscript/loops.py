@@ -23,6 +23,7 @@ from onnxplug_torchscript.regions import (
     is_computed,
     kinds,
     same,
+    unknown,
 )
 from onnxplug_torchscript.sequences import GROWTH, Growing, stacked
 from onnxplug_torchscript.values import (
@@ -107,7 +108,10 @@ def _in_graph(
 ) -> list[Any]:
     try:
         return _while(Region(interpreter, step, values), index, count, going, carried)
-    except ContainerChanged:
+    except (ContainerChanged, IndexError) as error:
+        # A branch that the first iteration does not take may read an item of the list that the loop adds to.
+        if isinstance(error, IndexError) and not _added_to(interpreter, step, values, carried):
+            raise
         over_a_size = is_symbolic(count) and not is_unbacked(count) and decided(step, going) is not None
         if over_a_size and _never_leaves(step, values):
             collected = _collected(interpreter, step, values, index, count, carried)
@@ -142,11 +146,14 @@ class _Body:
         self.region = region
         (self._block,) = region.step.blocks
         count = len(self._block.outputs)
-        tried = region.tried(region.function(self._block, [0, *carried]))
+        # Numbers are unknown in a try as in the graph: what an iteration writes and keeps must not follow from the first's.
+        tried = region.tried(
+            lambda operands: region.function(self._block, [unknown(0), *mapped(carried, unknown)])(operands)
+        )
         self._outer = region.outer
         self._carried = filled(carried, tried[1:count])
         start = [*leaves(self._carried), *leaves(self._outer)]
-        _, after = region.tried(lambda operands: self._iterated(0, start, operands))
+        _, after = region.tried(lambda operands: self._iterated(unknown(0), [unknown(v) for v in start], operands))
         self._kept = kept = [a if a is not UNINITIALIZED else b for a, b in zip(start, after, strict=True)]
         # A tensor that the body only passes on, or writes in place, is the tensor of the outside.
         self._tied = [isinstance(a, torch.Tensor) and region.operand(b) is a for a, b in zip(kept, after, strict=True)]
@@ -205,7 +212,9 @@ class _Body:
         """The outputs of the loop from the final state of its operator; applies the loop's changes of the outside."""
         now, outer_now = self._rebuilt(self._unpacked(state))
         outputs = self.region.accepted([*now, *outer_now])
-        self.region.remember(state, self._before, self._after)
+        # What is written in place has its value back in its own memory.
+        count = sum(i < len(self._kept) - len(self.region.mutated) for i in self._moving)
+        self.region.remember(state[:count], self._before[:count], self._after[:count])
         return outputs
 
 
@@ -226,8 +235,18 @@ def _while(region: Region, index: int, count: Any, going: Any, carried: list[Any
     bounded = not (isinstance(last, int) and last >= _UNBOUNDED)
     limits = (scalar(last, torch.int64),) if bounded else ()
     begin = (scalar(index, torch.int64), truth_tensor(going).clone(), *body.first)
-    results = _operator(step, while_loop_op, condition, step_once, begin, (*limits, *region.operands))
+    results = _operator(step, while_loop_op, condition, step_once, begin, (*limits, *_apart(region.operands)))
     return body.finished(results[2:])
+
+
+def _apart(operands: Sequence[Any]) -> list[Any]:
+    """Operands without two that share memory, which torch's operators with graphs refuse: the later ones are copies."""
+    apart: list[Any] = []
+    for operand in operands:
+        tensors = [other for other in apart if isinstance(other, torch.Tensor)]
+        is_alias = isinstance(operand, torch.Tensor) and any(is_alias_of(operand, other) for other in tensors)
+        apart.append(operand.clone() if is_alias else operand)
+    return apart
 
 
 def _operator(step: Step, operator: Callable[..., Any], *args: Any) -> Any:

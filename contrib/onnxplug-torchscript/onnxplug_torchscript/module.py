@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from onnxplug.build.names import Names
 from onnxplug.capture.locations import runs_models
 from onnxplug.errors import CaptureError, UsageError
-from onnxplug.torch_private import is_alias_of
+from onnxplug.torch_private import is_alias_of, wrap_script
 from onnxplug_torchscript import (
     branches,
     loops,
@@ -173,7 +173,8 @@ class _Module(torch.nn.Module):
             self._parameters[name] = made.setdefault(id(parameter), (parameter, _as_parameter(parameter)))[1]
         for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
             self.register_buffer(name, buffer)
-        for name, child in script._modules.items():
+        # A module of torch.jit.freeze shows none of the submodules that it keeps.
+        for name, child in (script._modules or wrap_script(script._c)._modules).items():
             if child is not None:
                 self._modules[name] = made[child._c] if child._c in made else _Module(child, made)
 

@@ -34,8 +34,25 @@ def _function_of(step: Step) -> Callable[..., Any]:
         if kind in SYMBOLIC:
             return _on_numbers(step)
         if kind in GENERIC:
-            return GENERIC[kind]
+            return _of_items(step) if kind in ("aten::tensor", "aten::as_tensor") else GENERIC[kind]
     return _of_torch(step)
+
+
+_ITEM_DTYPES = {"IntType": torch.int64, "BoolType": torch.bool}
+
+
+def _of_items(step: Step) -> Callable[..., Any]:
+    """``torch.tensor``, of a list in the dtype of its type's items, which an empty list has too."""
+
+    def apply(data: Any, dtype: Any = None, *more: Any) -> Any:
+        if dtype is None and isinstance(data, list):
+            kind = step.node.inputsAt(0).type()
+            while kind.kind() == "ListType":
+                kind = kind.getElementType()
+            dtype = _ITEM_DTYPES.get(kind.kind())
+        return GENERIC[step.kind](data, dtype, *more)
+
+    return apply
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import re
 import types
@@ -46,7 +47,7 @@ def place_of(node: Any) -> Place:
 @functools.lru_cache(maxsize=65536)
 def _frame_at(file: str, line: int) -> Callable[..., Any]:
     code = _template().replace(co_filename=file, co_firstlineno=line)
-    return types.FunctionType(code, {})
+    return types.FunctionType(code, {"__builtins__": builtins})  # what C++ imports from a frame needs them
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from onnxplug_torchscript.values import (
     mapped,
     scalar,
     structure,
+    tensors_in,
 )
 
 _ZEROS = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
@@ -45,6 +46,7 @@ class Region:
         self.step = step
         taken = dict.fromkeys(number for block in step.blocks for number in block.taken())
         taken.update(dict.fromkeys(step.inputs[2:]))
+        self._all = values
         self._values: Values = {number: values[number] for number in taken}
         read, written = _attributes(interpreter, step, values)
         self.attributes: dict[Attribute, Any] = {
@@ -157,17 +159,35 @@ class Region:
         return self._leaves.get(positions.pop()) if len(positions) == 1 else None
 
     def remember(self, results: Sequence[Any], *tried: Sequence[Any]) -> None:
-        """Notes the results of the operator that share memory with an operand or another result in a try."""
+        """Notes the results of the operator that share memory with another result in a try, or with a tensor used later.
+
+        Args:
+            tried: The results of each try, and those without one: a loop that ends at once gives what it began with.
+        """
         for leaves_of_try in tried:
             for index, (result, leaf) in enumerate(zip(results, leaves_of_try, strict=True)):
                 if not isinstance(leaf, torch.Tensor):
                     continue
                 _, position = self._aliased.get(id(leaf), (None, -1))
-                if position >= 0:
-                    self._share(result, self.operands[position])
+                other = self.operands[position] if position >= 0 else leaf
+                if self._is_used_later(other):
+                    self._share(result, other)
                 for other, earlier in zip(results[:index], leaves_of_try, strict=False):
                     if isinstance(earlier, torch.Tensor) and is_alias_of(leaf, earlier):
                         self._share(result, other)
+
+    def _is_used_later(self, tensor: torch.Tensor) -> bool:
+        """Whether the steps after this one, or what called them, may read or write the memory of a tensor."""
+        block = self.interpreter.block
+        after = block.steps[block.steps.index(self.step) + 1 :]
+        used = {*block.outputs, *(n for s in after for n in (*s.inputs, *(v for b in s.blocks for v in b.taken())))}
+        used.update(self._all.keys() - {number for s in block.steps for number in s.outputs})  # of an enclosing block
+        now = {key: value for key, value in self.interpreter.attributes.items() if key not in self._set}
+        replaced = {id(owner.attribute(name)) for owner, name in (*now, *self._set)}
+        root = self.interpreter.root
+        held = [value for value in (*root.buffers(), *root.parameters()) if id(value) not in replaced]
+        held += tensors_in([*now.values(), *(self._all[number] for number in used & self._all.keys())])
+        return any(is_alias_of(tensor, other) for other in held)
 
     def _share(self, result: torch.Tensor, other: torch.Tensor) -> None:
         shared = Shared(self.step, (result, other), (result._version, other._version))
@@ -309,6 +329,13 @@ def as_before(result: Any, like: Any) -> Any:
     if isinstance(like, torch.Tensor | ScalarTensor | bool | torch.SymBool):
         return result
     return result.item()
+
+
+def unknown(leaf: Any) -> Any:
+    """A leaf as a later iteration has it: a number of the same kind that is known only when the model runs."""
+    if isinstance(leaf, torch.Tensor) or not is_computed(leaf):
+        return leaf
+    return as_before(_as_tensor(leaf, leaf), leaf)
 
 
 def kinds(value: Any) -> str:

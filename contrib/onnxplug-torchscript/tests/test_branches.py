@@ -141,7 +141,16 @@ def optional_that_is_none_in_both(x: torch.Tensor):
     return x
 
 
+def writes_to_its_result(x: torch.Tensor):
+    y = x + 1
+    if x.sum() > 0:
+        y = x * 2
+    y.add_(1)
+    return y
+
+
 TENSORS = [
+    writes_to_its_result,
     on_a_sum,
     nested,
     returns_early,
@@ -183,6 +192,26 @@ def test_weights_used_in_a_branch_keep_their_names() -> None:
     assert {"one.bias", "other.0.bias"} <= {
         name.removesuffix(".transposed") for name in program.model.graph.initializers
     }
+
+
+class WritesItsState(nn.Module):
+    """State that one branch sets, and that is then written in place: the other branch's value is the state before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor):
+        if x.sum() > 0:
+            self.level = self.level + x.sum()
+        for _ in range(x.size(0)):
+            self.level = self.level * 0.5
+        self.level[0] += x[0, 0]
+        return x * self.level
+
+
+def test_state_that_a_branch_sets_may_be_written_later() -> None:
+    check_script(scripted(WritesItsState()), (X,), (Y,), (-X,), (X[:1] * 0.1,), dynamic=BATCH)
 
 
 def on_sizes_and_values(x: torch.Tensor, mode: str = "add", times: int = 2):

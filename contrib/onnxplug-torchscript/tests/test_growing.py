@@ -222,6 +222,13 @@ def reads_the_list(x: torch.Tensor):
     return torch.stack(results)
 
 
+def reads_the_list_later(x: torch.Tensor):
+    results: list[torch.Tensor] = []
+    for i in range(x.size(0)):
+        results.append(results[-1] + x[i] if i > 0 else x[i])
+    return torch.stack(results)
+
+
 def of_other_shapes(x: torch.Tensor):
     results: list[torch.Tensor] = []
     for i in range(x.size(0)):
@@ -279,6 +286,7 @@ def asks_for_the_maximum(x: torch.Tensor):
 
 REFUSED = [
     (reads_the_list, "adds to a list"),
+    (reads_the_list_later, "reads by aten::__getitem__ a list that it adds to"),
     (of_other_shapes, "adds to a list"),
     (of_numbers, "dynamic"),
     (within_a_dict, "dynamic"),

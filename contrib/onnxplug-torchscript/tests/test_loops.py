@@ -111,7 +111,57 @@ def adds_in_place(x: torch.Tensor):
     return total, same + 1, other
 
 
+def goes_by_its_number(x: torch.Tensor):
+    result, total, factor, done = x.clone(), x.clone(), 1, False
+    for i in range(x.size(0)):
+        if i > 0:
+            result[i] = result[i - 1] + x[i]
+        if i == 2:
+            total = total * factor + x[i]
+        if factor > 2:
+            total = total - 1
+        if done:
+            total = total * 2
+        factor += i
+        done = factor > 1
+    return result, total, factor
+
+
+def carries_a_view(x: torch.Tensor):
+    result = torch.zeros_like(x)
+    last = x[0]
+    for i in range(1, x.size(0)):
+        if i % 2 == 0:
+            last = last * 0.5
+        elif bool(x[i].sum() > 0):
+            result[i] = x[0]
+        last = last + x[i]
+        result[i] += last
+    return result, last
+
+
+def writes_to_its_result(x: torch.Tensor):
+    last = torch.ones_like(x)
+    for i in range(x.size(0)):
+        last = last * x[i]
+    last.add_(1)
+    return last
+
+
+def writes_to_a_view_of_what_it_wrote(x: torch.Tensor):
+    result = torch.zeros(x.size(0), 3)
+    row = result[0]
+    for i in range(x.size(0)):
+        result[i].fill_(float(x[i, 0]))
+    row.add_(100)
+    return result
+
+
 LOOPS = [
+    writes_to_a_view_of_what_it_wrote,
+    goes_by_its_number,
+    carries_a_view,
+    writes_to_its_result,
     until_a_sum,
     leaves_early,
     breaks_and_continues,
@@ -179,6 +229,20 @@ def writes_and_replaces(x: torch.Tensor):
         z += 1
         z = z * 2
     return y, z
+
+
+def writes_to_what_it_began_with(x: torch.Tensor):
+    y = x + 1
+    z = y
+    while z.sum() < 10:
+        z = z + 5
+    y.add_(5)
+    return y, z
+
+
+def test_a_loop_that_may_end_at_once_gives_what_it_began_with() -> None:
+    with pytest.raises(CaptureError, match=r"test_loops\.py.* is one of the tensors that it uses in one case"):
+        onnxplug.to_onnx(scripted(writes_to_what_it_began_with), (X,))
 
 
 @pytest.mark.parametrize("function", [writes_and_replaces, grows, collects, sets_an_optional], ids=lambda f: f.__name__)

@@ -89,6 +89,14 @@ def test_every_way_to_a_script(way: str) -> None:
         assert "second.1.bias" in names
 
 
+def test_a_frozen_script_with_submodules() -> None:
+    """The weights that only one branch of the layer's attention reads stay in a submodule."""
+    script = frozen(scripted(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).eval()))
+    cases = [(torch.randn(batch, time, 6),) for batch, time in ((2, 3), (1, 5), (4, 1))]
+    program = check_script(script, *cases, dynamic=({0: "batch", 1: "time"},))
+    assert any(name.startswith("self_attn.in_proj_weight") for name in program.model.graph.initializers)
+
+
 def test_paths_of_modules_and_lines() -> None:
     program = onnxplug.to_onnx(scripted(Layers().eval()), (X,), optimize=False)
     nodes = [fx for fx in program.exported_program.graph.nodes if fx.op == "call_function"]
@@ -338,6 +346,20 @@ def test_an_error_names_the_line_of_the_script() -> None:
 
     with pytest.raises(CaptureError, match=rf"{__file__}:{wrong.__code__.co_firstlineno + 2}"):
         onnxplug.to_onnx(scripted(wrong), (X,))
+
+
+def test_a_frozen_script_that_fails_has_its_own_error() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.level = torch.ones(2)
+
+        def forward(self, x: torch.Tensor):
+            return x.sum(1) + self.level
+
+    frozen = torch.jit.freeze(scripted(Adds().eval()))
+    with pytest.raises(CaptureError, match="was declared dynamic, but aten::add fixes it at 2"):
+        onnxplug.to_onnx(frozen, (X,), dynamic_shapes=({0: "batch"},))
 
 
 def test_a_script_without_forward() -> None:

@@ -194,6 +194,21 @@ def numbers(x: torch.Tensor):
     return x + mixed, torch.tensor(values), torch.tensor(reals), torch.tensor(truths), math.isnan(1.0)
 
 
+def empty_lists(x: torch.Tensor):
+    whole: list[int] = []
+    truths: list[bool] = []
+    reals: list[float] = []
+    rows: list[list[int]] = []
+    joined = torch.cat([torch.tensor(whole), x.flatten().to(torch.int64)])
+    return (
+        joined,
+        torch.tensor(truths),
+        torch.tensor(reals),
+        torch.tensor(rows),
+        torch.as_tensor(truths, dtype=torch.int8),
+    )
+
+
 def sizes(x: torch.Tensor):
     n = x.size(0)
     half = (n + 1) // 2
@@ -287,6 +302,7 @@ FUNCTIONS: list[tuple[Any, tuple[Any, ...], tuple[Any, ...], Any]] = [
     (unions, (X, (2, 0.5)), (X - 1, (2, 0.5)), None),
     (classes, (X,), (Y,), BATCH),
     (numbers, (X,), (Y,), BATCH),
+    (empty_lists, (X,), (Y,), BATCH),
     (sizes, (X,), (Y,), BATCH),
     (tensors, (X,), (Y,), BATCH),
     (functions, (X,), (Y,), BATCH),

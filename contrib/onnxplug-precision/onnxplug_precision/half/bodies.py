@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
-from onnxplug_precision.half.ranges import Range, Ranges
+from onnxplug_precision.half.ranges import Range, Ranges, range_of
 from onnxplug_precision.half.types import subgraphs_of
 
 #: The most rounds in which ranges are passed on, for loops within loops.
@@ -85,8 +84,4 @@ def _merge(
 
 
 def _range_of(value: ir.Value, ranges: Ranges, constants: Mapping[ir.Value, Any]) -> Range | None:
-    if value not in constants:
-        return ranges.get(value)
-    known = Range()
-    known.add(torch.from_numpy(np.array(constants[value], np.float32)))
-    return known
+    return range_of(constants[value]) if value in constants else ranges.get(value)

@@ -14,7 +14,7 @@ from onnxplug.build.stored import META, WeightTensor
 from onnxplug_precision.half.bodies import formals_of, joined
 from onnxplug_precision.half.masks import filled
 from onnxplug_precision.half.types import FLOAT, TYPED_BY_ATTRIBUTE, all_graphs, subgraphs_of
-from onnxplug_precision.half.wide import ANY, HEAVY, KEPT, KEPT_NODES, LARGEST, Facts, constant_source, floats
+from onnxplug_precision.half.wide import ANY, HEAVY, KEPT, KEPT_NODES, Facts, constant_source, floats
 
 _NUMPY = {ir.DataType.FLOAT16: np.dtype(np.float16), ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TORCH = {ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16}
@@ -224,7 +224,10 @@ class Conversion:
         """Whether a constant that readers take in float32 is a weight, which may be stored in half precision."""
         is_large = self.facts.constants[value].size > _LARGE and self.facts.problem(value) is None
         return is_large and not any(
-            not isinstance(taker, ir.Node) or taker.op_type in KEPT_NODES or self._has_body(taker)
+            not isinstance(taker, ir.Node)
+            or taker in self.facts.exact
+            or taker.op_type in KEPT_NODES
+            or self._has_body(taker)
             for taker, _ in takers
         )
 
@@ -340,16 +343,15 @@ BETWEEN = "it is between nodes that stay in float32"
 
 
 def to_half(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
-    """Numbers in half precision; finite numbers stay finite in float16."""
-    if dtype == ir.DataType.FLOAT16:
-        array = np.where(np.isfinite(array), np.clip(array, -LARGEST, LARGEST), array)
+    """Numbers in half precision; finite numbers stay finite."""
+    largest = float(ml_dtypes.finfo(_NUMPY[dtype]).max)
+    array = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
     return array.astype(_NUMPY[dtype])
 
 
 def _saturated(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    if kind == torch.float16:
-        tensor = torch.where(tensor.isfinite(), tensor.clamp(-LARGEST, LARGEST), tensor)
-    return tensor.to(kind)
+    largest = torch.finfo(kind).max
+    return torch.where(tensor.isfinite(), tensor.clamp(-largest, largest), tensor).to(kind)
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxplug_reference import TorchReferenceEvaluator
@@ -83,6 +84,13 @@ class Range:
         return self.is_integral and not self.is_exact
 
 
+def range_of(array: np.ndarray) -> Range:
+    """The range of a constant."""
+    known = Range()
+    known.add(torch.from_numpy(np.array(array, np.float32)))
+    return known
+
+
 def _is_binary(x: torch.Tensor) -> torch.Tensor:
     return (x == 0) | (x == 1)
 
@@ -128,14 +136,20 @@ def measure(model: ir.Model, samples: Iterable[Mapping[str, Any]], plugins: Sequ
     finally:
         for node, name in zip(nodes, names, strict=True):
             node.name = name
+    # Files of old list their weights as inputs; a call need not give these.
+    usual = {v.name: torch.from_numpy(np.array(v.const_value.numpy())) for v in model.graph.inputs if _is_weight(v)}
     for sample in samples:
         for value in model.graph.inputs:
-            _record(ranges, value, sample.get(str(value.name)))
+            _record(ranges, value, sample.get(str(value.name), usual.get(value.name)))
         try:
             evaluator.run(None, dict(sample))
         except OnnxplugError as error:
             raise ConversionError(f"the model does not run on the samples: {error.message}", hint=error.hint) from error
     return ranges
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return value.const_value is not None and value.dtype == FLOAT
 
 
 def _look_at_rows(ranges: Ranges, node: ir.Node, operands: Sequence[Any]) -> None:

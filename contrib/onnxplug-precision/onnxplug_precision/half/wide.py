@@ -12,7 +12,7 @@ from onnxplug.build.kernels import Kernels
 from onnxplug_precision.half.bodies import spread
 from onnxplug_precision.half.kernels import lacks_kernel
 from onnxplug_precision.half.masks import masks
-from onnxplug_precision.half.ranges import Ranges
+from onnxplug_precision.half.ranges import Ranges, range_of
 from onnxplug_precision.half.types import FLOAT, Signature, all_graphs, constant_of, signature, subgraphs_of, version_of
 
 #: The largest finite float16; a value that comes within a factor of two of it on the samples counts as beyond.
@@ -53,6 +53,7 @@ class Facts:
         constants: Constants of float32.
         imports: The opset imports of each node's graph.
         wide: The nodes that stay in float32, with the reasons.
+        exact: Those of them that need the digits of float32.
     """
 
     model: ir.Model
@@ -65,6 +66,7 @@ class Facts:
     masked: set[ir.Value] = field(default_factory=set)
     imports: dict[ir.Node, Mapping[str, int]] = field(default_factory=dict)
     wide: dict[ir.Node, str] = field(default_factory=dict)
+    exact: set[ir.Node] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for graph, imports in all_graphs(self.model):
@@ -87,6 +89,11 @@ class Facts:
     def is_call(self, node: ir.Node) -> bool:
         """Whether a node calls a function of the model."""
         return node.op_identifier() in self.model.functions
+
+    def keep_digits(self, node: ir.Node, reason: str) -> None:
+        """Notes a node that needs the digits of float32."""
+        self.wide.setdefault(node, reason)
+        self.exact.add(node)
 
     def problem(self, value: ir.Value) -> str | None:
         """Why a value can't be of half precision; ``None`` where it can."""
@@ -121,12 +128,13 @@ def constant_source(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def _problem_of_constant(array: np.ndarray) -> str | None:
-    finite = np.abs(array[np.isfinite(array)])
-    largest = float(finite.max()) if finite.size else 0.0
-    if largest > LARGEST:
-        return f"the constant {largest:.4g} is beyond float16, which ends at {LARGEST:g}"
-    if 0 < largest < _SMALLEST:
-        return f"the constant {largest:.2g} has few digits in float16, or is 0"
+    known = range_of(array)
+    if known.largest > LARGEST:
+        return f"the constant {known.largest:.4g} is beyond float16, which ends at {LARGEST:g}"
+    if 0 < known.largest < _SMALLEST:
+        return f"the constant {known.largest:.2g} has few digits in float16, or is 0"
+    if known.holds_integers():
+        return f"the constant holds integers up to {known.largest:g}, float16 has all up to 2048"
     return None
 
 
@@ -209,12 +217,12 @@ def _keep_digits(node: ir.Node, facts: Facts) -> None:
     value = node.inputs[0]
     if node.op_type == "Cast" and ir.DataType(node.attributes.get_int("to", 1)) in _INTEGERS:
         if value in facts.constants:
-            facts.wide.setdefault(node, "integers are made of it")
+            facts.keep_digits(node, "integers are made of it")
         _keep_arithmetic(value, "integers are made of it", facts)
     elif node.op_type in _ANGLES:
         range_ = facts.ranges.get(value)
         if range_ is None or range_.largest > _LARGEST_ANGLE:
-            facts.wide.setdefault(node, "it is of an angle of many turns")
+            facts.keep_digits(node, "it is of an angle of many turns")
             _keep_arithmetic(value, "an angle of many turns is made of it", facts)
 
 
@@ -235,5 +243,5 @@ def _keep_arithmetic(value: ir.Value, reason: str, facts: Facts) -> None:
         is_small = any(v in facts.constants and facts.constants[v].size <= _SMALL_WEIGHT for _, v in operands)
         if node.op_type in HEAVY and not is_small:
             continue
-        facts.wide.setdefault(node, reason)
+        facts.keep_digits(node, reason)
         stack += [v for _, v in operands]

@@ -32,8 +32,10 @@ def prepare(model: ir.Model, *, gemms: bool) -> None:
     for node in list(nodes_of(model.graph)):
         if not node.domain and node.op_type == "MatMul":
             _lay_out(model, node)
-        elif gemms and not node.domain and node.op_type == "Gemm":
-            _split(model, node)
+        elif not node.domain and node.op_type == "Gemm":
+            _scale_bias(model, node)
+            if gemms:
+                _split(model, node)
     RemoveUnusedNodesPass()(model)
 
 
@@ -46,6 +48,15 @@ def _lay_out(model: ir.Model, node: ir.Node) -> None:
     array = _matrix(turn.inputs[0])
     if array is not None:
         node.replace_input_with(1, _stored(model, f"{turn.inputs[0].name}_transposed", array.T))
+
+
+def _scale_bias(model: ir.Model, node: ir.Node) -> None:
+    """Multiplies the constant bias of a Gemm by its ``beta``, which ONNX Runtime's quantiser and kernel ignore."""
+    beta, bias = node.attributes.get_float("beta", 1.0), node.inputs[2] if len(node.inputs) > 2 else None
+    array = _constant(bias) if bias is not None and beta != 1.0 else None
+    if bias is not None and array is not None:
+        node.replace_input_with(2, _stored(model, f"{bias.name}_scaled", array * np.float32(beta)))
+        del node.attributes["beta"]
 
 
 def _split(model: ir.Model, node: ir.Node) -> None:
@@ -78,19 +89,25 @@ def _split(model: ir.Model, node: ir.Node) -> None:
     last.name = name
 
 
+def _constant(value: ir.Value) -> np.ndarray | None:
+    """The array of a constant of float32; ``None`` for other values."""
+    tensor = value.const_value if value.is_initializer() and not value.is_graph_input() else None
+    return tensor.numpy() if tensor is not None and tensor.dtype == _FLOAT else None
+
+
 def _matrix(value: ir.Value) -> np.ndarray | None:
     """The array of a constant matrix of float32; ``None`` for other values."""
-    tensor = value.const_value if value.is_initializer() and not value.is_graph_input() else None
-    if tensor is None or tensor.dtype != _FLOAT or len(tensor.shape) != 2:
-        return None
-    return tensor.numpy()
+    array = _constant(value)
+    return array if array is not None and array.ndim == 2 else None
 
 
 def _stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """An initializer; an existing one of the same name and shape is reused, as the name identifies its content."""
-    known = model.graph.initializers.get(name)
-    if known is not None and known.const_value is not None and known.const_value.shape == ir.Shape(array.shape):
-        return known
+    """An initializer; an existing one of the same name and content is reused."""
+    stem, number = name, 1
+    while (known := model.graph.initializers.get(name)) is not None:
+        if known.const_value is not None and np.array_equal(known.const_value.numpy(), array):
+            return known
+        name, number = f"{stem}_{number}", number + 1
     tensor = ir.tensor(np.ascontiguousarray(array), name=name)
     value = ir.Value(name=name, type=ir.TensorType(_FLOAT), shape=ir.Shape(array.shape), const_value=tensor)
     model.graph.register_initializer(value)
