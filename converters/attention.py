@@ -287,10 +287,14 @@ def _sharing_heads(g: GraphBuilder, x: Value, repeated: Value) -> tuple[Value, V
     heads = unsqueeze.inputs[0] if unsqueeze is not None else None
     if heads is None or expand is None or not g.optimize or rank_of(x) != 4:
         return None
-    source, wide, dims, after = (dims_of(v) for v in (heads, expand.outputs[0], x, repeated))
-    if source is None or wide is None or dims is None or after is None or len(source) != 4 or len(wide) != 5:
+    source, apart, wide, dims, after = (dims_of(v) for v in (heads, expand.inputs[0], expand.outputs[0], x, repeated))
+    if source is None or apart is None or wide is None or dims is None or after is None:
+        return None
+    if len(source) != 4 or len(wide) != 5:
         return None
     batch, shared, *inner = source
+    if not same_sizes(apart, [batch, shared, 1, *inner]):  # the repeated axis is another one
+        return None
     groups, wanted = wide[2], dims[1]
     if not isinstance(groups, int) or not isinstance(shared, int) or wanted != groups * shared or groups < 2:
         return None
