@@ -130,6 +130,10 @@ EMPTY_SCANS_END_THE_PROCESS = Fault(
     "Scan over slices without elements ends the process by a division by zero; over no slices it is an error",
     "where a size is dynamic, an If: the operand itself where it has no elements",
 )
+LEAST_BIAS_HIDES = Fault(
+    "Attention hides keys whose bias is the least finite number, as transformers writes masks: a row of such keys alone is 0",
+    "the number next to it",
+)
 FAULTS: tuple[Fault, ...] = (
     INTEGERS_THROUGH_DOUBLE,
     DROPOUT_IS_REMOVED,
@@ -141,6 +145,7 @@ FAULTS: tuple[Fault, ...] = (
     RESIZE_ROUNDS_OTHERWISE,
     LONG_SUMS_LOSE_DIGITS,
     EMPTY_SCANS_END_THE_PROCESS,
+    LEAST_BIAS_HIDES,
 )
 
 
