@@ -296,6 +296,7 @@ _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__".spl
 TABLE: dict[str, Function] = {
     **dict.fromkeys(_MOVING, _moved),
     **dict.fromkeys(_KEPT, _kept),
+    "_threshold": _kept,  # the name of nn.functional.threshold
     **dict.fromkeys(_POOLING, _pooled),
     **dict.fromkeys(_AVERAGING, _averaged),
     **dict.fromkeys(_COMPARISONS, _compared),
