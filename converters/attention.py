@@ -223,8 +223,9 @@ def attention(g: GraphBuilder, node: FxNode) -> Value:
     if scale is not None and not scale > 0:
         raise Decline("a scale whose root is no positive number, by which Attention multiplies queries and keys")
     heads, shared = g.dim(query, 1), g.dim(key, 1)
-    known = isinstance(heads, int) and isinstance(shared, int) and shared > 0
-    if not known or heads % shared or g.dim(value, 1) != shared:
+    if not isinstance(heads, int) or not isinstance(shared, int):
+        raise Decline("a dynamic number of heads")
+    if not shared or heads % shared or g.dim(value, 1) != shared:
         raise Decline("heads of queries, or of keys or values alone, that are broadcast")
     if not all(same_sizes((query.shape or ())[:1], (x.shape or ())[:1]) for x in (key, value)):
         raise Decline("a batch that is broadcast")
