@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -19,7 +21,7 @@ from onnxplug.converters.helpers.fused_layers import FUSED
 from onnxplug.converters.helpers.matrices import dtype_of
 from onnxplug.converters.helpers.reductions import log_of_sum, reduce
 from onnxplug.converters.helpers.results import wanted
-from onnxplug.converters.helpers.runtimes import has_kernel
+from onnxplug.converters.helpers.runtimes import LEAST_BIAS_HIDES, has_kernel
 from onnxplug.errors import Decline
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
@@ -218,13 +220,31 @@ def attention(g: GraphBuilder, node: FxNode) -> Value:
         raise Decline("a dtype that Attention has no kernel for")
     if not fits_attribute(query.dtype, scale if scale is not None else 1.0):
         raise Decline("a scale that is no float32")
+    if scale is not None and not scale > 0:
+        raise Decline("a scale whose root is no positive number, by which Attention multiplies queries and keys")
+    heads, shared = g.dim(query, 1), g.dim(key, 1)
+    if not isinstance(heads, int) or not isinstance(shared, int):
+        raise Decline("a dynamic number of heads")
+    if not shared or heads % shared or g.dim(value, 1) != shared:
+        raise Decline("heads of queries, or of keys or values alone, that are broadcast")
+    if not all(same_sizes((query.shape or ())[:1], (x.shape or ())[:1]) for x in (key, value)):
+        raise Decline("a batch that is broadcast")
     if mask is not None:
         if rank_of(mask) not in (2, 4) or list(mask.shape or ())[-2:] != [query.shape[-2], key.shape[-2]]:
             raise Decline("a mask to be broadcast over queries or keys")
-        mask = mask if mask.dtype == BOOL else g.cast(mask, query.dtype)
+        mask = mask if mask.dtype == BOOL else _seen(g, g.cast(mask, query.dtype))
     return g.op.Attention(
         query, key, value, mask, is_causal=int(causal), scale=float(scale) if scale is not None else None
     )
+
+
+def _seen(g: GraphBuilder, bias: Value) -> Value:
+    """The bias of the scores, whose finite elements hide no key."""
+    if not LEAST_BIAS_HIDES.concerns(g):
+        return bias
+    info = ml_dtypes.finfo(dtype_of(bias).numpy())
+    least = g.const(float(info.min), bias.dtype)
+    return g.op.Where(g.op.Equal(bias, least), g.const(float(np.nextafter(info.min, info.max)), bias.dtype), bias)
 
 
 def _scaled(g: GraphBuilder, query: Value, scale: float | None) -> Value:
@@ -287,10 +307,14 @@ def _sharing_heads(g: GraphBuilder, x: Value, repeated: Value) -> tuple[Value, V
     heads = unsqueeze.inputs[0] if unsqueeze is not None else None
     if heads is None or expand is None or not g.optimize or rank_of(x) != 4:
         return None
-    source, wide, dims, after = (dims_of(v) for v in (heads, expand.outputs[0], x, repeated))
-    if source is None or wide is None or dims is None or after is None or len(source) != 4 or len(wide) != 5:
+    source, apart, wide, dims, after = (dims_of(v) for v in (heads, expand.inputs[0], expand.outputs[0], x, repeated))
+    if source is None or apart is None or wide is None or dims is None or after is None:
+        return None
+    if len(source) != 4 or len(wide) != 5:
         return None
     batch, shared, *inner = source
+    if not same_sizes(apart, [batch, shared, 1, *inner]):  # the repeated axis is another one
+        return None
     groups, wanted = wide[2], dims[1]
     if not isinstance(groups, int) or not isinstance(shared, int) or wanted != groups * shared or groups < 2:
         return None

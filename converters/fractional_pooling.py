@@ -14,7 +14,7 @@ from onnxplug.converters.helpers.dtypes import INT64
 from onnxplug.converters.helpers.exactness import SKIPS_NAN
 from onnxplug.converters.helpers.runtimes import computed_in
 from onnxplug.converters.helpers.tables import of_rank
-from onnxplug.converters.helpers.windows import largest_along, spread
+from onnxplug.converters.helpers.windows import largest_along, planes, spread
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -56,8 +56,7 @@ def fractional_max_pool(g: GraphBuilder, node: FxNode, spatial: int, exact: bool
     assert places is not None
     batch = [g.dim(x, 0), g.dim(x, 1)]
     index = g.reshape(places, [*batch, math.prod(out) * math.prod(kernel)])
-    plane = g.op.Reshape(x, g.const([0, 0, -1]))
-    gathered = g.op.GatherElements(plane, index, axis=2)
+    gathered = g.op.GatherElements(planes(g, x), index, axis=2)
     shape = [*batch, math.prod(out), math.prod(kernel)]
     values, chosen = largest_along(g, g.reshape(gathered, shape), 3, exact)
     picked = g.op.GatherElements(g.reshape(index, shape), chosen, axis=3)

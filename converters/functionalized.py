@@ -73,7 +73,7 @@ def auto_functionalized(g: GraphBuilder, node: FxNode) -> list[Any]:
 def _regrouped(results: Any, wanted: Sequence[Any]) -> list[Any]:
     """Results list by list, as the operator has them: a converter may return them flat."""
     results = list(results) if isinstance(results, list | tuple) else [results]
-    if len(results) == len(wanted):
+    if any(isinstance(result, list | tuple) for result in results):
         return results
     rest = iter(results)
     return [[next(rest) for _ in item] if isinstance(item, list | tuple) else next(rest) for item in wanted]

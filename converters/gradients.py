@@ -5,6 +5,7 @@ A convolution's gradients are convolutions again. The others are decompositions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -118,7 +119,7 @@ def _average_backward(
     """Each place of a window receives the window's gradient divided by the number of places averaged."""
     kernel, padding = spread(kernel, spatial), spread(padding, spatial)
     stride = spread(stride or kernel, spatial)
-    sizes, counts = x.shape[-spatial:], grad.shape[-spatial:]
+    planes, sizes, counts = math.prod(x.shape[:-spatial]), x.shape[-spatial:], grad.shape[-spatial:]
     shared = grad
     for axis in range(spatial):
         starts = torch.arange(counts[axis]) * stride[axis] - padding[axis]
@@ -131,7 +132,7 @@ def _average_backward(
         shared = shared / divisor
     transposed = torch.nn.functional.conv_transpose2d if spatial == 2 else torch.nn.functional.conv_transpose3d
     window = torch.ones([1, 1, *kernel], dtype=grad.dtype)
-    full = transposed(shared.reshape([-1, 1, *counts]), window, stride=list(stride))
+    full = transposed(shared.reshape([planes, 1, *counts]), window, stride=list(stride))
     ends_of = [n for s, p in zip(reversed(stride), reversed(padding), strict=True) for n in (0, s + p)]
     full = torch.nn.functional.pad(full, ends_of)
     for axis in range(spatial):

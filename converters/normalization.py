@@ -141,11 +141,7 @@ def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, 
     dtype = x.dtype
     assert dtype is not None
     inner = _wide(dtype)
-    wide = g.cast(x, inner)
-    sizes = list(x.shape or ())[1:]
-    # A size that is inferred is an error of ONNX Runtime where the batch is empty.
-    length = -1 if not _reshapes(x) else math.prod(size for size in sizes if isinstance(size, int)) // groups
-    rows = g.op.Reshape(wide, g.const([0, groups, length]))
+    rows = _grouped(g, g.cast(x, inner), groups)
     if is_long(g, rows, [2]) or not fits_attribute(inner, eps):
         normal = _standardized(g, rows, [2], eps)[0]
     else:
@@ -153,6 +149,14 @@ def _group_norm(g: GraphBuilder, x: Value, groups: int, weight: Any, bias: Any, 
         normal = g.op.InstanceNormalization(rows, ones, zeros, epsilon=eps)
     result = g.reshape(normal, list(x.shape or ())) if _reshapes(x) else g.op.Reshape(normal, g.shape(x))
     return g.cast(_affine(g, result, weight, bias, inner), dtype)
+
+
+def _grouped(g: GraphBuilder, x: Value, groups: int) -> Value:
+    """The tensor as [batch, groups, elements]."""
+    sizes = list(x.shape or ())[1:]
+    # A size that is inferred is an error of ONNX Runtime where the batch is empty.
+    length = -1 if not _reshapes(x) else math.prod(size for size in sizes if isinstance(size, int)) // groups
+    return g.op.Reshape(x, g.const([0, groups, length]))
 
 
 def _reshapes(x: Value) -> bool:
@@ -179,7 +183,7 @@ def native_group_norm(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     spec = node.outputs[1]
     assert spec is not None
     inner = _wide(spec.dtype)
-    rows = g.op.Reshape(g.cast(x, inner), g.const([0, groups, -1]))
+    rows = _grouped(g, g.cast(x, inner), groups)
     _, mean, _, inverse = _standardized(g, rows, [2], eps)
     statistics = [g.cast(squeeze(g, v, 2), spec.dtype) for v in (mean, inverse)]
     return [_group_norm(g, x, groups, weight, bias, eps), *statistics]

@@ -181,12 +181,12 @@ def quantize_per_channel_group(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def _grouped(g: GraphBuilder, x: Value, scales: Value, zero_points: Value | None, size: int) -> tuple[Any, ...]:
-    """A matrix as rows of one group each, and the groups' parameters as columns."""
-    width = g.concrete_shape(x)[-1]
+    """A matrix [rows, groups, size], and the groups' parameters, [rows, groups, 1]."""
+    (width,) = g.concrete_shape([g.dim(x, -1)], "length of the rows")
     size = width if size > width and g.dim(scales, -1) == 1 else size
-    column = g.const(np.array([-1, 1], dtype=np.int64))
-    rows = g.op.Reshape(x, g.const(np.array([-1, size], dtype=np.int64)))
-    return rows, g.op.Reshape(scales, column), None if zero_points is None else g.op.Reshape(zero_points, column)
+    parts = [*g.dims(x)[:-1], width // size]
+    parameters = (v if v is None else g.reshape(v, [*parts, 1]) for v in (scales, zero_points))
+    return g.reshape(x, [*parts, size]), *parameters
 
 
 # -- from integers -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dropout import randomly_dropped
 from onnxplug.converters.helpers.dtypes import FLOAT, INT32, INT64
+from onnxplug.converters.helpers.exactness import NAN_IS_LOST
 from onnxplug.converters.helpers.fill import filled
 from onnxplug.converters.helpers.products import product
 from onnxplug.converters.helpers.promotion import wide
@@ -272,6 +273,7 @@ def _network(
     params: Sequence[Value],
     options: Options,
     active: Value | None = None,
+    exact: bool = False,
 ) -> tuple[Value, list[Value]]:
     """All layers over ``x`` (time, batch, features), and the last state of each layer and direction.
 
@@ -286,13 +288,14 @@ def _network(
         params: The parameters in torch's order.
         options: The layers' options.
         active: The mask of active steps (time, batch, 1), the first steps of each sequence; all by default.
+        exact: Whether NaN stays NaN, which takes the layers step by step.
     """
     directions = 2 if options.bidirectional else 1
     weights = _grouped(params, directions, options.layers, options.biases)
     if g.dim(x, 1) == 0:
         size = g.concrete_shape(states[0])[2]
         return filled(g, 0, [g.dim(x, 0), 0, directions * size], x.dtype or FLOAT), list(states)
-    stepwise = not has_kernel(g, mode.op_type, x.dtype or FLOAT) or weights[0][0].w_hr is not None
+    stepwise = exact or not has_kernel(g, mode.op_type, x.dtype or FLOAT) or weights[0][0].w_hr is not None
     lengths = None
     if active is not None and not stepwise:
         counted = reduce(g, "ReduceSum", g.cast(active, INT32), [0], keepdims=False)
@@ -334,7 +337,7 @@ def _in_computed_dtype(
     return g.cast(x, dtype), [g.cast(s, dtype) for s in states], [g.cast(p, dtype) for p in params]
 
 
-def over_input(mode: Mode) -> Converter:
+def over_input(mode: Mode, exact: bool = False) -> Converter:
     """lstm.input, gru.input, rnn_tanh.input, rnn_relu.input: a batch of sequences of one length."""
 
     def convert(g: GraphBuilder, node: FxNode) -> list[Value]:
@@ -344,16 +347,20 @@ def over_input(mode: Mode) -> Converter:
             raise Unsupported(f"a recurrent layer over {rank_of(x)} dimensions")
         if batch_first:
             x = g.op.Transpose(x, perm=[1, 0, 2])
-        y, finals = _network(g, mode, x, states, params, Options(*node.args[3:8]))
+        y, finals = _network(g, mode, x, states, params, Options(*node.args[3:8]), exact=exact)
         if batch_first:
             y = g.op.Transpose(y, perm=[1, 0, 2])
         return [g.cast(v, node.dtype) for v in (y, *finals)]
 
-    convert.__name__ = convert.__qualname__ = mode.step.__name__.removesuffix("_step")
+    convert.__name__ = convert.__qualname__ = _name(mode, exact)
     return convert
 
 
-def over_packed(mode: Mode) -> Converter:
+def _name(mode: Mode, exact: bool) -> str:
+    return f"{mode.step.__name__.removesuffix('_step')}{'_exact' if exact else ''}"
+
+
+def over_packed(mode: Mode, exact: bool = False) -> Converter:
     """lstm.data, gru.data, rnn_tanh.data, rnn_relu.data: a packed sequence.
 
     The rows of every time step one after the other, ``batch_sizes`` of them each, longest sequences first: padded, run,
@@ -364,10 +371,10 @@ def over_packed(mode: Mode) -> Converter:
         sizes = node.args[1]
         data, states, params = _in_computed_dtype(g, mode, node, node.args[0], *node.args[2:4])
         x, active = padded(g, data, sizes, g.dim(states[0], 1))
-        y, finals = _network(g, mode, x, states, params, Options(*node.args[4:9]), unsqueeze(g, active, 2))
+        y, finals = _network(g, mode, x, states, params, Options(*node.args[4:9]), unsqueeze(g, active, 2), exact)
         return [g.cast(v, node.dtype) for v in (packed(g, y, active), *finals)]
 
-    convert.__name__ = convert.__qualname__ = f"packed_{mode.step.__name__.removesuffix('_step')}"
+    convert.__name__ = convert.__qualname__ = f"packed_{_name(mode, exact)}"
     return convert
 
 
@@ -410,6 +417,11 @@ _MODES = {"lstm": LSTM, "gru": GRU, "rnn_tanh": RNN_TANH, "rnn_relu": RNN_RELU}
 RULES: list[Rule] = [
     *[Rule(f"aten::{name}.input", over_input(mode)) for name, mode in _MODES.items()],
     *[Rule(f"aten::{name}.data", over_packed(mode)) for name, mode in _MODES.items()],
+    *[
+        Rule(f"aten::{name}.{overload}", convert(_MODES[name], exact=True), **NAN_IS_LOST)
+        for name in ("lstm", "gru", "rnn_relu")
+        for overload, convert in (("input", over_input), ("data", over_packed))
+    ],
     Rule("aten::_pack_padded_sequence.default", pack_padded_sequence),
     *[Rule(f"aten::{name}_cell.default", cell(mode)) for name, mode in _MODES.items()],
 ]

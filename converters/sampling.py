@@ -6,12 +6,14 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of
-from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
+from onnxplug.converters.helpers.runtimes import FAR_PLACES_OVERFLOW, computed_in, has_kernel
 from onnxplug.errors import Decline, Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
 
 _PADDING = ("zeros", "border", "reflection")
+#: From here on every place lies outside of an image of any size, with all the places that it is interpolated from.
+_FAR = 16.0
 
 
 def grid_sampler(modes: tuple[str, str, str]) -> Converter:
@@ -27,9 +29,12 @@ def grid_sampler(modes: tuple[str, str, str]) -> Converter:
         inner = computed_in(g, "GridSample", dtype)
         if not has_kernel(g, "GridSample", inner):
             raise Decline("no kernel for doubles: the decomposition keeps their precision")
+        grid = g.cast(grid, inner)
+        if _PADDING[padding] != "reflection" and FAR_PLACES_OVERFLOW.concerns(g):
+            grid = g.op.Clip(grid, g.const(-_FAR, inner), g.const(_FAR, inner))
         result = g.op.GridSample(
             g.cast(x, inner),
-            g.cast(grid, inner),
+            grid,
             mode=modes[mode],
             padding_mode=_PADDING[padding],
             align_corners=int(corners),

@@ -11,6 +11,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.tables import of_rank
+from onnxplug.converters.helpers.windows import planes
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -27,8 +28,7 @@ def max_unpool(g: GraphBuilder, node: FxNode, spatial: int) -> Value:
     out = list(size)[-spatial:]
     batch = [g.dim(x, 0), g.dim(x, 1)]
     zeros = g.op.Expand(g.const(0.0, node.dtype), g.vector([*batch, _product(g, out)]))
-    flat = [g.op.Reshape(v, g.const([0, 0, -1])) for v in (indices, x)]
-    scattered = g.op.ScatterElements(zeros, flat[0], flat[1], axis=2)
+    scattered = g.op.ScatterElements(zeros, planes(g, indices), planes(g, x), axis=2)
     result = g.reshape(scattered, [*batch, *out])
     return squeeze(g, result, 0) if single else result
 

@@ -37,6 +37,12 @@ KERNEL_FORGETS_NAN: dict[str, Any] = {
     "target": "onnxruntime",
     "reason": "ONNX Runtime's kernel gives -inf where NaN is due",
 }
+#: For operators whose kernel gives numbers after NaN.
+NAN_IS_LOST: dict[str, Any] = {
+    "exact": True,
+    "target": "onnxruntime",
+    "reason": "NaN, which ONNX Runtime's kernels of recurrent layers turn into numbers, is the result",
+}
 #: For operators that treat NaN separately.
 NOT_A_NUMBER: dict[str, Any] = {"exact": True, "reason": "NaN differs from numbers"}
 

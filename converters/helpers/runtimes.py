@@ -130,6 +130,15 @@ EMPTY_SCANS_END_THE_PROCESS = Fault(
     "Scan over slices without elements ends the process by a division by zero; over no slices it is an error",
     "where a size is dynamic, an If: the operand itself where it has no elements",
 )
+LEAST_BIAS_HIDES = Fault(
+    "Attention hides keys whose bias is the least finite number, as transformers writes masks: a row of such keys alone is 0",
+    "the number next to it",
+)
+FAR_PLACES_OVERFLOW = Fault(
+    "GridSample gives other elements for places far outside: beyond 2**24 elements the weights of a border do not add up to 1, and "
+    "beyond 2**63 padding is an element of the image",
+    "the grid limited to places outside of every image; NaN gives any element",
+)
 FAULTS: tuple[Fault, ...] = (
     INTEGERS_THROUGH_DOUBLE,
     DROPOUT_IS_REMOVED,
@@ -141,6 +150,8 @@ FAULTS: tuple[Fault, ...] = (
     RESIZE_ROUNDS_OTHERWISE,
     LONG_SUMS_LOSE_DIGITS,
     EMPTY_SCANS_END_THE_PROCESS,
+    LEAST_BIAS_HIDES,
+    FAR_PLACES_OVERFLOW,
 )
 
 

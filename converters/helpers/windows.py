@@ -58,6 +58,14 @@ def adaptive_mask(g: GraphBuilder, size: Any, out: Any) -> Value:
     return g.op.And(g.op.GreaterOrEqual(place, first), g.op.Less(place, last))
 
 
+def planes(g: GraphBuilder, x: Value) -> Value:
+    """[batch, channels, *sizes] as [batch, channels, elements]."""
+    sizes = [g.dim(x, axis) for axis in range(2, rank_of(x))]
+    known = [size for size in sizes if isinstance(size, int)]
+    # A size that is inferred is an error of ONNX Runtime where the batch is empty.
+    return g.op.Reshape(x, g.const([0, 0, math.prod(known) if len(known) == len(sizes) else -1]))
+
+
 def max_of_windows(
     g: GraphBuilder, x: Value, sizes: Sequence[int], windows: Sequence[np.ndarray], exact: bool = False
 ) -> tuple[Value, Value]:
@@ -78,8 +86,7 @@ def max_of_windows(
         shape[axis], shape[spatial + axis] = window.shape
         places = places * size + window.reshape(shape)
     flat_places = places.reshape(math.prod(out), -1)
-    plane = g.op.Reshape(x, g.const([0, 0, -1]))
-    gathered = g.op.Gather(plane, g.const(flat_places), axis=2)
+    gathered = g.op.Gather(planes(g, x), g.const(flat_places), axis=2)
     values, chosen = largest_along(g, gathered, 3, exact)
     index = g.op.GatherElements(g.op.Expand(g.const(flat_places[None, None]), g.shape(gathered)), chosen, axis=3)
     batch = [g.dim(x, 0), g.dim(x, 1)]

@@ -38,8 +38,15 @@ def test_static_sizes_need_no_check(name: str) -> None:
 
 
 WEIGHT = torch.randn(3, 4, 2)
-BATCHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+SAMPLES = torch.rand(1, 1, 2)
+BATCHES: dict[str, Callable[[torch.Tensor], Any]] = {
     "group_norm": lambda x: nn.functional.group_norm(x, 3, torch.arange(6.0), torch.ones(6)),
+    "native_group_norm": lambda x: torch.native_group_norm(x, None, None, x.shape[0], 6, 4, 3, 1e-5)[:2],
+    "adaptive_max_pool": lambda x: nn.functional.adaptive_max_pool2d(x, 3, return_indices=True),
+    "fractional_max_pool": lambda x: torch.ops.aten.fractional_max_pool2d(
+        x[:, None], 2, 3, SAMPLES.expand(x.shape[0], 1, 2)
+    ),
+    "max_unpool": lambda x: nn.functional.max_unpool1d(*nn.functional.max_pool1d(x, 2, return_indices=True), 2),
     "tensordot": lambda x: torch.tensordot(x[:, :3], WEIGHT, 2),
     "tensordot of one axis": lambda x: torch.tensordot(x, torch.ones(4, 5), 1),
     "tensordot of batches": lambda x: torch.tensordot(x, x, ([1, 2], [1, 2])),

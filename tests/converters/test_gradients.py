@@ -291,3 +291,20 @@ def test_interpolations_of_dynamic_sizes(name: str, rest: tuple[Any, ...], axes:
         dynamic=(dynamic, dynamic),
         **looser("gradients"),
     )
+
+
+@pytest.mark.parametrize("batch", [(2,), ()], ids=["images", "one image"])
+@pytest.mark.parametrize("ceil", [False, True])
+def test_average_pools_of_dynamic_sizes(ceil: bool, batch: Image) -> None:
+    def model(x: torch.Tensor, volume: torch.Tensor) -> Any:
+        flat, deep = ([3, 2], [], [1, 1], ceil, False, None), ([3, 2, 2], [3, 4, 2], [1, 0, 1], ceil, True, 5)
+        return (
+            _ATEN.avg_pool2d_backward(_ATEN.avg_pool2d(x, *flat).sin(), x, *flat),
+            _ATEN.avg_pool3d_backward(_ATEN.avg_pool3d(volume, *deep).sin(), volume, *deep),
+        )
+
+    def inputs(*sizes: int) -> tuple[torch.Tensor, ...]:
+        return image(*batch, 3, *sizes[:2]), image(*batch, 3, *sizes, seed=1)
+
+    dynamic = [dict.fromkeys(range(len(batch) + 1, len(batch) + 1 + axes), DYNAMIC) for axes in (2, 3)]
+    check(model, *inputs(5, 7, 6), others=[inputs(6, 8, 5), inputs(9, 4, 4)], dynamic=dynamic)

@@ -139,6 +139,30 @@ def test_grid_sample(mode: str, padding: str, corners: bool, opset: int) -> None
     )
 
 
+@pytest.mark.parametrize("opset", [16, 21])
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_grid_sample_far_outside(mode: str, padding: str, opset: int) -> None:
+    """As points near a camera's plane are projected."""
+
+    def model(x: torch.Tensor, grid: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        options = {"mode": mode, "padding_mode": padding}
+        corners = [F.grid_sample(x, grid, align_corners=corners, **options) for corners in (False, True)]
+        if mode == "bicubic" or opset < 20:
+            return tuple(corners)
+        volume = F.pad(grid[:, None], (0, 1))
+        return *corners, F.grid_sample(x[:, :, None], volume, align_corners=False, **options)
+
+    def inputs(height: int, width: int, *places: float) -> tuple[torch.Tensor, ...]:
+        near = torch.linspace(-0.9, 0.8, len(places))
+        grid = torch.stack([torch.stack([torch.tensor(places), near], 1), torch.stack([near, torch.tensor(places)], 1)])
+        return torch.randn(1, 2, height, width, generator=torch.Generator().manual_seed(height)), grid[None]
+
+    dynamic = [{2: AUTO, 3: AUTO}, {2: AUTO}]
+    others = [inputs(1, 7, 1e10, 1e19, -1e20, 1e30), inputs(6, 2, 3.0, -5e9)]
+    check(model, *inputs(5, 4, 1e7, -3e7, 1e9), others=others, dynamic=dynamic, opset=opset, **looser("images, grids"))
+
+
 SHUFFLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2),
     "pixel_unshuffle": lambda x: F.pixel_unshuffle(x[:, :, :8, :6], 2),

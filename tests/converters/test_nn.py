@@ -269,6 +269,53 @@ def test_attention_of_masks(shape: tuple[int, ...], kind: str) -> None:
     check(model, *inputs(0), others=[inputs(1), inputs(2)], **looser("attention"))
 
 
+#: Batches and heads of queries, keys and values, and the scale, which ONNX's Attention does not take.
+NOT_ATTENTION: dict[str, tuple[tuple[int, int, int], tuple[int, int, int], float | None]] = {
+    "batch of queries": ((1, 2, 2), (4, 4, 4), None),
+    "batch of keys": ((2, 1, 1), (4, 4, 4), None),
+    "batch of values": ((2, 2, 1), (4, 2, 2), None),
+    "heads of queries": ((2, 2, 2), (1, 4, 4), None),
+    "heads of values": ((2, 2, 2), (4, 4, 1), None),
+    "zero": ((2, 2, 2), (4, 4, 4), 0.0),
+    "negative": ((2, 2, 2), (4, 4, 4), -0.3),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ATTENTION)
+def test_attention_that_is_not_onnxs(name: str) -> None:
+    batches, heads, scale = NOT_ATTENTION[name]
+
+    def inputs(queries: int, keys: int) -> tuple[torch.Tensor, ...]:
+        sizes = zip(batches, heads, (queries, keys, keys), strict=True)
+        return tuple(tensor(batch, count, length, 8, seed=i + keys) for i, (batch, count, length) in enumerate(sizes))
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=heads == (4, 2, 2))
+
+    dynamic = [{2: AUTO}] * 3
+    check(model, *inputs(3, 5), others=[inputs(1, 4), inputs(6, 1)], dynamic=dynamic, opset=23, **looser("attention"))
+
+
+@pytest.mark.parametrize("opset", [21, 23])
+def test_attention_of_rows_hidden_by_the_least_number(opset: int) -> None:
+    """As transformers hides keys: where all of a row's keys are hidden, they weigh alike."""
+
+    def inputs(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+        mask = torch.zeros(batch, 1, length, length)
+        mask[..., -1] = mask[:, :, 0] = torch.finfo(torch.float32).min
+        mask[:, :, -1] = float("-inf")
+        return (*(tensor(batch, 2, length, 8, seed=i) for i in range(3)), mask)
+
+    check(
+        F.scaled_dot_product_attention,
+        *inputs(2, 5),
+        others=[inputs(1, 3), inputs(3, 2)],
+        dynamic=[{0: "batch", 2: "length"}] * 3 + [{0: "batch", 2: "length", 3: "length"}],
+        opset=opset,
+        **looser("attention"),
+    )
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_dynamic_lengths(causal: bool) -> None:
     def sizes(batch: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:

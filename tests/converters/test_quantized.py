@@ -164,6 +164,19 @@ def test_by_group() -> None:
     )
 
 
+def test_by_group_of_a_dynamic_number_of_rows() -> None:
+    def inputs(rows: int) -> tuple[torch.Tensor, ...]:
+        return tensor(rows, 32), tensor(rows, 4, seed=1).abs() + 0.1, ints(rows, 4, low=-2, high=2).int()
+
+    def model(w: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q = Q.quantize_per_channel_group(w, s, z, -8, 7, torch.int8, 8)
+        one = Q.quantize_per_channel_group(w, s[:, :1], z[:, :1], -8, 7, torch.int8, 64)
+        return q, one, Q.dequantize_per_channel_group(q, s, z, -8, 7, torch.int8, 8, torch.float32)
+
+    rows = {0: torch.export.Dim.AUTO}
+    check(model, *inputs(6), others=[inputs(1), inputs(9), inputs(0)], dynamic=[rows] * 3)
+
+
 PARAMETERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "affine": lambda x: Q.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8),
     "affine_uint8": lambda x: Q.choose_qparams.tensor(x, 0, 255, 1e-3, torch.uint8),

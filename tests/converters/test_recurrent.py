@@ -94,15 +94,31 @@ def test_unbatched(name: str) -> None:
     check(module, tensor(5, 3), states(module, None, torch.float32))
 
 
-@pytest.mark.parametrize("name", ["lstm_both", "gru_deep_both", "rnn", "lstm_projected"])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", ["lstm_both", "gru_deep_both", "rnn", "rnn_relu", "lstm_projected"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_values_that_are_not_finite(name: str, dtype: torch.dtype) -> None:
-    x = tensor(5, 4, 3).to(dtype)
-    x[1, 1, 0], x[3, 2, 2] = float("inf"), float("-inf")
-    if dtype == torch.float64 or name in ("rnn", "lstm_projected"):
-        # ONNX Runtime's LSTM and GRU clip the inputs of a gate, which turns NaN into a number.
-        x[2, 0, 1] = float("nan")
-    check(layer(name, dtype), x)
+def test_values_that_are_not_finite(name: str, dtype: torch.dtype, exact: bool) -> None:
+    def inputs(steps: int, batch: int) -> torch.Tensor:
+        x = tensor(steps, batch, 3).to(dtype)
+        x[1, 1, 0], x[2, 2, 2] = float("inf"), float("-inf")
+        # ONNX Runtime's LSTM and GRU clip the inputs of a gate, and its ReLU is a maximum: NaN becomes a number.
+        x[2, 0, 1] = float("nan") if exact or dtype == torch.float64 or name in ("rnn", "lstm_projected") else 1.0
+        return x
+
+    dynamic = ({0: AUTO, 1: AUTO},)
+    check(layer(name, dtype), inputs(5, 4), others=[(inputs(3, 6),)], dynamic=dynamic, exact=exact)
+
+
+@pytest.mark.parametrize("name", ["lstm_both", "gru_deep_both"])
+def test_packed_values_that_are_not_finite(name: str) -> None:
+    def inputs(*lengths: int) -> tuple[Any, ...]:
+        rows = nn.utils.rnn.pack_sequence([tensor(n, 3, seed=n) for n in lengths])
+        rows.data[1, 1] = float("nan")
+        return rows.data, rows.batch_sizes, states(module, len(lengths), torch.float32)
+
+    module, state = layer(name), {1: AUTO}
+    dynamic = ({0: AUTO}, {0: AUTO}, (state, state) if module.mode == "LSTM" else state)
+    check(Packed(module), *inputs(5, 3, 2), others=[inputs(4, 1), inputs(2, 2, 1)], dynamic=dynamic, exact=True)
 
 
 @pytest.mark.parametrize("name", ["lstm_both", "gru_deep_both", "rnn"])

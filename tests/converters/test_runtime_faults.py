@@ -44,6 +44,14 @@ def resized(x: torch.Tensor) -> torch.Tensor:
     return F.interpolate(x, size=(200, 190), mode="bilinear", antialias=True)
 
 
+def attended(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x, x, mask)
+
+
+def sampled(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+
 def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
@@ -70,6 +78,8 @@ def off(model: Callable[..., Any], args: tuple[torch.Tensor, ...], target: str |
 
 HUGE = torch.tensor([[2**53, 1]])
 IMAGE = noise(1, 3, 64, 65)
+FAR = torch.tensor([[3e6, 0.1], [-5e6, 0.2]]).reshape(1, 1, 2, 2)
+LEAST = torch.full((4, 4), torch.finfo(torch.float32).min)
 FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
     "sums": (
         runtimes.INTEGERS_THROUGH_DOUBLE,
@@ -98,6 +108,14 @@ FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
     ),
     "scan": (runtimes.EMPTY_SCANS_END_THE_PROCESS, lambda target: _refuses_no_slices(target)),
     "pool": (runtimes.PADDING_IS_NARROW, lambda target: _refuses(pool, (noise(1, 1, 8, 8),), target)),
+    "far places": (
+        runtimes.FAR_PLACES_OVERFLOW,
+        lambda target: bool((run(sampled, (IMAGE, FAR), target) - sampled(IMAGE, FAR)).abs().max() > 1e-3),
+    ),
+    "hidden": (
+        runtimes.LEAST_BIAS_HIDES,
+        lambda target: bool(run(attended, (IMAGE[:, :, :4], LEAST), target, opset=23).abs().max() == 0),
+    ),
 }
 
 

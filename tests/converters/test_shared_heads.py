@@ -34,6 +34,17 @@ def tiled(x: torch.Tensor) -> torch.Tensor:
     return x[:, None].expand(batch, 3, heads, length, size).reshape(batch, 3 * heads, length, size)
 
 
+def twice_as_heads(x: torch.Tensor) -> torch.Tensor:
+    """Both heads twice in turn: the sizes are those of each head repeated twice."""
+    return x[:, None].expand(x.shape[0], 2, *x.shape[1:]).reshape(x.shape[0], 4, *x.shape[2:])
+
+
+def twice_as_keys(x: torch.Tensor) -> torch.Tensor:
+    """Two keys, each repeated twice: they become heads."""
+    batch, heads, _, size = x.shape
+    return x[:, :, :, None].expand(batch, heads, 2, 2, size).reshape(batch, 2 * heads, 2, size)
+
+
 def scaled(x: torch.Tensor) -> torch.Tensor:
     return expanded(x) * 0.5
 
@@ -103,3 +114,15 @@ def test_static_sizes_and_the_plain_form() -> None:
         program = onnxplug.to_onnx(module, args, optimize=optimize, plugins=[])
         assert Counter(node.op_type for node in program.model.graph)["Expand"] == expands
         torch.testing.assert_close(program(*args)[0], module(*args))
+
+
+@pytest.mark.parametrize("repeat", [twice_as_heads, twice_as_keys])
+def test_another_axis_repeated_as_often_as_there_are_heads(repeat: Repeat) -> None:
+    def args(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(batch, 4, length, 8), *(torch.randn(batch, 2, 2, 8) for _ in range(2))
+
+    module, first = Attention(repeat), args(2, 5)
+    sizes = ({0: AUTO, 2: AUTO}, {0: AUTO}, {0: AUTO})
+    program = onnxplug.to_onnx(module, first, dynamic_shapes=sizes, plugins=[])
+    for inputs_of in (first, args(3, 1), args(1, 4)):
+        torch.testing.assert_close(program(*inputs_of)[0], module(*inputs_of))

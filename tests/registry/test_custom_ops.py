@@ -198,6 +198,23 @@ def test_mutating(model: Any) -> None:
     check(model, X, others=OTHERS, dynamic=DYNAMIC, rules=MUTATING)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_list_of_one_and_of_two(nested: bool) -> None:
+    """A converter may return the new values of a list as a list, or one after the other."""
+
+    def convert(g: Any, node: Any) -> Any:
+        (values,) = convert_scale_all(g, node)
+        return [values] if nested else values
+
+    def model(x: torch.Tensor) -> Any:
+        a, b = x + 1, x * 2
+        scale_all([a], 3)
+        scale_all([a, b], 2)
+        return a, b
+
+    check(model, X, others=OTHERS, dynamic=DYNAMIC, rules=[Rule("shapes::scale_all", convert)])
+
+
 def test_a_mutated_buffer_and_input_come_out() -> None:
     class Counts(torch.nn.Module):
         def __init__(self) -> None:

@@ -200,6 +200,17 @@ def _leaky_relu(x: Tensor, slope: float, inplace: bool) -> Tensor:
     return F.leaky_relu(x, slope)
 
 
+def _prelu(_: Function, x: QTensor, weight: Any, output_scale: float, output_zero_point: int) -> QTensor:
+    """``quantized::prelu``, whose kernel multiplies positive numbers by the number nearest to 1 that the weight can hold."""
+    numbers = x.numbers
+    if isinstance(weight, QTensor):
+        one = weight.like(torch.ones(())).numbers
+        result = torch.where(numbers > 0, numbers * one, F.prelu(numbers, weight.numbers))
+    else:
+        result = F.prelu(numbers, weight)
+    return QTensor.of(result, output_scale, output_zero_point, x.dtype)
+
+
 def _identity(x: Tensor, *_: Any) -> Tensor:
     return x
 
@@ -274,7 +285,6 @@ _SCALED: dict[str, tuple[Function, int]] = {
     "instance_norm": (_instance_norm, 4),
     "layer_norm": (_layer_norm, 5),
     "leaky_relu": (_leaky_relu, 3),
-    "prelu": (F.prelu, 2),
     "sigmoid": (torch.sigmoid, 1),
     "softmax": (torch.softmax, 2),
 }
@@ -296,6 +306,7 @@ _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__".spl
 TABLE: dict[str, Function] = {
     **dict.fromkeys(_MOVING, _moved),
     **dict.fromkeys(_KEPT, _kept),
+    "_threshold": _kept,  # the name of nn.functional.threshold
     **dict.fromkeys(_POOLING, _pooled),
     **dict.fromkeys(_AVERAGING, _averaged),
     **dict.fromkeys(_COMPARISONS, _compared),
@@ -318,6 +329,7 @@ TABLE: dict[str, Function] = {
     **{f"quantized::{name}{relu}": _or_scalar(name, bool(relu)) for name in ("add", "mul") for relu in ("", "_relu")},
     **{f"quantized::add_scalar{relu}": _add_scalar(bool(relu)) for relu in ("", "_relu")},
     **{f"quantized::mul_scalar{relu}": _mul_scalar(bool(relu)) for relu in ("", "_relu")},
+    "quantized::prelu": _prelu,
     "quantized::relu6": _kept_by(lambda x, *_: F.relu6(x)),
     "quantized::clamp": _kept_by(torch.clamp),
     "quantized::threshold": _kept_by(F.threshold),

@@ -35,6 +35,8 @@ EXACT: dict[str, Function] = {
     "hardtanh": lambda q: QF.hardtanh(q, -0.5, 0.7),
     "clamp": lambda q: QF.clamp(q, -0.5, 0.7),
     "threshold": lambda q: QF.threshold(q, 0.1, 0.5),
+    "F.threshold": lambda q: F.threshold(q, 0.1, 0.5),
+    "nn.Threshold": nn.Threshold(-0.2, 0.3),
     "max_pool1d": lambda q: F.max_pool1d(q.flatten(2), 3, 2, 1),
     "max_pool2d": lambda q: QF.max_pool2d(q, 3, 2, 1, ceil_mode=True),
     "nearest": lambda q: QF.interpolate(q, scale_factor=2, mode="nearest"),

@@ -38,9 +38,9 @@ def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape))
 
 
-def prelu() -> nn.Module:
+def prelu(scale: float = 0.004) -> nn.Module:
     layer = nnq.PReLU(SCALE, ZERO, 4)
-    layer.set_weight(torch.quantize_per_tensor(torch.rand(4), 0.004, 3, torch.quint8))
+    layer.set_weight(torch.quantize_per_tensor(torch.rand(4), scale, 3, torch.quint8))
     return layer
 
 
@@ -80,6 +80,9 @@ LAYERS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "sigmoid": (lambda: nnq.Sigmoid(1 / 256, 0), IMAGE),
     "softmax": (lambda: nnq.Softmax(1, 1 / 256, 0), IMAGE),
     "prelu": (prelu, IMAGE),
+    # The kernel multiplies positive numbers by 0.504 and by 0.9.
+    "prelu_of_small_weights": (lambda: prelu(0.002), IMAGE),
+    "prelu_of_a_large_scale": (lambda: prelu(0.3), IMAGE),
     "max_pool2d": (lambda: nn.MaxPool2d(3, 2, 1), IMAGE),
     "avg_pool2d": (lambda: nn.AvgPool2d(3, 2), IMAGE),
     "flatten": (nn.Flatten, IMAGE),
