@@ -1,4 +1,4 @@
-"""kornia's functions whose Python code loops over values or sizes, in ONNX: the plugin. Importing it imports neither torch nor kornia."""
+"""kornia's functions that loop over values or sizes, in ONNX: the plugin. Importing it imports neither torch nor kornia."""
 
 from __future__ import annotations
 

@@ -42,9 +42,7 @@ def suppressed(boxes: Tensor, scores: Tensor, iou_threshold: float) -> tuple[Ten
     def goes_on(left: Tensor, kept: Tensor, *_: Tensor) -> Tensor:
         return left.any()
 
-    def once(
-        left: Tensor, kept: Tensor, corners: Tensor, areas: Tensor, places: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def once(left: Tensor, kept: Tensor, corners: Tensor, areas: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         best = left.to(torch.uint8).argmax(0, keepdim=True)
         low = torch.maximum(corners[:, :2], corners[best, :2])
         high = torch.minimum(corners[:, 2:], corners[best, 2:])

@@ -16,8 +16,8 @@ from onnxplug.torch_private import while_loop_op
 def distance_transform(image: Tensor, kernel_size: int = 3, h: float = 0.35) -> Tensor:
     """``kornia.contrib.distance_transform``, whose number of rounds is made of the sizes.
 
-    Each round reaches the pixels up to ``kernel_size // 2`` away from those that earlier rounds reached. The loop ends where a round
-    reaches none, after which kornia's further rounds change nothing.
+    Each round reaches the pixels up to ``kernel_size // 2`` away from those that earlier rounds reached. The loop ends where a
+    round reaches none, after which kornia's further rounds change nothing.
 
     Args:
         image: [batch, channels, (depth,) height, width]
@@ -27,9 +27,13 @@ def distance_transform(image: Tensor, kernel_size: int = 3, h: float = 0.35) -> 
     from kornia.contrib.distance_transform import _check_h_range
 
     if image.ndim not in (4, 5) or not image.is_floating_point():
-        raise UsageError(f"distance_transform takes floating-point images of 4 or 5 axes, not {image.ndim} of {image.dtype}")
+        raise UsageError(
+            f"distance_transform takes floating-point images of 4 or 5 axes, not {image.ndim} of {image.dtype}"
+        )
     if kernel_size < 3 or kernel_size % 2 == 0 or h <= 0:
-        raise UsageError(f"distance_transform takes an odd kernel_size from 3 on and h above 0, not {kernel_size} and {h}")
+        raise UsageError(
+            f"distance_transform takes an odd kernel_size from 3 on and h above 0, not {kernel_size} and {h}"
+        )
     dtype = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
     _check_h_range(kernel_size, h, dtype, image.ndim - 2)
     sizes, half = image.shape[2:], kernel_size // 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -120,11 +119,11 @@ def _limits(heatmap: Tensor) -> tuple[Tensor, Tensor]:
     return (torch.stack([height, width]) - 1).float(), (height.square() + width.square()).sqrt()
 
 
-def _samples(ends: Tensor, sampler: Tensor, limits: Tensor) -> Iterator[Tensor]:
+def _samples(ends: Tensor, sampler: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns of places on lines from one end to the other [N, 2, 2], within the heatmap: each [N, samples]."""
-    for axis in (0, 1):
-        samples = ends[:, 0, axis, None] * sampler + ends[:, 1, axis, None] * (1 - sampler)
-        yield torch.minimum(samples.clamp(min=0), limits[axis])
+    starts, stops = ends.unsqueeze(3).unbind(1)
+    rows, columns = (starts * sampler + stops * (1 - sampler)).clamp(min=0).unbind(1)
+    return torch.minimum(rows, limits[0]), torch.minimum(columns, limits[1])
 
 
 def _at(heatmap: Tensor, rows: Tensor, columns: Tensor, limits: Tensor) -> Tensor:
@@ -148,7 +147,8 @@ def _circle(radius: float) -> Tensor:
     side = np.arange(int(2 * radius + 1), dtype=np.float32) - np.float32(radius)
     offsets = np.stack(np.meshgrid(side, side, indexing="ij"), -1).reshape(-1, 2)
     distances = np.sqrt((offsets**2).sum(-1))
-    return torch.tensor(offsets[distances <= np.float32(radius)].T.tolist())
+    # torch.tensor writes in place, of which functionalisation warns beside heatmaps that are views for some sizes.
+    return torch.from_numpy(offsets[distances <= np.float32(radius)].T.copy())
 
 
 def refine_heatmap(self: Any, heatmap: Tensor, ratio: float = 0.2, valid_thresh: float = 1e-2) -> Tensor:
@@ -205,7 +205,9 @@ def _blocks(size: Any, count: int, step: float, device: torch.device) -> tuple[T
     length = round(size / (1 + (count - 1) * step))
     last = round((count - 1) * length * step)
     if isinstance(size, int) and not (length > 0 and last < size):
-        raise UsageError(f"SOLD2's local refinement has an empty block among {count} of {size} rows or columns: kornia refuses it")
+        raise UsageError(
+            f"SOLD2's local refinement has an empty block among {count} of {size} rows or columns: kornia refuses it"
+        )
     numbers = torch.arange(count, dtype=torch.float64, device=device)[:, None]
     starts = torch.round(numbers * length * step).long()
     ends = torch.where(numbers < count - 1, starts + length, size)
@@ -247,7 +249,8 @@ def refine_junction_perturb(
         sampler: Tensor,
     ) -> tuple[Tensor, ...]:
         moved = torch.minimum((lines[number.unsqueeze(0)] + moves).clamp(min=0), limits)
-        means = _between(heatmap, *_samples(moved, sampler, limits), limits).mean(-1)
+        rows, columns = _samples(moved, sampler, limits)
+        means = _between(heatmap, rows, columns, limits).mean(-1)
         best = moved[torch.where(means.isnan(), math.inf, means).argmax(0, keepdim=True)]  # torch's largest is NaN
         refined = torch.where((numbers == number)[:, None, None], best, refined)
         number = number + 1
@@ -257,8 +260,7 @@ def refine_junction_perturb(
     carried = (torch.zeros_like(count), count > 0, torch.zeros_like(lines))
     outside = (lines, numbers, count, moves, heatmap.flatten(), limits, self.torch_sampler.to(device))
     refined = while_loop_op(goes_on, once, carried, outside)[2]
-    ends, places = torch.unique(refined.transpose(0, 1).flatten(0, 1), dim=0, return_inverse=True)
-    starts, ends_ = places.unflatten(0, (2, pairs.shape[0]))
-    remaining = junctions[(count == 0).expand(junctions.shape[0])]
-    junctions = torch.cat([remaining, ends])
-    return junctions, _line_map(junctions.shape[0], starts, ends_, torch.float32)
+    moved, places = torch.unique(refined.transpose(0, 1).flatten(0, 1), dim=0, return_inverse=True)
+    starts, ends = places.unflatten(0, (2, pairs.shape[0]))
+    junctions = torch.cat([junctions[(count == 0).expand(junctions.shape[0])], moved])
+    return junctions, _line_map(junctions.shape[0], starts, ends, torch.float32)

@@ -21,7 +21,9 @@ DYNAMIC = ({0: "boxes"}, {0: "boxes"})
 def drawn(count: int) -> tuple[Tensor, Tensor]:
     """Boxes with whole corners and scores that are often equal."""
     corners = torch.randint(0, 30, (count, 2))
-    return torch.cat([corners, corners + torch.randint(1, 12, (count, 2))], 1).float(), torch.randint(0, 9, (count,)) / 9
+    return torch.cat([corners, corners + torch.randint(1, 12, (count, 2))], 1).float(), torch.randint(
+        0, 9, (count,)
+    ) / 9
 
 
 def boxes() -> Iterator[tuple[Tensor, Tensor]]:

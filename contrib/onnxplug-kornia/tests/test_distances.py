@@ -50,7 +50,9 @@ def named(axes: int) -> dict[int, str]:
     return {0: "batch", **dict(zip(range(2, 2 + axes), ("height", "width", "depth")[:axes], strict=True))}
 
 
-@pytest.mark.parametrize(("axes", "kernel_size", "h"), [(2, 3, 0.35), (2, 5, 0.2), (2, 7, 0.45), (3, 3, 0.35), (3, 5, 0.3)])
+@pytest.mark.parametrize(
+    ("axes", "kernel_size", "h"), [(2, 3, 0.35), (2, 5, 0.2), (2, 7, 0.45), (3, 3, 0.35), (3, 5, 0.3)]
+)
 def test_any_size(compare: Callable[..., Any], axes: int, kernel_size: int, h: float) -> None:
     program = compare(DistanceTransform(kernel_size, h), images(axes), ({**named(axes)},), rtol=1e-5, atol=2e-6)
     assert any(node.op_type == "Loop" for node in program.model.graph)
@@ -78,7 +80,9 @@ def test_behind_weights(compare: Callable[..., Any]) -> None:
     compare(model, [(torch.randn(1, 1, 12, 13),), (torch.randn(2, 1, 20, 5),)], (named(2),), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("options", "message"), [((4,), "odd kernel_size"), ((3, 0.0), "h above 0"), ((3, 5.0), "too large")])
+@pytest.mark.parametrize(
+    ("options", "message"), [((4,), "odd kernel_size"), ((3, 0.0), "h above 0"), ((3, 5.0), "too large")]
+)
 def test_refused(options: Any, message: str) -> None:
     with pytest.raises(onnxplug.OnnxplugError, match=message):
         onnxplug.to_onnx(lambda image: distance_transform(image, *options), (torch.zeros(1, 1, 5, 5),))
