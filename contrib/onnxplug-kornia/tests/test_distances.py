@@ -39,11 +39,12 @@ def images(axes: int) -> Iterator[tuple[Tensor]]:
     yield (torch.full((1, 3, *smallest), 0.5),)
     for value in (float("nan"), float("inf"), -float("inf"), 1e-42):
         yield (dots(1, 3, *large, count=40) * value,)
-    # Only around walls of NaN is a pixel further away than the image is long.
-    wall = dots(1, 3, *large, count=1)
-    wall[..., 1::4, : large[-1] - 3] = float("nan")
-    wall[..., 3::4, 3:] = float("nan")
-    yield (wall,)
+    # Around walls of NaN, through passages as wide as the kernel, a pixel is further away than the image is long.
+    walls = torch.zeros(1, 3, *large)
+    walls[..., 0, 0] = 1
+    walls[..., 3::8, :-3] = float("nan")
+    walls[..., 7::8, 3:] = float("nan")
+    yield (walls,)
 
 
 def named(axes: int) -> dict[int, str]:
