@@ -95,9 +95,10 @@ def _are_lines(detector: Any, junctions: Tensor, pairs: Tensor, heatmap: Tensor)
         near_rows = torch.minimum(near_rows.clamp(min=0), limits[0])
         near_columns = torch.minimum(near_columns.clamp(min=0), limits[1])
         values = _at(heatmap, near_rows, near_columns, limits)  # [group, samples, pixels]
-        # A NaN beside a line makes its mean NaN; ONNX Runtime's ReduceMax may pass it over.
+        values = values * (distances < reach[:, None, None]).float()
+        # A NaN, and infinity times 0, makes a line's mean NaN; ONNX Runtime's ReduceMax may pass it over.
         is_known = ~values.isnan().flatten(1).any(1)
-        values = (values * (distances < reach[:, None, None]).float()).amax(-1)
+        values = values.amax(-1)
         is_line = is_known & (values.mean(-1) > detector.detect_thresh)
         if detector.inlier_thresh > 0:
             inliers = (values > detector.detect_thresh).sum(-1).to(heatmap.dtype) / detector.num_samples

@@ -50,13 +50,14 @@ def heatmap(count: int, height: int, width: int) -> Tensor:
 
 
 def heatmaps(height: int, width: int) -> Iterator[Tensor]:
-    """With many lines, few and none, noise, values below the thresholds, and NaN."""
+    """With many lines, few and none, noise, values below the thresholds, NaN and infinity."""
     yield from (heatmap(12, height, width), heatmap(2, height, width))
     yield from (torch.zeros(height, width), torch.ones(height, width))
     yield from (torch.rand(height, width), torch.rand(height, width) * 9e-4)
-    unknown = heatmap(5, height, width)
-    unknown[height // 2, width // 3] = float("nan")
-    yield unknown
+    for value in (float("nan"), float("inf")):
+        unknown = heatmap(5, height, width)
+        unknown[height // 2, width // 3] = value
+        yield unknown
 
 
 class Detect(nn.Module):
