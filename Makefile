@@ -37,7 +37,7 @@ PACKAGES := contrib/onnxplug-compile contrib/onnxplug-quantized contrib/onnxplug
             contrib/onnxplug-torch-onnx contrib/onnxplug-torchscript contrib/onnxplug-fleet contrib/onnxplug-sharding \
             contrib/onnxplug-targets
 # Packages for libraries that only `make packages` installs.
-LIBRARIES := bitsandbytes diffusers extensions fbgemm flash-attn fleet mamba mmcv natten torchaudio torchvision vllm xformers
+LIBRARIES := bitsandbytes diffusers extensions fbgemm flash-attn fleet kornia mamba mmcv natten torchaudio torchvision vllm xformers
 # What a package is tested with beside its extra `test`, without dependencies: torchrec asks for CUDA's fbgemm-gpu, and ray and
 # tritonclient, for its schema of ensembles, are for tests of onnxplug-fleet alone; so are s3fs and moto, a server of S3, with what they import.
 ALONE_fbgemm := torchrec==1.9.2
@@ -45,6 +45,7 @@ ALONE_fleet := ray==2.60.0 msgpack jsonschema jsonschema-specifications referenc
   s3fs==2026.9.0 aiobotocore==3.10.0 aioitertools==0.13.0 botocore==1.43.117 boto3==1.43.117 s3transfer==0.19.3 jmespath==1.1.0 wrapt==2.5.2 \
   moto==5.2.5 xmltodict==1.0.4 responses==0.26.3 py-partiql-parser==0.6.3 flask==3.1.3 flask-cors==6.0.5 werkzeug==3.1.9 blinker==1.9.0 \
   itsdangerous==2.2.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12
+ALONE_kornia := kornia==0.9.0 kornia_rs==0.2.0
 # Without their CUDA kernels, and with triton, whose interpreter runs the others.
 ALONE_mamba := --no-build-isolation mamba_ssm==2.3.2.post1 causal_conv1d==1.7.0 einops==0.8.2 triton==3.9.0
 .venv-mamba/installed: export MAMBA_SKIP_CUDA_BUILD := TRUE
@@ -58,7 +59,7 @@ ALONE_mmcv := mmcv-lite==2.2.0 mmengine==0.10.7 mmdeploy==1.3.1 addict==2.4.0 te
 # Without its CUDA kernels, which setup.py leaves out where there is no GPU.
 ALONE_natten := --no-build-isolation natten==0.21.7
 ALONE_torchaudio := torchaudio==2.11.0
-# Libraries whose operators of masks and boxes need no package.
+# Libraries whose functions of masks and boxes need no package of their own.
 ALONE_torchvision := segment-anything==1.0 kornia==0.9.0 kornia_rs==0.2.0
 # Packages beside, which another one needs.
 WITH_diffusers := -e ./contrib/onnxplug-transformers

@@ -40,9 +40,9 @@ packages that others publish are not known here, nor to the error.
 `onnxplug plugins new onnxplug-acme --for acme` writes the first version of a package for another library, and
 `onnxplug plugins check acme` says what a package still lacks: see [Write a plugin](write-a-plugin.md).
 
-Libraries of which models export without a package: kornia and segment-anything, whose operators of masks and boxes, and a small
-model whole, are tested with onnxplug-torchvision (`make test-torchvision`). detectron2, which is not on PyPI, is served by
-onnxplug-mmcv, whose tests compare its operators with mmcv's kernels."""
+Models of segment-anything export without a package: its operators of masks and boxes, and a small model whole, are tested with
+onnxplug-torchvision (`make test-torchvision`), and so are functions of kornia that need no onnxplug-kornia. detectron2, which is not
+on PyPI, is served by onnxplug-mmcv, whose tests compare its operators with mmcv's kernels."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ LIBRARIES: dict[str, str] = {
     "fbgemm": "onnxplug-fbgemm",
     "fbgemm_gpu": "onnxplug-fbgemm",
     "flash_attn": "onnxplug-flash-attn",
+    "kornia": "onnxplug-kornia",
     "mamba_ssm": "onnxplug-mamba",
     "mmcv": "onnxplug-mmcv",
     "natten": "onnxplug-natten",

@@ -25,7 +25,7 @@ class LibraryFunctions:
     place, its call is an error that names both versions.
 
     Attributes:
-        functions: ``"module:name"``, or ``"module:Class.name"`` of a static method, to the function in its place, or to its
+        functions: ``"module:name"``, or ``"module:Class.name"`` of a method, to the function in its place, or to its
             ``"package.module:name"``, which is imported only where the process has imported the library's module.
         requires: The library by its import name, and the versions of which the functions are: ``"natten>=0.21,<0.22"``.
     """
@@ -81,7 +81,8 @@ class LibraryFunctions:
             differs = f"{path}.{name} of {self._version()} has other parameters" if _differ(found, ours) else ""
             function = self._refusal(problem or differs) if problem or differs else ours
             if dot:
-                places.append((theirs, method, staticmethod(function)))
+                is_bound = inspect.isfunction(inspect.getattr_static(theirs, method))
+                places.append((theirs, method, function if is_bound else staticmethod(function)))
             else:
                 modules = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType)]
                 places += [(module, owner, function) for module in modules if vars(module).get(owner) is theirs]

@@ -36,6 +36,7 @@ OTHERS: Mapping[str, Mapping[str, Small]] = {
 PLUGINS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
     "diffusers": ("onnxplug-transformers", "onnxplug-diffusers"),
     **dict.fromkeys(list(OTHERS)[1:], ("onnxplug-torchvision",)),
+    "kornia": ("onnxplug-torchvision", "onnxplug-kornia"),
 }
 _KINDS_OF_NUMBERS = ("mask", "image", "flags")
 PACKAGES = Path(__file__).resolve().parents[2] / "out/models-packages"

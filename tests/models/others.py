@@ -474,7 +474,8 @@ KORNIA: Mapping[str, Small] = dict(
         _kornia("feature.DescriptorMatcher", "desc1: length 16; desc2: 2*text 16", match_mode="snn", th=0.9),
         _kornia("feature.DeFMO", "input_data: batch 6 32 32 image", **_NET),
         _kornia("feature.XFeatModel", "x: batch 1 height width image", {"height": 64, "width": 96}),
-        _kornia("feature.sold2.SOLD2_detector", "img: batch 1 64 64 image", **_NET),
+        # A list of lines for each image: the batch is static. The network takes 64 pixels at least, multiples of 8.
+        _kornia("feature.sold2.SOLD2_detector", "img: 1 1 8*height 8*width image", {"height": 8, "width": 9}, **_NET),
         _kornia("geometry.subpix.NonMaximaSuppression2d", "x: batch 1 height width", kernel_size=(3, 3)),
         _kornia("geometry.subpix.ConvSoftArgmax2d", "x: batch 1 height width"),
         _kornia("geometry.subpix.ConvSoftArgmax3d", "x: batch 1 depth height width"),

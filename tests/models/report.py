@@ -254,7 +254,7 @@ def _print(name: str, results: dict[Architecture, Outcome]) -> None:
 _NOT_COUNTED = ("unfit", "unmeasured")
 #: The ways round of :class:`~tests.models.measure.Outcome`, as advice to a reader.
 _WAYS = {
-    "plugins": "install `onnxplug-transformers`, `-torchvision` or `-diffusers`",
+    "plugins": "install `onnxplug-transformers`, `-torchvision`, `-diffusers` or `-kornia`",
     "static sizes": "static batch and lengths: leave out `dynamic_shapes`",
     "static batch": "a static batch",
     "static height and width": "images of one size",

@@ -180,6 +180,20 @@ def test_functions_of_a_library_are_exchanged_wherever_a_module_has_them(library
         assert library.Kernel.forward(None, x).equal(x + 1)
 
 
+def test_methods_of_a_library_are_exchanged(library: Any) -> None:
+    class Scale:
+        factor = 3.0
+
+        def scaled(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(x.sum())
+
+    library.Scale, before = Scale, Scale.scaled
+    with with_functions({"annexed.ops:Scale.scaled": lambda self, x: x * self.factor}):
+        program = onnxplug.to_onnx(lambda x: Scale().scaled(x), (torch.ones(3),))
+    torch.testing.assert_close(program(torch.arange(3.0))[0], torch.arange(3.0) * 3)
+    assert Scale.scaled is before
+
+
 @pytest.mark.parametrize("version", ["1.9", "3.0.0"])
 def test_functions_of_another_version(library: Any, version: str) -> None:
     sys.modules["annexed"].__version__ = version  # type: ignore[attr-defined]
