@@ -47,7 +47,7 @@ class ProcessorModule(nn.Module):
         register(name, processor)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         register(self._name, self._processor)
 
 

@@ -137,7 +137,11 @@ def measure(model: ir.Model, samples: Iterable[Mapping[str, Any]], plugins: Sequ
         for node, name in zip(nodes, names, strict=True):
             node.name = name
     # Files of old list their weights as inputs; a call need not give these.
-    usual = {v.name: torch.from_numpy(np.array(v.const_value.numpy())) for v in model.graph.inputs if _is_weight(v)}
+    usual = {
+        value.name: torch.from_numpy(np.array(value.const_value.numpy()))
+        for value in model.graph.inputs
+        if value.const_value is not None and value.dtype == FLOAT
+    }
     for sample in samples:
         for value in model.graph.inputs:
             _record(ranges, value, sample.get(str(value.name), usual.get(value.name)))
@@ -146,10 +150,6 @@ def measure(model: ir.Model, samples: Iterable[Mapping[str, Any]], plugins: Sequ
         except OnnxplugError as error:
             raise ConversionError(f"the model does not run on the samples: {error.message}", hint=error.hint) from error
     return ranges
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.const_value is not None and value.dtype == FLOAT
 
 
 def _look_at_rows(ranges: Ranges, node: ir.Node, operands: Sequence[Any]) -> None:
