@@ -280,7 +280,7 @@ class Shared(nn.Module):
 def trained(module: nn.Module, x: torch.Tensor) -> None:
     module.requires_grad_()
     module(x).square().sum().backward()
-    torch.optim.SGD(module.parameters(), lr=0.5).step()
+    torch.optim.SGD(module.parameters(), lr=0.01).step()
 
 
 def reloaded(module: nn.Module, x: torch.Tensor) -> None:
@@ -301,7 +301,7 @@ def test_a_model_that_is_trained_after_its_export(write: Any, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
     program.save(path, weights=module.state_dict())
     program.apply_weights(module.state_dict())
-    torch.testing.assert_close(program(x)[0], module(x).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(program(x)[0], module(x).detach())
     program.verify()
 
 
@@ -325,7 +325,7 @@ def test_a_large_copy_of_a_trained_weight(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(onnxplug.WeightsError, match="was written after the export"):
         program(x)
     program.apply_weights(module.state_dict())
-    torch.testing.assert_close(program(x)[0], module(x).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(program(x)[0], module(x).detach())
     trained(module, x)  # the tensors that the program was given
     program.release()
     with pytest.raises(onnxplug.WeightsError, match="was written after the export"):

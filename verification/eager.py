@@ -13,6 +13,7 @@ from onnxplug.capture.eager import inference
 from onnxplug.capture.signature import FunctionalGraph, InputKind
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
+from onnxplug.torch_private import pytree
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 
@@ -59,6 +60,31 @@ def _add_uncopyable(memo: dict[int, Any], model: torch.nn.Module) -> None:
                     copy.deepcopy(value, dict(memo))
                 except Exception:
                     memo[id(value)] = value
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A model's parameters and buffers by their names; a tied tensor has several."""
+    known = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
+    known.update(model.named_buffers(remove_duplicate=False))
+    return known
+
+
+def state_of(model: Any, name: str) -> torch.Tensor | None:
+    """A model's buffer or parameter by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
+    if not isinstance(model, torch.nn.Module):
+        return None
+    known = tensors_of(model)
+    if name in known or not isinstance(model, torch.jit.ScriptModule):
+        return known.get(name)
+    owner: Any = model
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    if isinstance(owner, list | tuple | dict):
+        tensors = [leaf for leaf in pytree.tree_leaves(owner) if isinstance(leaf, torch.Tensor)]
+        return tensors[int(last)] if last.isdigit() and int(last) < len(tensors) else None
+    value = getattr(owner, last, None)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def placeholder_values(functional: FunctionalGraph, leaves: Sequence[Any]) -> dict[torch.fx.Node, Any]:

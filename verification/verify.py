@@ -30,7 +30,7 @@ from onnxplug.verification.choices import outputs_of_choices
 from onnxplug.verification.compare import compare
 from onnxplug.verification.conditioning import Widening, slack_by_runs
 from onnxplug.verification.differences import ComparedInputs
-from onnxplug.verification.eager import copied
+from onnxplug.verification.eager import copied, state_of, tensors_of
 from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, generated_inputs, integers, sized
 from onnxplug.verification.outputs import (
     MODEL,
@@ -557,31 +557,6 @@ def eager_outputs(
                 f"the output {slot.name!r} holds the new value of {slot.target!r}, which the PyTorch model does not have"
             )
     return expected
-
-
-def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A model's parameters and buffers by their names; a tied tensor has several."""
-    known = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
-    known.update(model.named_buffers(remove_duplicate=False))
-    return known
-
-
-def state_of(model: Any, name: str) -> torch.Tensor | None:
-    """A model's buffer or parameter by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
-    if not isinstance(model, torch.nn.Module):
-        return None
-    known = tensors_of(model)
-    if name in known or not isinstance(model, torch.jit.ScriptModule):
-        return known.get(name)
-    owner: Any = model
-    *path, last = name.split(".")
-    for part in path:
-        owner = getattr(owner, part, None)
-    if isinstance(owner, list | tuple | dict):
-        tensors = [leaf for leaf in pytree.tree_leaves(owner) if isinstance(leaf, torch.Tensor)]
-        return tensors[int(last)] if last.isdigit() and int(last) < len(tensors) else None
-    value = getattr(owner, last, None)
-    return value if isinstance(value, torch.Tensor) else None
 
 
 def attributes_of(model: Any) -> dict[str, Any]:

@@ -24,6 +24,9 @@ LOOSER: dict[str, Row] = {
     "branches and loops": Row(1e-4, 1e-5, "rounding adds up over the steps of a loop"),
     "core": Row(1e-4, 1e-4, "whole chains of sums and products"),
     "complex": Row(1e-5, 1e-5, "four sums of real products that nearly cancel"),
+    "complex, hard numbers": Row(
+        1e-5, 1e-12, "digits of small results count; a logarithm and its argument are rounded elsewhere"
+    ),
     "complex, float": Row(1e-4, 1e-4, "Fourier transforms: sums of all elements"),
     "deviations": Row(0.05, 0.0, "standard deviations of thousands of draws at random"),
     "variances": Row(0.15, 0.1, "variances of thousands of matrices drawn at random"),

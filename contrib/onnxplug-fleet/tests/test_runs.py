@@ -51,6 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "fleet_scale.py").write_text("def scale(x):\n    return x * 2\n")
     (tmp_path / "fleet.toml").write_text(MANIFEST)
     torch.save(torch.nn.Linear(4, 4).state_dict(), tmp_path / "net.pt")
+    for name in [name for name in sys.modules if name.startswith("fleet_")]:  # another test's, in its folder
+        del sys.modules[name]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -241,11 +243,11 @@ def test_samples_and_metrics_that_change(folder: Path, nested: bool) -> None:
     if nested:
         torch.save(torch.zeros(2, 4), "sample.pt")
         assert result_of(run(folder))["reasons"] == ["file sample.pt changed", "data changed"]
-    (folder / "fleet_metric.py").write_text("def near(expected, actual): return 0.5\n")
+    (folder / "fleet_metric.py").write_text("def near(expected, actual): return 0.25\n")
     changed = result_of(run(folder))
     assert changed["status"] == "exported"
     assert changed["reasons"] == ["code fleet_metric.py changed"]
-    assert {row["metric"]: row["value"] for row in changed["data"]}["fleet_metric.py:near"] == 0.5
+    assert {row["metric"]: row["value"] for row in changed["data"]}["fleet_metric.py:near"] == 0.25
 
 
 def test_what_the_store_has_or_lacks_is_said(folder: Path) -> None:
@@ -370,7 +372,7 @@ def test_a_run_that_goes_on_after_a_change(folder: Path) -> None:
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             run(folder, ended=interrupted)
-    (folder / "fleet_scale.py").write_text("def scale(x):\n    return x * 4\n")
+    (folder / "fleet_scale.py").write_text("def scale(x):\n    return x * 4.0\n")
     sys.modules.pop("fleet_scale", None)
     assert is_fine(run(folder, ended=lambda name, *_: ended.append(name)))
     assert ended == ["net", "same"]

@@ -17,6 +17,12 @@ pytest.importorskip("kornia")
 from kornia.feature.sold2.sold2_detector import LineSegmentDetectionModule, SOLD2_detector, prob_to_junctions
 from kornia.feature.sold2.structures import DetectorCfg, HeatMapRefineCfg, JunctionRefineCfg, LineDetectorCfg
 
+#: Tolerances that are looser than torch.testing's, with their reasons.
+LOOSER = {
+    "lines": ({"rtol": 1e-5, "atol": 1e-6}, "means of the largest numbers are summed in another order"),
+    "detector": ({"rtol": 1e-4, "atol": 1e-5}, "convolutions are summed in another order, layer after layer"),
+}
+
 SIZES = ((30, 40), (64, 41))
 IMAGE = {0: "height", 1: "width"}
 
@@ -83,13 +89,13 @@ class Detect(nn.Module):
 )
 def test_lines_between_junctions(compare: Callable[..., Any], settings: LineDetectorCfg) -> None:
     inputs = [(junctions(n, *size), image) for size in SIZES for image in heatmaps(*size) for n in (24, 0, 1, 2, 7)]
-    compare(Detect(settings), inputs, ({0: "junctions"}, IMAGE), rtol=1e-5, atol=1e-6)
+    compare(Detect(settings), inputs, ({0: "junctions"}, IMAGE), **LOOSER["lines"][0])
 
 
 def test_lines_of_default_settings(compare: Callable[..., Any]) -> None:
     """Static sizes, 400 blocks and 6561 moves of each line."""
     inputs = [(junctions(8, 64, 72), image) for image in heatmaps(64, 72)]
-    compare(Detect(), inputs, ({0: "junctions"}, None), rtol=1e-5, atol=1e-6)
+    compare(Detect(), inputs, ({0: "junctions"}, None), **LOOSER["lines"][0])
 
 
 def test_more_candidates_than_kornia_takes_at_once(compare: Callable[..., Any]) -> None:
@@ -161,7 +167,7 @@ ROWS_AND_COLUMNS = ({2: 8 * Dim("rows"), 3: 8 * Dim("columns")},)
 def test_the_detector(compare: Callable[..., Any], count: int, recwarn: pytest.WarningsRecorder) -> None:
     """Images of any height and width; a batch of static size."""
     inputs = images(count)
-    program = compare(DetectInImages(moved=False), inputs, ROWS_AND_COLUMNS, rtol=1e-4, atol=1e-5)
+    program = compare(DetectInImages(moved=False), inputs, ROWS_AND_COLUMNS, **LOOSER["detector"][0])
     assert not list(recwarn)
     assert all(len(lines) > 100 for args in inputs for lines in program(*args)[2:])
 

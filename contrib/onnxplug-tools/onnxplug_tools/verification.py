@@ -19,10 +19,10 @@ from onnxplug.plugin_api import VerificationReport
 from onnxplug.run.session import TARGET, Runner
 from onnxplug.torch_private import pytree
 from onnxplug.verification.choices import Ties, outputs_of_choices
-from onnxplug.verification.eager import copied
+from onnxplug.verification.eager import copied, state_of
 from onnxplug.verification.inputs import ATTEMPTS, Sizes, clone_leaves, tensor_like
 from onnxplug.verification.outputs import Replay
-from onnxplug.verification.verify import state_of, verify_runner
+from onnxplug.verification.verify import verify_runner
 from onnxplug_tools.onnx_file import read_model
 
 if TYPE_CHECKING:
