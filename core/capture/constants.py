@@ -126,7 +126,10 @@ def _number(expr: Any) -> float | None:
 
 
 def _is_joined(node: Any) -> bool:
-    """Whether all parts of a tensor are joined again along their axis, each once, in any order, and used nowhere else."""
+    """Whether all parts of a tensor are joined again along their axis, in their order, and used nowhere else.
+
+    Another order of more than two parts may be made of their number: ``[parts[-1], *parts[:-1]]``.
+    """
     joins = {user for item in node.users for user in item.users}
     join = next(iter(joins)) if len(joins) == 1 else None
     if join is None or join.target is not torch.ops.aten.cat.default or _axis(node) is None:
@@ -136,7 +139,8 @@ def _is_joined(node: Any) -> bool:
         _axis(node) == _axis(join)
         and join.meta["val"].dim() == node.args[0].meta["val"].dim()
         and {*operands} == {*node.users}
-        and len(operands) == len(parts) == len({item.args[1] for item in operands})
+        and sorted(places := [item.args[1] for item in operands]) == [*range(len(parts))]
+        and (len(parts) <= 2 or places == sorted(places))
     )
 
 
