@@ -42,6 +42,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.chunked_attention:chunks_of_any_text"),
         _where_used(models, f"{place}.sliding_windows:windows_of_any_text"),
         _where_used(f"{models}gemma", f"{place}.bidirectional:masks_of_both_directions"),
+        _where_used(f"{models}phi4_multimodal", f"{place}.bidirectional:masks_that_are_causal"),
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
         _where_used(f"{models}slane", f"{place}.tables:tables_of_any_length"),

@@ -1,7 +1,8 @@
-"""Gemma and Gemma 2 with attention in both directions (PaliGemma, ColPali), with the masks that they have outside of an export.
+"""Attention that is in both directions or causal by its layers alone, with the masks that it has outside of an export.
 
-transformers gives PyTorch's attention no mask where no token is padding, and the layers' ``is_causal`` decides: with
-``use_bidirectional_attention`` each token sees all others. In an export it makes a causal mask, and the results differ.
+transformers gives PyTorch's attention no mask where no token is padding, and the layers' ``is_causal`` decides: in Gemma and
+Gemma 2 (PaliGemma, ColPali) with ``use_bidirectional_attention`` each token sees all others, and in Phi-4's images each patch
+sees those before it. In an export it makes a mask, causal for Gemma and in both directions for Phi-4, and the results differ.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from onnxplug_transformers.exchanged import in_use
 _TYPES = frozenset({"gemma", "gemma2"})
 #: The functions that make masks.
 _MAKERS = ("create_causal_mask", "create_sliding_window_causal_mask")
+#: Types of models with masks for both directions and layers whose ``is_causal`` says otherwise.
+_CAUSAL_TYPES = frozenset({"phi4_multimodal_vision"})
 
 
 @contextlib.contextmanager
@@ -32,6 +35,15 @@ def masks_of_both_directions() -> Iterator[None]:
         for maker in _MAKERS:
             for owner, name, before in in_use(maker):
                 stack.enter_context(patched(owner, name, _of_both_directions(before, "sliding" in maker)))
+        yield
+
+
+@contextlib.contextmanager
+def masks_that_are_causal() -> Iterator[None]:
+    """Holds while a model is captured."""
+    with ExitStack() as stack:
+        for owner, name, before in in_use("create_bidirectional_mask"):
+            stack.enter_context(patched(owner, name, _causal(before)))
         yield
 
 
@@ -56,6 +68,23 @@ def _of_both_directions(make: Callable[..., Any], is_sliding: bool) -> Callable[
         if is_sliding:
             is_left_out = is_left_out & (torch.full((), mask.shape[-1]) < given["config"].sliding_window)
         return mask | is_left_out.to(mask.device)
+
+    return made
+
+
+def _causal(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes a causal mask where its padding mask, [batch, tokens], hides nothing."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        mask = make(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        config, padding = given["config"], given["attention_mask"]
+        if getattr(config, "model_type", None) not in _CAUSAL_TYPES or config._attn_implementation != "sdpa":
+            return mask
+        places = torch.arange(mask.shape[-1], device=mask.device)
+        return mask & ((places <= places[:, None]) | ~padding.bool().all())
 
     return made
 
