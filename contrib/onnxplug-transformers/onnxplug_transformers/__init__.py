@@ -41,6 +41,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(models, f"{place}.keypoints:any_number_of_keypoints"),
         _where_used(models, f"{place}.chunked_attention:chunks_of_any_text"),
         _where_used(models, f"{place}.sliding_windows:windows_of_any_text"),
+        _where_used(f"{models}aimv2", f"{place}.bidirectional:masks_of_both_directions"),
         _where_used(f"{models}gemma", f"{place}.bidirectional:masks_of_both_directions"),
         _where_used(f"{models}phi4_multimodal", f"{place}.bidirectional:masks_that_are_causal"),
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),

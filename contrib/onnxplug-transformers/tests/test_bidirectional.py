@@ -1,4 +1,4 @@
-"""Gemma's and Phi-4's layers, whose attention depends on whether any token is padding."""
+"""Layers of Gemma, AIMv2 and Phi-4, whose attention depends on whether any token is padding."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ def _model(family: str, **settings: Any) -> nn.Module:
         from transformers.models.gemma import GemmaConfig, GemmaModel
 
         return GemmaModel(GemmaConfig(**(_SMALL | settings))).eval()
+    if family == "aimv2":
+        from transformers.models.aimv2 import Aimv2TextConfig, Aimv2TextModel
+
+        return Aimv2TextModel(Aimv2TextConfig(**(_SMALL | {"eos_token_id": 2} | settings))).eval()
     from transformers.models.gemma2 import Gemma2Config, Gemma2Model
 
     return Gemma2Model(Gemma2Config(**(_SMALL | {"sliding_window": 6} | settings))).eval()
@@ -47,7 +51,7 @@ def test_without_a_mask(family: str) -> None:
         program.verify(args=(_text(batch, length),), seeds=())
 
 
-@pytest.mark.parametrize("family", ["gemma", "gemma2"])
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "aimv2"])
 def test_with_a_mask(family: str) -> None:
     """Where a token of any row is padding, transformers makes a causal mask for all rows."""
     example = _text(2, 4), torch.ones(2, 4, dtype=torch.long)
