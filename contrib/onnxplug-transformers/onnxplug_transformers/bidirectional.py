@@ -1,7 +1,9 @@
-"""Gemma and Gemma 2 with attention in both directions (PaliGemma, ColPali), with the masks that they have outside of an export.
+"""Attention that is in both directions or causal by its layers alone, with the masks that it has outside of an export.
 
-transformers gives PyTorch's attention no mask where no token is padding, and the layers' ``is_causal`` decides: with
-``use_bidirectional_attention`` each token sees all others. In an export it makes a causal mask, and the results differ.
+transformers gives PyTorch's attention no mask where no token is padding, and the layers' ``is_causal`` decides: in Gemma and
+Gemma 2 (PaliGemma, ColPali) with ``use_bidirectional_attention``, and in AIMv2's texts, each token sees all others; in Phi-4's
+images each patch sees those before it. In an export it makes a mask, in both directions for Phi-4 and causal for the others, and
+the results differ.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ from onnxplug_transformers.exchanged import in_use
 
 #: Types of models in which the layers alone read ``use_bidirectional_attention``, as ``is_causal``.
 _TYPES = frozenset({"gemma", "gemma2"})
+#: Types of models with causal masks and layers that are never causal themselves.
+_TYPES_OF_BOTH = frozenset({"aimv2_text_model"})
 #: The functions that make masks.
 _MAKERS = ("create_causal_mask", "create_sliding_window_causal_mask")
+#: Types of models with masks for both directions and layers whose ``is_causal`` says otherwise.
+_CAUSAL_TYPES = frozenset({"phi4_multimodal_vision"})
 
 
 @contextlib.contextmanager
@@ -32,6 +38,15 @@ def masks_of_both_directions() -> Iterator[None]:
         for maker in _MAKERS:
             for owner, name, before in in_use(maker):
                 stack.enter_context(patched(owner, name, _of_both_directions(before, "sliding" in maker)))
+        yield
+
+
+@contextlib.contextmanager
+def masks_that_are_causal() -> Iterator[None]:
+    """Holds while a model is captured."""
+    with ExitStack() as stack:
+        for owner, name, before in in_use("create_bidirectional_mask"):
+            stack.enter_context(patched(owner, name, _causal(before)))
         yield
 
 
@@ -60,13 +75,30 @@ def _of_both_directions(make: Callable[..., Any], is_sliding: bool) -> Callable[
     return made
 
 
+def _causal(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes a causal mask where its padding mask, [batch, tokens], hides nothing."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        mask = make(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        config, padding = given["config"], given["attention_mask"]
+        if getattr(config, "model_type", None) not in _CAUSAL_TYPES or config._attn_implementation != "sdpa":
+            return mask
+        places = torch.arange(mask.shape[-1], device=mask.device)
+        return mask & ((places <= places[:, None]) | ~padding.bool().all())
+
+    return made
+
+
 def _may_be_left_out(given: dict[str, Any]) -> bool:
     """Whether transformers makes no mask for a call outside of an export, where the values of its masks allow that."""
     config, padding = given["config"], given.get("attention_mask")
+    kind, chosen = getattr(config, "model_type", None), getattr(config, "use_bidirectional_attention", False)
     overlays = ("past_key_values", "or_mask_function", "and_mask_function", "block_sequence_ids")
     return (
-        getattr(config, "model_type", None) in _TYPES
-        and bool(getattr(config, "use_bidirectional_attention", False))
+        (kind in _TYPES_OF_BOTH or (kind in _TYPES and bool(chosen)))
         and getattr(config, "_attn_implementation", None) == "sdpa"
         and getattr(config, "is_causal", True)
         and all(given.get(name) is None for name in overlays)

@@ -51,9 +51,10 @@ def selected_tokens(
     # At least as many blocks as are chosen; blocks beyond the tokens never are. The visible tokens come first, in
     # order.
     blocks = (tokens + ratio - 1) // ratio + most
-    places = torch.where(visible, torch.arange(tokens), tokens).sort(-1).values.clamp(max=tokens - 1)
+    device = hidden_states.device
+    places = torch.arange(tokens, device=device).where(visible, tokens).sort(-1).values.clamp(max=tokens - 1)
     places = functional.pad(places, (0, blocks * ratio - tokens)).unflatten(-1, (blocks, ratio))
-    full = torch.arange(blocks) < (visible.sum(-1, keepdim=True) // ratio)
+    full = torch.arange(blocks, device=device) < (visible.sum(-1, keepdim=True) // ratio)
 
     def taken(of: Tensor, places: Tensor) -> Tensor:
         return of.gather(1, places.unsqueeze(-1).expand(-1, -1, of.shape[-1]))
@@ -67,7 +68,7 @@ def selected_tokens(
         )
         return state.clone(), (query.float() @ means.squeeze(2).float().mT).relu().sum(1) / math.sqrt(size)
 
-    _, scores = scanned(step, torch.zeros(1), (query.transpose(0, 1), places.transpose(0, 1)))
+    _, scores = scanned(step, torch.zeros(1, device=device), (query.transpose(0, 1), places.transpose(0, 1)))
     best = scores.transpose(0, 1).masked_fill(~full, -1.0).topk(most).indices
     chosen = torch.zeros_like(full).scatter(-1, best, True) & full
     block = ((visible.cumsum(-1) - 1) // ratio).clamp(min=0)

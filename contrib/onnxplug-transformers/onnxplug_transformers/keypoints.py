@@ -108,7 +108,8 @@ def _of_one_or_more(match: Callable[..., Any]) -> Callable[..., Any]:
     """A matching that adds a keypoint, hidden by the mask, where there is none, and takes it out of the results.
 
     Args:
-        match: The matching of pairs of images. Its tensors are [batch, 2, keypoints, ...], and so are its results.
+        match: The matching of pairs of images. Its tensors are [batch, 2, keypoints, ...]; the last axis of its results has
+            the keypoints.
     """
 
     @functools.wraps(match)
@@ -116,7 +117,8 @@ def _of_one_or_more(match: Callable[..., Any]) -> Callable[..., Any]:
         count = keypoints.shape[2]
         if isinstance(count, int) or kwargs.get("mask") is None or _wants_states(kwargs):
             return match(self, keypoints, *args, **kwargs)
-        size = _size(keypoints.new_full((), count, dtype=torch.long))
+        # transformers' attention asks whether there are several queries; without dropping there always are.
+        size = _size(keypoints.new_full((), count, dtype=torch.long), 1 if _drops(self) else 2)
         torch._check(size >= count)
 
         def widened(value: Any) -> Any:
@@ -127,15 +129,15 @@ def _of_one_or_more(match: Callable[..., Any]) -> Callable[..., Any]:
         kwargs = {name: widened(value) for name, value in kwargs.items()}
         chosen = lightly_matched if _drops(self) else match
         results = chosen(self, widened(keypoints), *map(widened, args), **kwargs)
-        return tuple(x.narrow(2, 0, count) if isinstance(x, Tensor) else x for x in results)
+        return tuple(x.narrow(-1, 0, count) if isinstance(x, Tensor) else x for x in results)
 
     return matched
 
 
-def _size(count: Tensor) -> Any:
-    """A count as a size of at least 1."""
-    size = count.clamp(min=1).item()
-    torch._check(size >= 1)
+def _size(count: Tensor, least: int = 1) -> Any:
+    """A count as a size of at least ``least``."""
+    size = count.clamp(min=least).item()
+    torch._check(size >= least)
     return size
 
 

@@ -86,11 +86,10 @@ def _preprocess(self: Any, inputs: Sequence[Tensor], freq: Any = None, context_l
     time, count = inputs[0].shape
     series = torch.stack([one.T for one in inputs], 1).flatten(0, 1)
     rows = count * len(inputs)
-    added = max(context - time, 0)
-    series = functional.pad(series[:, -context:] if time > context else series, (added, 0))
-    padding = series.new_zeros(series.shape[1] + self.horizon_len)
-    padding[:added] = 1
-    result = series, padding.expand(rows, -1)
+    # As many zeros as the context is long, and then the last numbers: a size that doesn't depend on the time.
+    series = functional.pad(series, (context, 0)).narrow(1, time, context)
+    padding = torch.arange(context + self.horizon_len, device=series.device) < context - time
+    result = series, padding.to(series.dtype).expand(rows, -1)
     if freq is None:
         return result
     if not isinstance(freq[0], Tensor):

@@ -67,11 +67,11 @@ def _update_conv(layer: Any, states: torch.Tensor, state_idx: int = 0, **options
     size = layer.conv_kernel_size[state_idx] if layer.is_conv_states_initialized[state_idx] else None
     size = size or options.get("conv_kernel_size") or states.shape[-1]
     full = states if before is None else torch.cat([before, states], dim=-1)
-    if before is None and full.shape[-1] < size:
-        full = torch.nn.functional.pad(full, (size - full.shape[-1], 0))
+    if before is None:  # without a branch on the number of tokens
+        full = torch.nn.functional.pad(full, (torch.sym_max(size - full.shape[-1], 0), 0))
     layer.device, layer.dtype = states.device, states.dtype
     layer.conv_kernel_size[state_idx] = size
-    layer.conv_states[state_idx] = full[..., full.shape[-1] - size :]
+    layer.conv_states[state_idx] = full.split([full.shape[-1] - size, size], dim=-1)[1]
     layer.is_conv_states_initialized[state_idx] = layer.has_previous_state[state_idx] = True
     return full
 

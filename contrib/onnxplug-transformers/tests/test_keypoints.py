@@ -91,6 +91,22 @@ def test_any_number_of_images_and_keypoints(name: str) -> None:
         program.verify(args=(), kwargs={"pixel_values": others}, seeds=())
 
 
+def test_all_layers_and_all_keypoints() -> None:
+    """LightGlue that neither stops early nor drops keypoints."""
+    torch.manual_seed(0)
+    name = "LightGlueForKeypointMatching"
+    model: Any = _model(name)
+    model.depth_confidence = model.width_confidence = -1
+    model.filter_threshold = 1e-5
+    images = _images(name, 2, 48, 64)
+    with torch.no_grad():
+        assert (model(images).matches >= 0).any()
+    axes = {0: "batch", 3: "height", 4: "width"}
+    program = onnxplug.to_onnx(model, kwargs={"pixel_values": images}, dynamic_shapes={"pixel_values": axes})
+    for others in (images, _images(name, 3, 64, 56), _images(name, 1, 32, 40)):
+        program.verify(args=(), kwargs={"pixel_values": others}, seeds=())
+
+
 def _weigh(model: Any, weights: dict[str, torch.Tensor]) -> None:
     """Gives a model weights with which pairs of images are done at different layers."""
     with torch.no_grad():

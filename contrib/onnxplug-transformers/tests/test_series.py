@@ -55,6 +55,19 @@ def test_trends(family: str) -> None:
         program.verify(kwargs={"past_values": case, **options}, seeds=())
 
 
+@pytest.mark.filterwarnings("error:the exported model is right only where")
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("family", ["TimesFm", "TimesFm2_5"])
+def test_series_of_any_length(family: str, window: int | None) -> None:
+    """One model for series shorter than the context, as long as it and longer."""
+    torch.manual_seed(0)
+    dynamic = {"past_values": {0: "batch", 1: "time"}, "window_size": None}
+    inputs = {"past_values": _series(2, 11), "window_size": window}
+    program = onnxplug.to_onnx(_timesfm(family), kwargs=inputs, dynamic_shapes=dynamic)
+    for count, length in ((1, 16), (3, 4), (2, 1), (2, 17), (1, 40)):
+        program.verify(kwargs={"past_values": _series(count, length), "window_size": window}, seeds=())
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_frequencies(window: int | None) -> None:
     torch.manual_seed(0)

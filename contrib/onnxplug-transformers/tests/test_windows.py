@@ -219,6 +219,19 @@ def test_linear_attention(name: str, count: int, decoder: Any) -> None:
         past = continued(leaves[: len(pytree.tree_leaves(past))], past)
 
 
+@pytest.mark.filterwarnings("error:the exported model is right only where")
+@pytest.mark.parametrize("name", ["mamba", *(pytest.param(n, marks=pytest.mark.long) for n in ("lfm2", "mamba2"))])
+def test_prompts_shorter_than_a_convolution(name: str, decoder: Any) -> None:
+    """The state of a convolution begins with zeros where the prompt has fewer tokens than its kernel."""
+    program = onnxplug.to_onnx(
+        decoder(name),
+        kwargs={"input_ids": ids(2, 6), "use_cache": True},
+        dynamic_shapes={"input_ids": {0: "batch", 1: "sequence"}, "use_cache": None},
+    )
+    for length in (1, 2, 3, 9):
+        program.verify(kwargs={"input_ids": ids(3, length), "use_cache": True}, seeds=())
+
+
 @pytest.mark.parametrize("name", ["t5", *(pytest.param(n, marks=pytest.mark.long) for n in ("bart", "whisper"))])
 def test_merged_decoder(name: str, decoder: Any) -> None:
     """One graph for the first step and all later steps, against a model without a cache."""
