@@ -83,11 +83,13 @@ def _causal(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         mask = make(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        config, padding = given["config"], given["attention_mask"]
-        if getattr(config, "model_type", None) not in _CAUSAL_TYPES or config._attn_implementation != "sdpa":
+        config, padding = given["config"], given.get("attention_mask")
+        is_concerned = getattr(config, "model_type", None) in _CAUSAL_TYPES and config._attn_implementation == "sdpa"
+        if mask is None or not is_concerned:
             return mask
         places = torch.arange(mask.shape[-1], device=mask.device)
-        return mask & ((places <= places[:, None]) | ~padding.bool().all())
+        before = places <= places[:, None]
+        return mask & (before if padding is None else before | ~padding.bool().all())
 
     return made
 
