@@ -92,6 +92,18 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_position_embeddings": 64,
         },
     ),
+    "gpt_neo_windows": (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {
+            **_PLAIN,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 6,
+            "max_position_embeddings": 64,
+        },
+    ),
     "opt": (
         "OPTForCausalLM",
         "OPTConfig",
