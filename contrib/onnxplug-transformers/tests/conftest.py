@@ -67,6 +67,11 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_PLAIN, "n_layer": 2, "n_head": 4, "seq_length": 64},
     ),
     "falcon_alibi": ("FalconForCausalLM", "FalconConfig", {**_LLAMA, "alibi": True, "tie_word_embeddings": False}),
+    "falcon_alibi_heads": (  # slopes that bfloat16 rounds
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**_LLAMA, "hidden_size": 128, "num_attention_heads": 16, "alibi": True, "tie_word_embeddings": False},
+    ),
     "mpt": (
         "MptForCausalLM",
         "MptConfig",

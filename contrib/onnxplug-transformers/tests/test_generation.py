@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from onnxplug.cli.app import run
+from onnxplug.runtime import inference_session
 from tests.support.contrib import installed
 
 #: Tolerances looser than torch.testing's, and why.
@@ -220,6 +221,31 @@ def test_fused_attention_in_shared_buffers(
     assert "Softmax" not in operators or name in ("qwen3_moe", "gpt_oss")  # the softmax of the router
     about = json.loads((output / "genai_config.json").read_text())
     assert about["search"]["past_present_share_buffer"] is True
+
+
+@pytest.mark.parametrize(
+    "name", ["falcon_alibi_heads", pytest.param("bloom", marks=LONG), pytest.param("mpt", marks=LONG)]
+)
+def test_bias_of_fused_attention(name: str, saved: Callable[[str], Path], exported: Any) -> None:
+    """ALiBi has transformers' own rounding: Falcon's is in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved(name)
+    session = inference_session(exported(folder, "--fused") / "model.onnx")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for batch, length in ((1, 9), (2, 60)):
+        tokens = torch.randint(0, 100, (batch, length))
+        sizes = {"batch": batch, "past": 0}
+        feed = {
+            value.name: np.zeros([sizes.get(size, size) for size in value.shape], "f4")
+            for value in session.get_inputs()
+            if value.name.startswith("past_key_values.")
+        }
+        feed |= {"input_ids": tokens.numpy(), "attention_mask": np.ones((batch, length), np.int64)}
+        (logits,) = session.run(["logits"], feed)
+        with torch.no_grad():
+            exact = model(tokens).logits
+        torch.testing.assert_close(torch.from_numpy(logits), exact, **LOOSER["fused"][0])
 
 
 @pytest.mark.long
