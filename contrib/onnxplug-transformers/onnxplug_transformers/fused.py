@@ -332,9 +332,13 @@ class FusedCache:
         self._bias: torch.Tensor | None = None
 
     def bias_of(self, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """The bias [1, heads, sequence, total] from a table for places, [heads, length]; the same in every layer."""
+        """The bias [1, heads, sequence, total] from a table for places, [heads, length]; the same in every layer.
+
+        It is 0 for the last place, where halves are finest: only the differences between places have an effect.
+        """
         if self._bias is None:
-            row = table[:, torch.arange(self.total, device=table.device)].to(query.dtype)
+            row = table[:, torch.arange(self.total, device=table.device)]
+            row = (row - row[:, -1:]).to(query.dtype)
             self._bias = row[None, :, None].expand(-1, -1, query.shape[2], -1)
         return self._bias
 

@@ -84,6 +84,19 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "mpt_long": (
+        "MptForCausalLM",
+        "MptConfig",
+        {
+            "vocab_size": 100,
+            "d_model": 128,
+            "n_layers": 2,
+            "n_heads": 16,
+            "max_seq_len": 2048,
+            "initializer_range": 0.3,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gptj": ("GPTJForCausalLM", "GPTJConfig", {**_OF_GPTJ, "vocab_size": 100}),
     "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {**_OF_GPTJ, "vocab_size": 100}),
     "gpt_neo": (

@@ -223,29 +223,48 @@ def test_fused_attention_in_shared_buffers(
     assert about["search"]["past_present_share_buffer"] is True
 
 
-@pytest.mark.parametrize(
-    "name", ["falcon_alibi_heads", pytest.param("bloom", marks=LONG), pytest.param("mpt", marks=LONG)]
-)
+def first_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of texts without padding, without a past."""
+    session = inference_session(folder / "model.onnx")
+    sizes = {"batch": len(tokens), "past": 0}
+    feed = {
+        value.name: np.zeros([sizes.get(size, size) for size in value.shape], "f2" if "16" in value.type else "f4")
+        for value in session.get_inputs()
+        if value.name.startswith("past_key_values.")
+    }
+    feed |= {"input_ids": tokens.numpy(), "attention_mask": np.ones(tokens.shape, np.int64)}
+    return torch.from_numpy(session.run(["logits"], feed)[0])
+
+
+@pytest.mark.parametrize("name", ["falcon_alibi_heads", *[pytest.param(n, marks=LONG) for n in ("bloom", "mpt")]])
 def test_bias_of_fused_attention(name: str, saved: Callable[[str], Path], exported: Any) -> None:
     """ALiBi has transformers' own rounding: Falcon's is in bfloat16."""
     from transformers import AutoModelForCausalLM
 
     folder = saved(name)
-    session = inference_session(exported(folder, "--fused") / "model.onnx")
+    output = exported(folder, "--fused")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     for batch, length in ((1, 9), (2, 60)):
         tokens = torch.randint(0, 100, (batch, length))
-        sizes = {"batch": batch, "past": 0}
-        feed = {
-            value.name: np.zeros([sizes.get(size, size) for size in value.shape], "f4")
-            for value in session.get_inputs()
-            if value.name.startswith("past_key_values.")
-        }
-        feed |= {"input_ids": tokens.numpy(), "attention_mask": np.ones((batch, length), np.int64)}
-        (logits,) = session.run(["logits"], feed)
         with torch.no_grad():
             exact = model(tokens).logits
-        torch.testing.assert_close(torch.from_numpy(logits), exact, **LOOSER["fused"][0])
+        torch.testing.assert_close(first_logits(output, tokens), exact, **LOOSER["fused"][0])
+
+
+def test_bias_of_fused_attention_in_halves(saved: Callable[[str], Path], exported: Any) -> None:
+    """Halves are as near the model in float32 as transformers' own, however long texts may be."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved("mpt_long")
+    output = exported(folder, "--fused", "--dtype", "float16")
+    model, own = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval() for dtype in (torch.float32, torch.float16)
+    )
+    for batch, length in ((1, 10), (2, 120)):
+        tokens = torch.randint(0, 100, (batch, length))
+        with torch.no_grad():
+            exact, halves = model(tokens).logits, own(tokens).logits
+        assert (first_logits(output, tokens) - exact).norm() < 1.5 * (halves - exact).norm()
 
 
 @pytest.mark.long
