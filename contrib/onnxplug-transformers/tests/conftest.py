@@ -110,6 +110,21 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_position_embeddings": 64,
         },
     ),
+    "doge": (
+        "DogeForCausalLM",
+        "DogeConfig",
+        {**_LLAMA, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "olmoe_with_a_window": (  # which its attention gets, and its mask does not
+        "OlmoeForCausalLM",
+        "OlmoeConfig",
+        {**_LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+    ),
+    "jetmoe": (
+        "JetMoeForCausalLM",
+        "JetMoeConfig",
+        {**_LLAMA, "kv_channels": 16, "num_experts_per_tok": 2, "num_local_experts": 4},
+    ),
     "gpt_neo_windows": (
         "GPTNeoForCausalLM",
         "GPTNeoConfig",
