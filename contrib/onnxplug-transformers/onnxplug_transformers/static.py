@@ -192,8 +192,9 @@ def check_step(decoder: StaticDecoder, example: Mapping[str, Any]) -> None:
         cache = {argument_of(decoder._model): past}
         exact = decoder._model(input_ids=tokens, use_cache=True, **cache).logits.float()
         actual = decoder(**example)["logits"].float()
-    allowed = (0.001 if decoder._model.dtype == torch.float32 else 0.1) * float(exact.std())
-    if not float((actual - exact).abs().max()) <= allowed:
+    # on average, as in decoders.check_pieces: rounding may choose another expert for a token
+    allowed = (1e-4 if decoder._model.dtype == torch.float32 else 0.1) * float(exact.std())
+    if not float((actual - exact).abs().mean()) <= allowed:
         raise UsageError(f"--static: {type(decoder._model).__name__} gives other logits over buffers of a fixed length")
 
 

@@ -111,6 +111,11 @@ BAD: dict[str, tuple[str, list[str], str]] = {
         ["--static", "40,40"],
         "gives other logits over buffers",
     ),
+    "attention of its own in halves": (
+        "gpt_neo_windows",
+        ["--static", "40,40", "--dtype", "float16"],
+        "gives other logits over buffers",
+    ),
     "another task": ("llama", ["--static", "32,4", "--task", "feature-extraction"], "--static is for text generation"),
 }
 
