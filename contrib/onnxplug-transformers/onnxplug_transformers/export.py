@@ -185,6 +185,9 @@ def export_folder(
         given_apart = Adapters(model, to_give) if to_give else None
         notes = []
         if int4:
+            example_of(
+                Decoder(model).eval()
+            )  # a model without a loop of text generation is refused before it is rounded
             stage("rounding to 4 bits")
             changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
             notes.append(str(changed))
@@ -342,10 +345,11 @@ def _write_static(call: _Call, model: Any, length: int, prompt: int) -> None:
     cache = example.kwargs["past_key_values"]
     check_static(model, length)
     decoder = StaticDecoder(model).eval()
-    check_step(decoder, static_example(decoder, cache, length, prompt, 0))
     for name, sequence in (("prefill", prompt), ("decode", 1)):
         starts = {0, (length - sequence) // 2, length - sequence}
         cases = [static_example(decoder, cache, length, sequence, start) for start in sorted(starts)]
+        for case in cases:
+            check_step(decoder, case)
         inputs = ["input_ids", "past_length", *names(cache, "past_key_values")]
         about = {"dynamic_shapes": None, "input_names": inputs, "present_names": True}
         program, report = call.program(decoder, cases, kwargs=cases[-1], **about)

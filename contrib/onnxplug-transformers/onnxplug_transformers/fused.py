@@ -315,6 +315,7 @@ class FusedCache:
     Attributes:
         tokens: [batch, sequence], the new tokens of each row in front of its padding.
         positions: [batch, sequence], their places.
+        windows: The windows that the model's masks would have, ``None`` for a mask without one.
     """
 
     def __init__(self, past: Any, tokens: torch.Tensor, attention_mask: torch.Tensor, limit: int) -> None:
@@ -329,12 +330,17 @@ class FusedCache:
             new.keys, new.values = layer.keys, layer.values
             self.given.layers.append(new)
         self.calls = [0] * len(self.given.layers)
+        self.windows: set[int | None] = set()
         self._bias: torch.Tensor | None = None
 
     def bias_of(self, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """The bias [1, heads, sequence, total] from a table for places, [heads, length]; the same in every layer."""
+        """The bias [1, heads, sequence, total] from a table for places, [heads, length]; the same in every layer.
+
+        It is 0 for the last place, where halves are finest: only the differences between places have an effect.
+        """
         if self._bias is None:
-            row = table[:, torch.arange(self.total, device=table.device)].to(query.dtype)
+            row = table[:, torch.arange(self.total, device=table.device)]
+            row = (row - row[:, -1:]).to(query.dtype)
             self._bias = row[None, :, None].expand(-1, -1, query.shape[2], -1)
         return self._bias
 
@@ -399,12 +405,15 @@ def use_former_attention(model: Any, before: Sequence[tuple[Any, str]]) -> None:
         config._attn_implementation = attention
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """No mask: the operator counts each row's tokens itself."""
+def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
+    """No mask: the operator counts each row's tokens itself. The window that the mask would have is noted."""
+    if _current:
+        _current[-1].windows.add(local_size)
 
 
-def _some_mask(*_: Any, **__: Any) -> torch.Tensor:
+def _some_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
     """A mask that nothing reads."""
+    _no_mask(*args, **kwargs)
     return torch.zeros(())
 
 
@@ -433,8 +442,14 @@ def _attention(
     if _window_of(module) is not None and sliding_window is None:
         raise UsageError(f"{type(module).__name__} has a window that it does not tell its attention")
     cache = _current[-1]
-    cache.calls[module.layer_idx] += 1
     layer = cache.past.layers[module.layer_idx]
+    if attention_mask is not None:
+        raise UsageError(f"{type(module).__name__} has a mask of its own")
+    if sliding_window not in (cache.windows or {None}):
+        raise UsageError(f"{type(module).__name__} has another window than its mask")
+    if {key.shape[1::2], value.shape[1::2]} != {layer.keys.shape[1::2]}:
+        raise UsageError(f"{type(module).__name__} has keys and values of other shapes than its cache")
+    cache.calls[module.layer_idx] += 1
     heads, groups, width = query.shape[1], key.shape[1], query.shape[3]
     rows = [x.transpose(1, 2).flatten(2) for x in (query, key, value)]
     result, layer.keys, layer.values = group_query_attention(

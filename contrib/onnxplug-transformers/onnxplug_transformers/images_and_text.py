@@ -192,7 +192,7 @@ class StepBetweenImages(Part):
         own = places == of_queries[:, None]  # padding sees itself, or its row of the mask would be empty
         masks = {
             "full_attention": ((before | together) & shown) | own,
-            "sliding_attention": (((before & near) | together) & shown) | own,
+            "sliding_attention": ((before | together) & near & shown) | own,
         }
         decoder = self._model.model.language_model
         cache = argument_of(decoder)

@@ -94,7 +94,8 @@ def bias_of(model: Any) -> torch.Tensor | None:
     if "MptAttention" in kinds:
         bias = functions.build_mpt_alibi_tensor(config.n_heads, length)
     elif "BloomAttention" in kinds or ("FalconAttention" in kinds and config.alibi):
-        bias = functions.build_alibi_tensor(torch.ones(1, length), config.num_attention_heads, torch.float32)
+        mask = torch.ones(1, length, dtype=torch.int64)  # Falcon rounds the product of slopes and places to bfloat16
+        bias = functions.build_alibi_tensor(mask, config.num_attention_heads, torch.float32)
     else:
         return None
     factor = config.head_dim**-0.5 if "FalconAttention" in kinds else 1.0  # it is added before scores are scaled

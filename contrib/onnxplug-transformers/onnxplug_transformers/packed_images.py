@@ -291,14 +291,22 @@ def _within_images(
 def images_of(grid_thw: Tensor, count: Any, unit: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The image of each of ``count`` cells of ``unit`` patches, its size [cells, 3], and the cell's place in it.
 
+    Where the images have another number of cells, the image is out of range.
+
     Args:
         unit: One number, or one for each image.
     """
     cells = torch.arange(count, device=grid_thw.device)
     counts = grid_thw.prod(-1) // unit
     ends = counts.cumsum(0)
-    image = (cells[:, None] >= ends).sum(-1)
+    image = (cells[:, None] >= ends).sum(-1).where((ends[-1:] == count).all(), counts.shape[0])
     return image, grid_thw[image], cells - (ends - counts)[image]
+
+
+def _divided(grid_thw: Tensor, by: Any) -> Tensor:
+    """The sizes of the images, out of range where rows or columns aren't divided by ``by``, as transformers' reshape asks."""
+    images = torch.arange(grid_thw.shape[0], device=grid_thw.device)
+    return grid_thw[images.where((grid_thw[:, 1:] % by == 0).all(), grid_thw.shape[0])]
 
 
 def _in_windows(sizes: Tensor, count: Any, window: tuple[int, int], frames: Any = 1) -> tuple[Tensor, Tensor]:
@@ -327,8 +335,11 @@ def get_vision_position_ids(
 
     Patches are ordered by squares of ``spatial_merge_size``, one size for all images or one for each image.
     """
+    is_one = isinstance(spatial_merge_size, int)
+    if not is_one or spatial_merge_size > 1:
+        grid_thw = _divided(grid_thw, spatial_merge_size if is_one else spatial_merge_size[:, None])
     image, sizes, place = images_of(grid_thw, number_of_patches(), 1)
-    merged = spatial_merge_size if isinstance(spatial_merge_size, int) else spatial_merge_size[image]
+    merged = spatial_merge_size if is_one else spatial_merge_size[image]
     _, height, width = sizes.unbind(-1)
     frame, place = place // (height * width), place % (height * width)
     square, place = place // (merged * merged), place % (merged * merged)
@@ -434,8 +445,8 @@ def get_vision_temporal_merge_index(
     transformers joins the images' places, which fails for different numbers of frames; here the places are then out of
     range.
     """
-    frames = grid_thw[0, 0].item()
-    window = kernel_height, kernel_width
+    frames, window = grid_thw[0, 0].item(), (kernel_height, kernel_width)
+    grid_thw = _divided(grid_thw, torch.tensor(window, device=grid_thw.device))
     places, sizes = _in_windows(grid_thw[:, 1:], number_of_patches() // math.prod(window) // frames, window, frames)
     frame = torch.arange(frames, device=grid_thw.device) * sizes.prod(-1)[:, None]
     index = places[:, None] + frame[:, :, None]

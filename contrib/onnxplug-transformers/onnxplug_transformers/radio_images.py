@@ -97,7 +97,6 @@ def packed_embeddings(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) ->
     image = (token[:, None] >= ends).sum(-1)
     within = token - (ends - image_grid_hw.prod(-1) - before)[image]
     source = within.where(within < before, token - image * before)
-    source = source.where(image_grid_hw.prod(-1).sum() == patches.shape[0], token.shape[0])
     return torch.cat([prefix, placed])[source][None]
 
 

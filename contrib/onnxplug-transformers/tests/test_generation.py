@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from onnxplug.cli.app import run
+from onnxplug.runtime import inference_session
 from tests.support.contrib import installed
 
 #: Tolerances looser than torch.testing's, and why.
@@ -222,14 +223,77 @@ def test_fused_attention_in_shared_buffers(
     assert about["search"]["past_present_share_buffer"] is True
 
 
-@pytest.mark.long
-def test_attention_that_stays(saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
+def first_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of texts without padding, without a past."""
+    session = inference_session(folder / "model.onnx")
+    sizes = {"batch": len(tokens), "past": 0}
+    feed = {
+        value.name: np.zeros([sizes.get(size, size) for size in value.shape], "f2" if "16" in value.type else "f4")
+        for value in session.get_inputs()
+        if value.name.startswith("past_key_values.")
+    }
+    feed |= {"input_ids": tokens.numpy(), "attention_mask": np.ones(tokens.shape, np.int64)}
+    if "position_ids" in (value.name for value in session.get_inputs()):
+        feed["position_ids"] = np.arange(tokens.shape[1])[None].repeat(len(tokens), 0)
+    return torch.from_numpy(session.run(["logits"], feed)[0])
+
+
+@pytest.mark.parametrize("name", ["falcon_alibi_heads", *[pytest.param(n, marks=LONG) for n in ("bloom", "mpt")]])
+def test_bias_of_fused_attention(name: str, saved: Callable[[str], Path], exported: Any) -> None:
+    """ALiBi has transformers' own rounding: Falcon's is in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved(name)
+    output = exported(folder, "--fused")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for batch, length in ((1, 9), (2, 60)):
+        tokens = torch.randint(0, 100, (batch, length))
+        with torch.no_grad():
+            exact = model(tokens).logits
+        torch.testing.assert_close(first_logits(output, tokens), exact, **LOOSER["fused"][0])
+
+
+def test_bias_of_fused_attention_in_halves(saved: Callable[[str], Path], exported: Any) -> None:
+    """Halves are as near the model in float32 as transformers' own, however long texts may be."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved("mpt_long")
+    output = exported(folder, "--fused", "--dtype", "float16")
+    model, own = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval() for dtype in (torch.float32, torch.float16)
+    )
+    for batch, length in ((1, 10), (2, 120)):
+        tokens = torch.randint(0, 100, (batch, length))
+        with torch.no_grad():
+            exact, halves = model(tokens).logits, own(tokens).logits
+        assert (first_logits(output, tokens) - exact).norm() < 1.5 * (halves - exact).norm()
+
+
+STAYING = {
+    "gpt_neo": "GPTNeoForCausalLM has attention of its own, which can't be replaced",
+    "doge": "DogeAttention has a mask of its own",
+    "olmoe_with_a_window": "OlmoeAttention has another window than its mask",
+    "jetmoe": "JetMoeAttention has keys and values of other shapes than its cache",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] * (name != "doge")) for name in STAYING])
+def test_attention_that_stays(name: str, saved: Callable[[str], Path], exported: Any, capsys: Any) -> None:
     """Attention that the operator can't compute stays as it is, and a note says so."""
-    folder = saved("gpt_neo")
+    from transformers import AutoModelForCausalLM
+
+    folder = saved(name)
     output = exported(folder, "--verify", "--fused")
     printed = " ".join(capsys.readouterr().err.split())
-    assert "the attention is not fused: GPTNeoForCausalLM has attention of its own, which can't be replaced" in printed
-    same_text(folder, output)
+    assert f"the attention is not fused: {STAYING[name]}" in printed
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for batch, length in ((1, 9), (3, 40)):
+        tokens = torch.randint(
+            3, 100, (batch, length)
+        )  # the states of padding may be zeros, and experts equal for them
+        with torch.no_grad():
+            exact = model(tokens).logits
+        torch.testing.assert_close(first_logits(output, tokens), exact, **LOOSER["fused"][0])
     assert "GroupQueryAttention" not in {node.op_type for node in ir.load(output / "model.onnx").graph}
     about = json.loads((output / "genai_config.json").read_text())
     assert about["search"]["past_present_share_buffer"] is False

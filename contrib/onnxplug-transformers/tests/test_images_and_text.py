@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from onnxplug.cli.app import run
+from onnxplug.runtime import inference_session
 
 og = pytest.importorskip("onnxruntime_genai")
 
@@ -81,6 +82,31 @@ def test_text_is_that_of_transformers(rows: list[list[int]], images: int, both: 
     if pixels is not None:
         assert expected(both[0], rows, -pixels) != text
         assert expected(both[0], rows, pixels, is_seen_whole=False) != text
+
+
+def test_windows_shorter_than_images(with_images: Callable[[str], Any], tmp_path: Path) -> None:
+    """Tokens of an image see its later tokens, and of the tokens before them a window."""
+    model = with_images("gemma3")
+    model.config.text_config.sliding_window = 3
+    model.save_pretrained(tmp_path / "gemma3")
+    assert run(["export", f"transformers:{tmp_path / 'gemma3'}", "-o", str(tmp_path / "onnx"), "--no-tokenizer"]) == 0
+    vision, embedding, step = (
+        inference_session(tmp_path / "onnx" / f"{name}.onnx") for name in ("vision", "embedding", "model")
+    )
+    for rows in ([[5, *_ONE, 6, 7, *_ONE, 9]], [[5, 6, *_ONE, 8, 9, 10], [*_ONE, 11, 12, 13, 14, 15]]):
+        tokens = torch.tensor(rows)
+        pixels = torch.randn(2, 3, 32, 32)
+        (features,) = vision.run(None, {"pixel_values": pixels.numpy()})
+        feed = {"input_ids": tokens.numpy()}
+        (embedded,) = embedding.run(None, {**feed, "image_features": features})
+        feed |= {"inputs_embeds": embedded, "attention_mask": np.ones(tokens.shape, np.int64)}
+        for value in step.get_inputs():
+            if value.name.startswith("past_key_values."):
+                feed[value.name] = np.zeros((len(rows), value.shape[1], 0, value.shape[3]), np.float32)
+        (logits,) = step.run(["logits"], feed)
+        with torch.no_grad():
+            exact = model(input_ids=tokens, pixel_values=pixels, token_type_ids=(tokens == IMAGE).long()).logits
+        torch.testing.assert_close(torch.from_numpy(logits), exact)
 
 
 def test_the_readme_shows_how(both: tuple[Any, Path], tmp_path: Path, monkeypatch: Any) -> None:

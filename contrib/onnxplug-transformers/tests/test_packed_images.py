@@ -103,6 +103,28 @@ def test_images_of_any_size(kind: str, attention: str) -> None:
         torch.testing.assert_close(states, expected)
 
 
+@pytest.mark.parametrize(
+    "kind", ["qwen2_vl", *[pytest.param(k, marks=pytest.mark.long) for k in ("qwen2_5_vl", "glm4v")]]
+)
+def test_sizes_that_transformers_refuses(kind: str) -> None:
+    """More and fewer patches than the sizes say, and rows and columns that squares don't divide."""
+    model = made(kind, "sdpa")
+    dynamic = {"pixel_values": {0: "4 * cells"}, "image_grid_thw": {0: "images"}}
+    program = onnxplug.to_onnx(model, images((1, 8, 12), (1, 4, 6)), dynamic_shapes=dynamic)
+    patches, sizes = images((1, 4, 6))
+    for case in (
+        (patches[:16], sizes),
+        (torch.cat([patches, patches]), sizes),
+        images((1, 3, 4)),
+        images((1, 4, 5), (1, 2, 2)),
+        images((1, 3, 4), (1, 2, 6)),
+    ):
+        with pytest.raises((RuntimeError, IndexError)), torch.no_grad():
+            model(*case)
+        with pytest.raises(Exception, match=r"out of data bounds|out of bounds"):
+            program(*case)
+
+
 _FURTHER: dict[str, Any] = {
     "patch_size": 4,
     "hidden_size": 32,

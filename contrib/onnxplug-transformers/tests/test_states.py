@@ -198,6 +198,7 @@ def test_states_that_do_not_go_on_are_refused(
         ),
         ("MiniMax", {"layer_types": ["linear_attention", "full_attention"]}, "does not take a DynamicCache, which"),
         ("xLSTM", {"num_heads": 4, "num_blocks": 2, "embedding_dim": 32}, "does not take a DynamicCache, which"),
+        ("Roberta", {}, "keeps states elsewhere than in its"),  # it is an encoder
     ],
 )
 def test_states_elsewhere_are_refused(
@@ -208,8 +209,9 @@ def test_states_elsewhere_are_refused(
     sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "architectures": [f"{kind}ForCausalLM"]}
     getattr(transformers, f"{kind}Config")(**sizes, **heads | settings).save_pretrained(tmp_path / "model")
-    assert refused(tmp_path / "model", "--random", "--no-tokenizer")
-    assert f"{kind}ForCausalLM {words}" in " ".join(capsys.readouterr().err.split())
+    for options in ((), ("--int4", "--block-size", "16")):
+        assert refused(tmp_path / "model", "--random", "--no-tokenizer", *options)
+        assert f"{kind}ForCausalLM {words}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_bad_input(saved: Callable[[str], Path], capsys: Any) -> None:

@@ -101,6 +101,21 @@ BAD: dict[str, tuple[str, list[str], str]] = {
     "beside fused": ("llama", ["--static", "32,4", "--fused"], "--static and --fused exclude one another"),
     "another layout": ("llama", ["--static", "32,4", "--for", "optimum"], "--static is for --for genai"),
     "positions by the mask": ("bloom", ["--static", "32,4"], "computes positions from a mask over the whole cache"),
+    "attention of its own": (
+        "gpt_neo_windows",
+        ["--static", "40,7"],
+        "gives other logits over buffers of a fixed length",
+    ),
+    "attention of its own, and one piece": (
+        "gpt_neo_windows",
+        ["--static", "40,40"],
+        "gives other logits over buffers",
+    ),
+    "attention of its own in halves": (
+        "gpt_neo_windows",
+        ["--static", "40,40", "--dtype", "float16"],
+        "gives other logits over buffers",
+    ),
     "another task": ("llama", ["--static", "32,4", "--task", "feature-extraction"], "--static is for text generation"),
 }
 
