@@ -185,9 +185,8 @@ def export_folder(
         given_apart = Adapters(model, to_give) if to_give else None
         notes = []
         if int4:
-            example_of(
-                Decoder(model).eval()
-            )  # a model without a loop of text generation is refused before it is rounded
+            # A model without a loop of text generation is refused before it is rounded.
+            example_of(Decoder(model).eval())
             stage("rounding to 4 bits")
             changed = round_weights(model, size, int4_keep or (), level, int8_layers or (), zero_points=zero_points)
             notes.append(str(changed))
