@@ -68,9 +68,9 @@ class UsageError(OnnxplugError, ValueError):
 
 
 class WeightsError(UsageError):
-    """Weights are missing or don't fit the model, or their file can't be read.
+    """Weights are missing, don't fit the model or were written after its export, or their file can't be read.
 
-    Remedy: ``program.apply_weights`` with the tensors that the message names.
+    Remedy: ``program.apply_weights`` with the tensors that the message names, or with all of ``model.state_dict()``.
 
     Attributes:
         names: The weights in question, by their names in PyTorch.
