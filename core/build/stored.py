@@ -411,7 +411,9 @@ class Weights:
         Returns:
             The initializer, without numbers where a weight has none; ``None`` where a source is of another kind.
         """
-        numbers = [(s.dtype, s.shape, _content(s)) if isinstance(s, torch.Tensor) else s for s in sources]
+        numbers = [
+            (s.dtype, s.shape, bytes_of(s).numpy().tobytes()) if isinstance(s, torch.Tensor) else s for s in sources
+        ]
         known = self._derived_by_key.get((tuple(numbers), key))
         if known is not None:
             return known
@@ -473,6 +475,6 @@ def _target(value: ir.Value) -> str | None:
     return origin.targets[0] if origin is not None else None
 
 
-def _content(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor, of any dtype."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor of any dtype, one after the other."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -33,8 +33,6 @@ from onnxplug.torch_private import (
 
 #: The largest number of early returns to try in a model: each is a capture of its own.
 LIMIT = 8
-#: The largest number of elements of an operator's operands with which it is computed.
-_FEW = 1 << 20
 #: Operators with results that have as many rows at most as their operands have elements.
 _SELECTING = frozenset({
     *("aten::nonzero", "aten::masked_select", "aten::index", "aten::unique_consecutive", "aten::unique_dim"),
@@ -345,7 +343,7 @@ class _OfZeros(torch.fx.Interpreter):
         """Computes an operator whose operand has no elements: ``median`` refuses it, and torch's rule for its shape does not."""
         arguments = self.fetch_args_kwargs_from_env(node)
         counts = [leaf.numel() for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-        if 0 in counts and sum(counts) <= _FEW:
+        if 0 in counts:
             with unset_fake_temporarily(), torch.no_grad():
                 args, kwargs = pytree.tree_map(_zeros_like, arguments)
                 node.target(*args, **kwargs)  # type: ignore[operator]

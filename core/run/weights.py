@@ -9,7 +9,17 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxplug.build.stored import META, PARTS, AsExported, Origin, WeightTensor, as_content, content_of, on_cpu
+from onnxplug.build.stored import (
+    META,
+    PARTS,
+    AsExported,
+    Origin,
+    WeightTensor,
+    as_content,
+    bytes_of,
+    content_of,
+    on_cpu,
+)
 from onnxplug.errors import UsageError, WeightsError
 from onnxplug.fake import is_fake
 from onnxplug.packages import load
@@ -140,13 +150,9 @@ def first_that_differs(given: Iterable[Any], state: Mapping[str, torch.Tensor]) 
     latest = {name: item for weights in given for name, item in _tensors(weights).items() if name in state}
     for name, item in latest.items():
         tensor = on_cpu(state[name])
-        if not torch.equal(_bytes(on_cpu(_loaded(item)).to(tensor.dtype)), _bytes(tensor)):
+        if not torch.equal(bytes_of(on_cpu(_loaded(item)).to(tensor.dtype)), bytes_of(tensor)):
             return name
     return None
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _tensors(weights: Any) -> Mapping[str, Any]:

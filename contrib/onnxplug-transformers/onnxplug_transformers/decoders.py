@@ -268,6 +268,11 @@ def example_of(decoder: Decoder, *, past: int = 5, sequence: int = 3, batch: int
     return DecoderExample(kwargs, dynamic, [*list(kwargs)[:-1], *names(cache, "past_key_values")], *about)
 
 
+def tolerance_of(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """How far logits that a model computes in a dtype may be from others on average."""
+    return (1e-4 if dtype == torch.float32 else 0.1) * exact.std()
+
+
 def check_pieces(
     decoder: Decoder, piece: Callable[[int, int, Any], dict[str, Any]], cache: Any, past: int, length: int
 ) -> None:
@@ -292,8 +297,7 @@ def check_pieces(
         logits.append(result["logits"])
     # of the row that is nearer, on average: rounding may choose another expert for a token
     distance = (torch.cat(logits, 1) - exact).abs().mean((1, 2)).min()
-    allowed = (1e-4 if logits[0].dtype == torch.float32 else 0.1) * exact.std()
-    if not bool(distance <= allowed):
+    if not bool(distance <= tolerance_of(exact, logits[0].dtype)):
         raise UsageError(f"{type(decoder._model).__name__} gives other logits for a text that comes in pieces")
 
 
@@ -398,8 +402,7 @@ def check_logits(decoder: Decoder, prompt: dict[str, Any], exact: torch.Tensor) 
     distance = (logits - exact[:, -logits.shape[1] :]).abs().mean(-1)
     distance = distance.masked_fill(prompt["attention_mask"][:, -logits.shape[1] :] == 0, 0.0)
     # of the row that is nearer: rounding may choose another expert for a token
-    allowed = (1e-4 if decoder._model.dtype == torch.float32 else 0.1) * exact.std()
-    if not bool(distance.mean(1).min() <= allowed):
+    if not bool(distance.mean(1).min() <= tolerance_of(exact, decoder._model.dtype)):
         raise UsageError(f"{type(decoder._model).__name__} has other logits with it")
 
 

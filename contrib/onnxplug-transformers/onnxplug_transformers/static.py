@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from onnxplug import UsageError
 from onnxplug_transformers.caches import argument_of
+from onnxplug_transformers.decoders import tolerance_of
 from onnxplug_transformers.genai import context_length
 from onnxplug_transformers.tasks import Part
 
@@ -193,8 +194,7 @@ def check_step(decoder: StaticDecoder, example: Mapping[str, Any]) -> None:
         exact = decoder._model(input_ids=tokens, use_cache=True, **cache).logits.float()
         actual = decoder(**example)["logits"].float()
     # on average, as in decoders.check_pieces: rounding may choose another expert for a token
-    allowed = (1e-4 if decoder._model.dtype == torch.float32 else 0.1) * float(exact.std())
-    if not float((actual - exact).abs().mean()) <= allowed:
+    if not bool((actual - exact).abs().mean() <= tolerance_of(exact, decoder._model.dtype)):
         raise UsageError(f"--static: {type(decoder._model).__name__} gives other logits over buffers of a fixed length")
 
 
