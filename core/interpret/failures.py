@@ -37,7 +37,8 @@ def defect(error: Exception, call: FxNode, rule: Rule, opset: int) -> Conversion
     conversion_error: ConversionError
     if numbers := _dynamic_numbers(call):
         conversion_error = Unsupported(
-            f"{', '.join(numbers)} must be known when the model is exported, and is computed from sizes or inputs of the model",
+            f"{', '.join(numbers)} must be known when the model is exported, and is computed from sizes or inputs of the model "
+            f"(the converter raised {type(error).__name__}: {error})",
             hint="Give a plain number, make the dimension static, or compute the operator by others: products, torch.where.",
         )
         conversion_error.add_place(place_of(call, rule, opset))
