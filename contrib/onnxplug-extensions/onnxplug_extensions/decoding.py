@@ -20,8 +20,6 @@ from onnxplug_extensions.operators import ProcessorModule
 from onnxplug_extensions.parts import refuse, sequence, typed
 from onnxplug_extensions.utf8 import NOTHING, OTHERS, REPLACED, symbols_of, with_replacements
 
-#: How many tokens, beside the added ones, have their texts compared with transformers'.
-_COMPARED = 256
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -76,9 +74,7 @@ class Decoder:
         Raises:
             UsageError: The tokenizer's class changes the text that its decoder makes.
         """
-        every = range(0, len(pieces), max(len(pieces) // _COMPARED, 1))
-        numbers = sorted({*every, *(n for n in self._tokenizer.added_tokens_decoder if n < len(pieces))})
-        for number, wanted in zip(numbers, self.decode([[number] for number in numbers]), strict=True):
+        for number, wanted in enumerate(self.decode([[number] for number in range(len(pieces))])):
             piece = pieces[number]
             text = piece.decode(errors="replace") if isinstance(piece, bytes) else piece
             text = text.removeprefix(" ") if self._begins_with_space else text
