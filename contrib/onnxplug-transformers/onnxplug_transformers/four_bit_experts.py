@@ -166,9 +166,12 @@ def gate_of(module: Any, size: int) -> list[float] | None:
     up, down = _up(module)[0], _down(module)[0]
     if up.shape[2] % size or down.shape[2] % size:
         return None
-    raw = 8 * torch.randn(16, up.shape[1], generator=torch.Generator().manual_seed(0))
+    # Rows of all magnitudes show a limit that the module has under another name.
+    magnitudes = 10.0 ** torch.arange(-4, 16)[:, None]
+    raw = magnitudes * torch.randn(len(magnitudes), up.shape[1], generator=torch.Generator().manual_seed(0))
     both = _in_turns(raw.T, module).T
-    alpha, limit = (getattr(module, name, None) for name in ("alpha", "limit"))
+    alpha = getattr(module, "alpha", None) or getattr(module, "swiglu_alpha", None)
+    limit = getattr(module, "limit", None) or getattr(module, "swiglu_limit", None)
     for beta in (0.0, 1.0):
         constants = [float(alpha or 1.0), beta, float(limit or _ANY)]
         gates, ups = both[:, 0::2].clamp(max=constants[2]), both[:, 1::2].clamp(-constants[2], constants[2])

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from onnxplug_transformers.four_bit_experts import gate_of
 
 from onnxplug.cli.app import run
 
@@ -140,3 +141,25 @@ def test_halves(saved: Callable[[str], Path], tmp_path: Path) -> None:
     assert run(["export", f"transformers:{saved('gpt_oss')}", "-o", str(output), *options]) == 0
     nodes = [node for node in ir.load(output / "model.onnx").graph.all_nodes() if node.op_type == "QMoE"]
     assert {node.inputs[0].dtype for node in nodes if node.inputs[0] is not None} == {ir.DataType.FLOAT16}
+
+
+@pytest.mark.parametrize("limit", [7.0, 1e4])
+def test_limits_of_gates(limit: float) -> None:
+    """The limit is found under each of its names, and one that no usual activation reaches too."""
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    experts: Any = GptOssExperts(GptOssConfig(num_local_experts=2, hidden_size=32, intermediate_size=32))
+    experts.limit = limit
+    assert gate_of(experts, 16) == [1.702, 1.0, limit]
+    experts.limit, experts.__class__ = None, type("Renamed", (GptOssExperts,), {"_apply_gate": _limited})
+    assert gate_of(experts, 16) is None
+    experts.swiglu_limit = limit
+    assert gate_of(experts, 16) == [1.702, 1.0, limit]
+
+
+def _limited(experts: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    """gpt-oss's gate, with a limit that the module may not have as an attribute."""
+    limit = getattr(experts, "swiglu_limit", 1e4)
+    gate, up = gate_up[..., ::2].clamp(max=limit), gate_up[..., 1::2].clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(gate * experts.alpha)
