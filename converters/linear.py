@@ -14,7 +14,7 @@ from onnxplug.build.inference.dims import dims_of
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of, squeeze, unsqueeze
 from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, HALVES, INT32, INT64, fits_attribute
-from onnxplug.converters.helpers.einsum import sum_of_products
+from onnxplug.converters.helpers.einsum import as_matrices, sum_of_products
 from onnxplug.converters.helpers.products import is_restored, product
 from onnxplug.converters.helpers.promotion import operand, operands, wide
 from onnxplug.converters.helpers.reductions import is_long, reduced
@@ -170,7 +170,8 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     if any(letter not in string.ascii_letters for letter in letters):
         raise Unsupported(f"the einsum equation {equation!r}")
     plain, tensors = _without_broadcasting(g, plain, tensors)
-    inner = INT32 if node.dtype == BOOL else computed_in(g, "Einsum", node.dtype)
+    operator = "Einsum" if as_matrices(plain) is None else "MatMul"
+    inner = INT32 if node.dtype == BOOL else computed_in(g, operator, node.dtype)
     return g.cast(sum_of_products(g, plain, [g.cast(x, inner) for x in tensors]), node.dtype)
 
 

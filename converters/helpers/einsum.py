@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx_ir import Value
 
@@ -19,7 +19,9 @@ _MOST_INSIDE = 1 << 12
 
 
 def sum_of_products(g: GraphBuilder, equation: str, tensors: Sequence[Value]) -> Value:
-    """Einsum, with long sums of floats in steps; in double with ``exact=True`` where a summed axis is dynamic.
+    """A product of matrices where the equation is one, else Einsum; long sums of floats are made in steps, or in double.
+
+    They are made in double with ``exact=True`` where a summed axis is dynamic.
 
     Args:
         g: The builder.
@@ -27,18 +29,87 @@ def sum_of_products(g: GraphBuilder, equation: str, tensors: Sequence[Value]) ->
         tensors: One for each term, of one dtype; a letter has the same size in all of them.
     """
     left, _, right = equation.partition("->")
-    terms = left.split(",")
-    if tensors[0].dtype == INT64 and INTEGERS_THROUGH_DOUBLE.concerns(g):
+    terms, matrices = left.split(","), as_matrices(equation)
+
+    def at_once(operands: Sequence[Value]) -> Value:
+        if matrices is not None:
+            return _product(g, terms, operands, matrices)
+        return g.op.Einsum(*operands, equation=equation)
+
+    if tensors[0].dtype == INT64 and matrices is None and INTEGERS_THROUGH_DOUBLE.concerns(g):
         return _of_integers(g, terms, tensors, right)
     if _is_long(g, _summed(g, terms, tensors, right), tensors):
         # A letter that only one operand has is summed there.
         tensors = [_summed_alone(g, x, term, left, right) for x, term in zip(tensors, terms, strict=True)]
     summed = _summed(g, terms, tensors, right)
     if not _is_long(g, summed, tensors):
-        return g.op.Einsum(*tensors, equation=equation)
+        return at_once(tensors)
     if not all(isinstance(size, int) for size in summed.values()):
-        return g.cast(g.op.Einsum(*(g.cast(x, DOUBLE) for x in tensors), equation=equation), FLOAT)
+        return g.cast(at_once([g.cast(x, DOUBLE) for x in tensors]), FLOAT)
     return _in_steps(g, terms, tensors, right, summed)
+
+
+class Matrices(NamedTuple):
+    """A product of matrices that computes an equation.
+
+    Attributes:
+        operands: The places of the left and the right operand.
+        letters: The axes of the left operand, of the right one and of their product: ``("bqd", "bdk", "bqk")``.
+        result: The axes of the result.
+    """
+
+    operands: tuple[int, int]
+    letters: tuple[str, str, str]
+    result: str
+
+
+def as_matrices(equation: str) -> Matrices | None:
+    """The product of matrices that computes an equation: the product of the fewest Transposes.
+
+    MatMul is faster than ONNX Runtime's Einsum, whose own transposition of an operand without elements ends the process,
+    and more runtimes have it.
+
+    Returns:
+        The product; ``None`` where the equation has not two operands and one summed letter, where reshapes would be needed,
+        as for two letters of each operand that the other one has not, and where ONNX Runtime's MatMul would refuse operands
+        without elements that its Einsum takes: a vector, a batch that is broadcast.
+    """
+    left, _, right = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != 2 or any(len(set(term)) != len(term) for term in (*terms, right)):
+        return None
+    found = [matrices for order in ((0, 1), (1, 0)) if (matrices := _ordered(terms, order, right)) is not None]
+    return min(found, key=lambda matrices: _transposed(terms, matrices), default=None)
+
+
+def _ordered(terms: Sequence[str], order: tuple[int, int], right: str) -> Matrices | None:
+    """The product of the operands in an order."""
+    a, b = (terms[place] for place in order)
+    batch = "".join(c for c in right if c in a and c in b)
+    rows, columns = ("".join(c for c in right if c in one and c not in other) for one, other in ((a, b), (b, a)))
+    inner = "".join(c for c in a if c in b and c not in right)
+    if not rows or (batch and len(rows) > 1) or len(columns) != 1 or len(inner) != 1:
+        return None
+    if len(batch + rows) + 1 != len(a) or len(batch) + 2 != len(b):
+        return None  # a letter is summed in one operand alone
+    outer, row = batch + rows[:-1], rows[-1]
+    return Matrices(order, (outer + row + inner, batch + inner + columns, outer + row + columns), right)
+
+
+def _transposed(terms: Sequence[str], matrices: Matrices) -> int:
+    """The number of Transposes of a product."""
+    given = (*(terms[place] for place in matrices.operands), matrices.result)
+    return sum(one != other for one, other in zip(given, matrices.letters, strict=True))
+
+
+def _product(g: GraphBuilder, terms: Sequence[str], tensors: Sequence[Value], matrices: Matrices) -> Value:
+    a, b = (_moved(g, tensors[p], terms[p], axes) for p, axes in zip(matrices.operands, matrices.letters, strict=False))
+    return _moved(g, g.op.MatMul(a, b), matrices.letters[2], matrices.result)
+
+
+def _moved(g: GraphBuilder, x: Value, before: str, after: str) -> Value:
+    """A tensor with its axes in another order."""
+    return x if before == after else g.op.Transpose(x, perm=[before.index(c) for c in after])
 
 
 def _of_integers(g: GraphBuilder, terms: Sequence[str], tensors: Sequence[Value], right: str) -> Value:

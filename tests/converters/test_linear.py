@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -53,6 +54,63 @@ def test_einsum_without_an_arrow(equation: str, shapes: list[tuple[int, ...]]) -
     """The result's letters are those that occur once, capitals first; sizes of 1 that are broadcast count."""
     first, second = ([_operand(shape, i + n) for i, shape in enumerate(shapes)] for n in (0, 10))
     check(lambda *x: torch.einsum(equation, *x), *first, others=[second])
+
+
+#: Equations that are products of matrices, and the number of their Transposes.
+PRODUCTS = {
+    "ij,jk->ik": 0,
+    "ij,kj->ik": 1,
+    "ij,kj->ki": 1,
+    "ji,jk->ik": 1,
+    "bij,jk->bik": 0,
+    "jk,bij->bik": 0,
+    "abij,kj->abik": 1,
+    "bij,bik->bjk": 1,
+    "bhqd,bhkd->bhqk": 1,
+    "bqhd,bkhd->bhqk": 2,
+    "bhqk,bkhd->bqhd": 2,
+}
+
+
+def _sized(equation: str, sizes: Any, seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """An equation's operands; the sizes of its letters, in the order of the alphabet, go round."""
+    letters = sorted(set(equation) - set(",->"))
+    size = {letter: sizes[place % len(sizes)] for place, letter in enumerate(letters)}
+    terms = equation.partition("->")[0].split(",")
+    return [(_operand(tuple(size[c] for c in term), seed + i) * 9).to(dtype) for i, term in enumerate(terms)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int8], ids=str)
+@pytest.mark.parametrize(("equation", "transposes"), PRODUCTS.items())
+def test_einsum_as_a_product_of_matrices(equation: str, transposes: int, dtype: torch.dtype) -> None:
+    """Of any sizes, none too: ONNX Runtime's Einsum ends the process where it transposes an operand without elements."""
+    first, second = _sized(equation, (2, 3, 4), 0, dtype), _sized(equation, (5, 1), 9, dtype)
+    batch = equation.partition("->")[2][0]  # is summed in no equation
+    terms = equation.partition("->")[0].split(",")
+    empty = [x.narrow(t.index(batch), 0, 0) if batch in t else x for x, t in zip(first, terms, strict=True)]
+    program = check(lambda *x: torch.einsum(equation, *x), *first, others=[second, empty], dynamic=True)
+    counts = Counter(node.op_type for node in program.model.graph)
+    assert (counts["MatMul"], counts["Transpose"], counts["Einsum"]) == (1, transposes, 0)
+
+
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "ij,ij->i",
+        "ij,jk,kl->il",
+        "ij,kl->ik",
+        "ij,kj->i",
+        "bij,bij->b",
+        "i,j->ij",
+        "ijk,ljk->il",
+        "kj,j->k",
+        "bhwc,hkc->bhwk",
+    ],
+)
+def test_einsum_that_is_no_product_of_matrices(equation: str) -> None:
+    first, second = _sized(equation, (2, 3, 4), 0), _sized(equation, (5, 1), 9)
+    program = check(lambda *x: torch.einsum(equation, *x), *first, others=[second], dynamic=True)
+    assert [node.op_type for node in program.model.graph] == ["Einsum"]
 
 
 @pytest.mark.parametrize(
