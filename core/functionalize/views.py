@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from onnxplug.build.quantized import QUANTIZERS
+
 aten = torch.ops.aten
 
 Inverse = Callable[[torch.fx.Graph, torch.fx.Node, torch.fx.Node, Sequence[Any], Any], "torch.fx.Node | None"]
@@ -37,8 +39,22 @@ def returns_argument(node: torch.fx.Node) -> bool:
     """Whether a node returns its argument itself, which its fake result doesn't show: a dropout that drops nothing, say."""
     if node.target is aten.dequantize.self:
         (base,) = node.all_input_nodes
-        return bool(base.meta["val"].dtype == node.meta["val"].dtype)
+        return bool(base.meta["val"].dtype == node.meta["val"].dtype) and not _may_be_quantised(base)
     return node.target in _DROPOUTS and len(node.args) == 3 and bool(node.args[2] is False or node.args[1] == 0)
+
+
+def _may_be_quantised(node: torch.fx.Node) -> bool:
+    """Whether a value is made of a quantised tensor, whose fake is one of float32, without ``dequantize``."""
+    pending, seen = [node], {node}
+    while pending:
+        node = pending.pop()
+        if node.target in QUANTIZERS:
+            return True
+        if node.target is not aten.dequantize.self:
+            new = set(node.all_input_nodes) - seen
+            seen |= new
+            pending += new
+    return False
 
 
 #: Operators whose results torch's functionalization takes for copies, with the operator that gives the same views.

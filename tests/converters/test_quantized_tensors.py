@@ -142,6 +142,21 @@ def test_dequantize_of_ordinary_tensors(dtype: torch.dtype) -> None:
     check(lambda x: x.dequantize(), OTHER.to(dtype), others=[(OTHER[:1].to(dtype),)], dynamic=[ROWS])
 
 
+@FAKE
+@pytest.mark.parametrize("exact", [False, True])
+def test_writes_to_what_dequantize_made(exact: bool) -> None:
+    """The numbers are memory of their own, although torch records quantised tensors as float32 too."""
+
+    def model(x: torch.Tensor) -> Any:
+        integers = torch.quantize_per_tensor(x, 0.1, 3, torch.quint8).flip(1)
+        y = integers.dequantize()
+        y.narrow(0, -1, 1).unfold(1, 2, 2).add_(1)
+        z = integers.dequantize().index_put((torch.tensor([0, 1, 0]),), x[:1], accumulate=True)
+        return y, z, integers.dequantize()
+
+    check(model, torch.randn(3, 4), others=[(torch.randn(3, 4) * 9,)], exact=exact, plugins=[])
+
+
 def test_empty() -> None:
     check(lambda x: quantized(x[:, :0]).t().dequantize(), OTHER, others=[(OTHER[:1],)], dynamic=[ROWS])
 
