@@ -1,9 +1,12 @@
-"""Sizes that a model's code rounds up to a multiple, in one form: torch has a form for each way to write them.
+"""Sizes that are divided, or rounded up to a multiple, in one form: torch has a form for each way to write them.
 
 Code pads a size ``n`` to a multiple of 7 by ``-n % 7``, ``(7 - n % 7) % 7``, ``-(-n // 7) * 7 - n`` or
 ``math.ceil(n / 7) * 7 - n``, and for a convolution that keeps sizes by ``max((math.ceil(n / 2) - 1) * 2 + 3 - n, 0)``. Here all
 are written with ``(n + 6) // 7``: the padding is ``7 * ((n + 6) // 7) - n``, and the padded size is a multiple of 7 by its form.
 torch's forms mention ``n`` several times, and those of ten layers have millions of terms.
+
+The size after a convolution of stride 2, ``(n - 1) // 2 + 1``, is ``(n + 1) // 2``, and after another one ``(n + 3) // 4``: the
+number in a dividend is not negative and less than the divisor, and a quotient in a dividend is divided at once.
 """
 
 from __future__ import annotations
@@ -45,10 +48,28 @@ def _remainder(dividend: Any, divisor: Any) -> Any:
     return divisor * functions.FloorDiv(size + divisor - 1, divisor) - size
 
 
+def _is_of_slice(size: Any) -> bool:
+    """Whether a minimum or maximum is a term, as in sizes of slices: torch decides their signs in its own form alone."""
+    return any(isinstance(term.as_coeff_Mul()[1], functions.Max | functions.Min) for term in sympy.Add.make_args(size))
+
+
 def _quotient(dividend: Any, divisor: Any) -> Any:
-    """``-n // 7`` as ``-((n + 6) // 7)``."""
+    """``-n // 7`` as ``-((n + 6) // 7)``, ``(n - 1) // 2`` as ``(n + 1) // 2 - 1``, ``(n // 2 + 1) // 3`` as ``(n + 2) // 6``."""
+    if not (divisor.is_Integer and divisor.is_positive):
+        return None
     size = _negated(dividend, divisor)
-    return None if size is None else -functions.FloorDiv(size + divisor - 1, divisor)
+    if size is not None:
+        return -functions.FloorDiv(size + divisor - 1, divisor)
+    number, rest = dividend.as_coeff_Add()
+    if number.is_zero or not number.is_Integer or not rest.is_integer or _is_of_slice(rest):
+        return None
+    whole, part = divmod(number, divisor)
+    if whole:
+        return functions.FloorDiv(rest + part, divisor) + whole
+    if isinstance(rest, functions.FloorDiv) and rest.args[1].is_Integer and rest.args[1].is_positive:
+        inner, by = rest.args
+        return functions.FloorDiv(inner + number * by, by * divisor)
+    return None
 
 
 def _is_multiple(expr: Any) -> bool:

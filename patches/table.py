@@ -145,7 +145,7 @@ PATCHES: tuple[TorchPatch, ...] = (
     TorchPatch(
         name="padded sizes",
         target="Mod, PythonMod, FloorDiv, CeilToInt, Max and Min in torch.utils._sympy.functions",
-        why="Sizes padded to a multiple have a form for each way to write them, which grows with the power of the layers.",
+        why="Sizes that are divided or padded to a multiple have a form for each way to write them, which grows with the layers.",
         test="tests/capture/test_padded_sizes.py::test_convolutions_that_keep_sizes",
         enter=lambda request: sizes_rounded_up(),
     ),

@@ -44,6 +44,19 @@ def test_one_form_of_each_padding() -> None:
         assert functions.Min(7 * functions.FloorDiv(H, 7) + 3, H).has(functions.Min)
 
 
+def test_one_form_of_each_quotient() -> None:
+    """Sizes after convolutions and pools with strides: one quotient for any number of layers."""
+    with sizes_rounded_up():
+        convolved = pooled = H
+        for _ in range(5):
+            convolved, pooled = functions.FloorDiv(convolved + 2 - 3, 2) + 1, functions.FloorDiv(pooled - 2, 2) + 1
+        assert convolved == functions.FloorDiv(H + 31, 32)
+        assert pooled == functions.FloorDiv(H, 32)
+        assert functions.FloorDiv(convolved - 7, 3) == functions.FloorDiv(H + 31 + 2 * 32, 96) - 3
+        assert functions.FloorDiv(N + 20, 7) == functions.FloorDiv(N + 6, 7) + 2
+        assert functions.FloorDiv(N - 1, -7).args == (N - 1, -7)
+
+
 def test_other_expressions_stay() -> None:
     with sizes_rounded_up():
         assert isinstance(functions.PythonMod(H - N, 7), functions.PythonMod)
@@ -92,6 +105,7 @@ def _tree(choose: random.Random, depth: int) -> Callable[[Any, bool], Any]:
         [
             lambda s, e: call(inner(s, e), e),
             lambda s, e: call(-inner(s, e), e),
+            lambda s, e: call(inner(s, e) + number, e),
             lambda s, e: call(of_multiple - inner(s, e), e),
             lambda s, e: call(of_multiple - call(inner(s, e), e), e),
             lambda s, e: inner(s, e) + number,
@@ -109,7 +123,7 @@ def _tree(choose: random.Random, depth: int) -> Callable[[Any, bool], Any]:
 def test_values_are_those_of_python(symbol: Any) -> None:
     """Random sizes, at negative numbers too where a symbol has no sign."""
     choose = random.Random(0)
-    for _ in range(300):
+    for _ in range(500):
         tree = _tree(choose, choose.randrange(1, 5))
         with sizes_rounded_up():
             expr = tree(symbol, True)
