@@ -32,7 +32,7 @@ class Chain:
         lines: Statements, one operator or more each.
         outputs: Names of the values that it returns.
         inputs: Two sets of inputs, the second of another first size when the chain is dynamic.
-        dynamic: Whether the first axis of the inputs is exported as dynamic.
+        dynamic: Whether the first axis of the inputs is exported as dynamic, or all axes (``tests.chains.run.axes_of``).
         parameters: Weights, by name.
     """
 
