@@ -76,18 +76,38 @@ def is_of_lists(target: Any) -> bool:
     return bool(target._schema.name.startswith("aten::_foreach_"))
 
 
+def _vector_norm(x: torch.Tensor, ord: Any = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, ord, dtype=dtype)
+
+
+#: What an operator of lists does to each tensor, where a tensor has no method of its name with the same arguments.
+_ITEMS: dict[str, Callable[..., Any]] = {"norm": _vector_norm, "zero": torch.zeros_like}
+#: The methods that take a number where these take a tensor.
+_OF_NUMBERS = {"maximum": "clamp_min", "maximum_": "clamp_min_", "minimum": "clamp_max", "minimum_": "clamp_max_"}
+
+
 def item_by_item(target: Any) -> Callable[..., list[Any]]:
     """A function that computes ``_foreach_add`` or ``_foreach_add_`` and its like by the methods of tensors."""
     name = target._schema.name.removeprefix("aten::_foreach_")
+    if any(a.name in ("scalar", "scalars") for a in target._schema.arguments):
+        name = _OF_NUMBERS.get(name, name)
 
-    def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[Any]:
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if name in _ITEMS:
+            return _ITEMS[name](tensor, *args, **kwargs)
+        if isinstance(tensor, torch.Tensor):
+            return getattr(tensor, name)(*args, **kwargs)
+        return getattr(torch, name)(tensor, *args, **kwargs)  # a number to the power of each tensor
+
+    def kernel(*args: Any, **kwargs: Any) -> list[Any]:
+        count = next(len(a) for a in args if isinstance(a, list | tuple))
         results = []
-        for i, tensor in enumerate(tensors):
+        for i in range(count):
             items = [a[i] if isinstance(a, list | tuple) else a for a in args]
             named = {key: a[i] if isinstance(a, list | tuple) else a for key, a in kwargs.items()}
-            if name.rstrip("_") in ("addcmul", "addcdiv") and len(items) > 2:
+            if name.rstrip("_") in ("addcmul", "addcdiv") and len(items) > 3:
                 named["value"] = items.pop()
-            results.append(getattr(tensor, name)(*items, **named))
+            results.append(call(*items, **named))
         return results
 
     return kernel
