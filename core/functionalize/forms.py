@@ -10,6 +10,7 @@ import torch
 
 from onnxplug.errors import CaptureError
 from onnxplug.functionalize.effects import argument_of, effects_of, hides_writes, targets_of, writes, written_arguments
+from onnxplug.interpret.shape_env import restore, state_of, undone
 from onnxplug.torch_private import FakeTensor, FakeTensorMode, pytree
 
 aten = torch.ops.aten
@@ -134,10 +135,10 @@ def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> to
     value.meta = dict(node.meta)
     before = written_arguments(node)
     wanted = before[0].meta.get("val") if before else None
-    promoted = _promoted_result(functional, args, kwargs)
-    if isinstance(wanted, torch.Tensor) and promoted is not None and promoted.dtype != wanted.dtype:
+    promoted = _promoted_dtype(functional, args, kwargs)
+    if isinstance(wanted, torch.Tensor) and promoted is not None and promoted != wanted.dtype:
         # The functional form promotes; the in-place operator writes back in the dtype of the written tensor.
-        value.meta["val"] = promoted
+        value.meta["val"] = _of_dtype(wanted, promoted)
         value = _cast(copy, value, wanted.dtype, node.meta["val"])
     return value
 
@@ -163,18 +164,25 @@ _OWN_DTYPES = frozenset(
 )
 
 
-def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The fake result of a functional call whose dtype may not be that of its arguments; ``None`` where it is theirs."""
+def _promoted_dtype(target: Any, args: Any, kwargs: Any) -> torch.dtype | None:
+    """The dtype of a functional call's result; ``None`` where it is that of its arguments."""
     nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
     tensors = [a.meta["val"] for a in nodes if isinstance(a.meta.get("val"), torch.Tensor)]
     if len({t.dtype for t in tensors}) < 2 and target._schema.name.partition("::")[2] not in _OWN_DTYPES:
         return None
-    result = fake_result(target, args, kwargs)
-    return result if isinstance(result, torch.Tensor) else None
+    dtype = _dtypes(target, args, kwargs)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
-def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
-    """torch's fake result of a call.
+def _of_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A fake tensor of the same shape."""
+    return val if val.dtype == dtype else val.new_empty(val.shape, dtype=dtype)
+
+
+def _dtypes(target: Any, args: Any, kwargs: Any) -> torch.dtype | list[torch.dtype]:
+    """The dtype of a call's result, or of each of its results, as torch computes it for fake tensors.
+
+    What torch concludes of the sizes meanwhile is taken back: the program has the call already, and capture its sizes.
 
     Args:
         args, kwargs: Its arguments, nodes among them.
@@ -185,11 +193,13 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
     modes = [a.meta["val"].fake_mode for a in nodes if isinstance(a.meta.get("val"), FakeTensor)]
     fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    env = getattr(modes[0], "shape_env", None) if modes else None
     try:
-        with modes[0] if modes else torch.no_grad(), torch.no_grad():
-            return target(*fake[0], **fake[1])
+        with modes[0] if modes else torch.no_grad(), torch.no_grad(), undone(env):
+            results = target(*fake[0], **fake[1])
     except Exception as error:
         raise CaptureError(f"{target} can't be made functional: {error}") from error
+    return [result.dtype for result in results] if isinstance(results, list | tuple) else results.dtype
 
 
 def _item(copy: torch.fx.Graph, value: torch.fx.Node, index: int) -> torch.fx.Node:
@@ -197,6 +207,10 @@ def _item(copy: torch.fx.Graph, value: torch.fx.Node, index: int) -> torch.fx.No
     item = copy.call_function(operator.getitem, (value, index))
     item.meta = {**value.meta, "val": value.meta["val"][index]}
     return item
+
+
+#: Operators that convert their operand to the dtype of ``out`` first, where ``dtype`` is not given; others convert their result.
+_COMPUTED_IN_DTYPE_OF_OUT = frozenset(f"aten::{name}" for name in "sum nansum prod cumsum cumprod mean".split())
 
 
 def _replaced(
@@ -208,20 +222,21 @@ def _replaced(
     positional = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     args = torch.fx.map_arg(tuple(a for a, name in zip(node.args, positional, strict=False) if name not in names), read)
     kwargs = torch.fx.map_arg({name: a for name, a in node.kwargs.items() if name not in names}, read)
-    result = fake_result(functional, args, kwargs)
-    several = isinstance(result, list | tuple)
-    if len(result if several else [result]) != len(written):
+    returned = node.meta["val"]
+    if out and node.target._schema.name in _COMPUTED_IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:  # type: ignore[union-attr]
+        kwargs = {**kwargs, "dtype": returned.dtype}
+    found = _dtypes(functional, args, kwargs)
+    several, dtypes = (True, found) if isinstance(found, list) else (False, [found])
+    if len(dtypes) != len(written) or (out and returned is None):
         return None
     if out:
-        returned = node.meta["val"]
-        wanted = returned if isinstance(returned, list | tuple) else [returned]
         # Sizes that depend on data keep their names in the program.
-        vals = [w if r.dtype == w.dtype else r for r, w in zip(result if several else [result], wanted, strict=True)]
-        result = tuple(vals) if several else vals[0]
+        wanted = returned if isinstance(returned, list | tuple) else [returned]
     else:
         wanted = [tensor.meta["val"] for tensor in written]
+    vals = [_of_dtype(val, dtype) for val, dtype in zip(wanted, dtypes, strict=True)]
     call = copy.call_function(functional, args, kwargs)  # type: ignore[arg-type]
-    call.meta = {**node.meta, "val": result}
+    call.meta = {**node.meta, "val": tuple(vals) if several else vals[0]}
     values = [_item(copy, call, i) for i in range(len(written))] if several else [call]
     for i, (value, val) in enumerate(zip(values, wanted, strict=True)):
         if value.meta["val"].dtype != val.dtype:
@@ -338,15 +353,18 @@ def _traced(
         return tuple(result) if isinstance(result, list | tuple) else (result,)
 
     env = getattr(mode, "shape_env", None)
-    known = len(env.guards) if env is not None else 0
+    saved = state_of(env) if env is not None else {"guards": []}
     try:
         with mode, torch.no_grad():
             # Operators such as as_strided see the memory, which the new graph's values don't share: each gets its own.
             inputs = [torch.empty_like(v, memory_format=FILLED) if isinstance(v, torch.Tensor) else v for v in vals]
             module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     except Exception:
-        return None
-    if (env is not None and len(env.guards) > known) or target in targets_of(module.graph):
+        module = None
+    is_for_some_sizes = env is not None and len(env.guards) > len(saved["guards"])
+    if module is None or is_for_some_sizes or target in targets_of(module.graph):
+        if env is not None:
+            restore(env, saved)
         return None
     functional = functionalize(module.graph) if writes(module.graph) else None
     written = written_arguments(node)

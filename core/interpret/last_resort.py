@@ -133,7 +133,7 @@ class LastResort:
                 raise error
             self._first = error
             kept = {rule.op for layer, rule in self._registry.rules() if layer is not Layer.BUILTIN}
-            self._start, env = self.captured, _shape_env(self.captured.program)
+            self._start, env = self.captured, shape_env_of(self.captured.program)
             self._undo = partial(restore, env, state_of(env)) if env is not None else None
             self._tables = tables(self.captured.program, error.missing, kept)
             self._all_reasons = tuple(dict.fromkeys((*self.reasons, *map(without_prefix, error.missing))))
@@ -194,7 +194,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
         CaptureError: torch can't decompose the program, or a dynamic dimension comes out static.
     """
     program = captured.program
-    env = _shape_env(program)
+    env = shape_env_of(program)
     known = len(env.guards) if env is not None else 0
     kept = {node.target for node in _nodes(program.graph_module)} - table.keys()
     try:
@@ -214,7 +214,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
             f"torch can't decompose the program: {type(error).__name__}: {text}",
             hint="torch.export.export(...).run_decompositions(...) shows torch's whole error.",
         ) from error
-    conditions = [*captured.conditions, *_new_conditions(captured, known)]
+    conditions = [*captured.conditions, *new_conditions(captured, known)]
     reference = captured.reference
     return dataclasses.replace(
         captured,
@@ -224,7 +224,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
     )
 
 
-def _new_conditions(captured: Captured, known: int) -> list[Condition]:
+def new_conditions(captured: Captured, known: int) -> list[Condition]:
     """The guards on sizes that a decomposition adds to the ``known`` first ones, each with a warning.
 
     Raises:
@@ -257,7 +257,7 @@ def _ints(limits: Any) -> tuple[int | None, int | None]:
     return int(low) if low.is_Integer else None, int(high) if high.is_Integer else None
 
 
-def _shape_env(program: torch.export.ExportedProgram) -> Any:
+def shape_env_of(program: torch.export.ExportedProgram) -> Any:
     """torch's environment of the program's dynamic sizes; ``None`` where it has none."""
     for node in program.graph.nodes:
         if node.op == "placeholder":

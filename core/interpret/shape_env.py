@@ -35,6 +35,17 @@ def undone_on_error(env: ShapeEnv) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def undone(env: ShapeEnv | None) -> Iterator[None]:
+    """Takes back everything that torch recorded about sizes within the context."""
+    saved = state_of(env) if env is not None else {}
+    try:
+        yield
+    finally:
+        if env is not None:
+            restore(env, saved)
+
+
+@contextlib.contextmanager
 def larger_examples(env: ShapeEnv) -> Iterator[None]:
     """Within the context, sizes whose example is 0 or 1 have another example, so that torch does not specialise for these two."""
     import sympy
