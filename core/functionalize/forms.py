@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.shape_env import restore, state_of, undone
 from onnxplug.errors import CaptureError
 from onnxplug.functionalize.effects import argument_of, effects_of, hides_writes, targets_of, writes, written_arguments
-from onnxplug.interpret.shape_env import restore, state_of, undone
 from onnxplug.torch_private import FakeTensor, FakeTensorMode, pytree
 
 aten = torch.ops.aten

@@ -12,6 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind as TorchInp
 
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.questions import recorded
+from onnxplug.capture.shape_env import new_conditions, shape_env_of
 from onnxplug.capture.sides import selects
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.capture.size_guards import Condition
@@ -24,7 +25,6 @@ from onnxplug.functionalize.shared import refusal, shared_with, with_views
 from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.functionalize.views import show_views
-from onnxplug.interpret.last_resort import new_conditions, shape_env_of
 from onnxplug.text import type_with_article, with_article
 from onnxplug.torch_private import DispatchKey, fx_config, is_alias_of, is_traceable_wrapper_subclass, pytree
 from onnxplug.warn import warn

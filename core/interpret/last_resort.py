@@ -17,18 +17,16 @@ import torch
 
 from onnxplug.capture.composites import composites_kept
 from onnxplug.capture.quiet import quiet
+from onnxplug.capture.shape_env import new_conditions, restore, shape_env_of, state_of
 from onnxplug.capture.signature import Captured
-from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions
 from onnxplug.capture.transforms import transforms_closed
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.functionalize.subgraphs import subgraph_at
-from onnxplug.interpret.shape_env import restore, state_of
 from onnxplug.observers import stage
 from onnxplug.registry.names import qualified_name, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import OpOverload, fx_config
-from onnxplug.warn import warn
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -222,50 +220,6 @@ def decomposed(captured: Captured, table: Table) -> Captured:
         conditions=conditions,
         reference=reference if reference is not None else program.module(),
     )
-
-
-def new_conditions(captured: Captured, known: int) -> list[Condition]:
-    """The guards on sizes that a decomposition adds to the ``known`` first ones, each with a warning.
-
-    Raises:
-        FixedDimensionError: A size comes out static.
-    """
-    program, names = captured.program, captured.size_names()
-    ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}
-    expressions = {condition.expr for condition in captured.conditions}
-    conditions = []
-    for condition in conditions_of_decompositions(program, ranges, since=known):
-        if condition.expr in expressions:
-            continue
-        if condition.fixed:
-            called = " and ".join(repr(names.get(symbol, symbol)) for symbol in sorted(map(str, condition.symbols)))
-            raise FixedExpressionError(
-                f"{called} came out static: torch's decomposition of the program holds only where {condition.text(names)}",
-                hint="Make that dimension static in dynamic_shapes, or write the code that depends on its value in another way.",
-            )
-        warn(
-            f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
-            "Declare the range (torch.export.Dim(name, min=..., max=...)).",
-        )
-        conditions.append(condition)
-    return conditions
-
-
-def _ints(limits: Any) -> tuple[int | None, int | None]:
-    """The ends of a torch range, ``None`` where it is open."""
-    low, high = limits.lower, limits.upper
-    return int(low) if low.is_Integer else None, int(high) if high.is_Integer else None
-
-
-def shape_env_of(program: torch.export.ExportedProgram) -> Any:
-    """torch's environment of the program's dynamic sizes; ``None`` where it has none."""
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            value = node.meta.get("val")
-            for size in value.shape if isinstance(value, torch.Tensor) else (value,):
-                if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
-                    return size.node.shape_env
-    return None
 
 
 def _nodes(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

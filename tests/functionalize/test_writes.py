@@ -193,15 +193,6 @@ def results_of_inputs(x: torch.Tensor) -> Any:
     return y * 2, part, result, indices, stacked, wide
 
 
-def computed_in_the_dtype_of_out(x: torch.Tensor) -> Any:
-    x = x * 3
-    whole, wide = (torch.empty(0, dtype=dtype) for dtype in (torch.int64, torch.float64))
-    torch.sum(x, 1, out=whole)
-    torch.prod(x, 1, out=wide)
-    total = torch.cumsum(x, 0, out=torch.empty(3, 4, dtype=torch.int32))
-    return whole, wide, total, torch.cumprod(x, 0, out=torch.empty(3, 4, dtype=torch.int8))
-
-
 def lists(x: torch.Tensor) -> Any:
     a, b = x + 1, x * 2
     torch._foreach_add_([a, b[0]], 1.0)
@@ -270,7 +261,6 @@ FUNCTIONS: list[Callable[..., Any]] = [
     parts_of_complex_numbers,
     moved_axes,
     results_of_inputs,
-    computed_in_the_dtype_of_out,
     lists,
     composites,
     without_effect,
@@ -574,33 +564,6 @@ def dropout_in_a_branch(x: torch.Tensor) -> Any:
 def test_writes_that_go_to_torch(function: Callable[..., Any]) -> None:
     assert strategy(function, X) == "functionalized"
     check(function, X, others=[(torch.randn(3, 4),), (X.abs(),)])
-
-
-def written_after_a_broadcast(x: torch.Tensor) -> Any:
-    y = torch.softmax(x, 0)
-    y.narrow(1, -1, 1).mul_(2)
-    return y, y @ x.mT
-
-
-def written_into_a_result(x: torch.Tensor) -> Any:
-    return torch.complex(x, x * 2, out=torch.empty(x.shape, dtype=torch.complex64)).abs()
-
-
-def written_into_several_results(x: torch.Tensor) -> Any:
-    results = [torch.empty(x.shape[0]) for _ in range(4)]
-    torch.unbind_copy(x, 1, out=results)
-    return tuple(results)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [written_after_a_broadcast, written_into_a_result, written_into_several_results],
-    ids=lambda f: f.__name__,
-)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_the_example_fixes_no_size(function: Callable[..., Any], rows: int) -> None:
-    others = [(torch.randn(5, 4),), (torch.randn(1, 4),)]
-    check(function, torch.randn(rows, 4), others=others, dynamic=({0: Dim("n")},))
 
 
 class Normed(nn.Module):
