@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.export import Dim
 
+import onnxplug
+from onnxplug.errors import FixedDimensionError
 from tests.support.check import check
 
 X = torch.randn(3, 4)
@@ -38,16 +41,33 @@ def into_several_results(x: torch.Tensor) -> Any:
     return tuple(results)
 
 
-def made_functional_by_torch(x: torch.Tensor) -> Any:
+def last_column_by_torch(x: torch.Tensor) -> Any:
     y = torch.softmax(x, 0)
     y.narrow(1, -1, 1).mul_(2)
     return y, y @ x.mT
 
 
+def last_row_by_torch(x: torch.Tensor) -> Any:
+    y = x * 2
+    y.narrow(0, -1, 1).mul_(2)
+    return nn.functional.pad(y[None], (1, 1), mode="reflect")
+
+
+def pooled_by_torch(x: torch.Tensor) -> Any:
+    return nn.functional.max_pool1d(last_row_by_torch(x), 2)
+
+
 @pytest.mark.parametrize(
-    "function", [into_a_result, into_several_results, made_functional_by_torch], ids=lambda f: f.__name__
+    "function",
+    [into_a_result, into_several_results, last_column_by_torch, last_row_by_torch],
+    ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_example_fixes_no_size(function: Callable[..., Any], rows: int) -> None:
     others = [(torch.randn(5, 4),), (torch.randn(1, 4),)]
     check(function, torch.randn(rows, 4), others=others, dynamic=({0: Dim("n")},))
+
+
+def test_a_size_that_torch_fixes_is_an_error() -> None:
+    with pytest.raises(FixedDimensionError, match="'m' came out static: torch's decomposition of the program"):
+        onnxplug.to_onnx(pooled_by_torch, (X,), dynamic_shapes=({1: "m"},))
