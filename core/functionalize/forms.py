@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onnxplug.capture.shape_env import restore, state_of, undone
+from onnxplug.capture.composites import composite_kernel
+from onnxplug.capture.shape_env import layout_not_noted, restore, state_of, undone
 from onnxplug.errors import CaptureError
 from onnxplug.functionalize.effects import argument_of, effects_of, hides_writes, targets_of, writes, written_arguments
 from onnxplug.torch_private import FakeTensor, FakeTensorMode, pytree
@@ -50,7 +52,7 @@ def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, funct
     if target.namespace != "aten":
         return _wrapped(copy, node, read)
     if is_expanded(node):
-        kernel = item_by_item(target) if is_of_lists(target) else target.decompose
+        kernel = item_by_item(target) if is_of_lists(target) else composite_kernel(target)
         return (
             _traced(copy, node, read, functionalize, kernel) if target._can_decompose() or is_of_lists(target) else None
         )
@@ -355,7 +357,7 @@ def _traced(
     env = getattr(mode, "shape_env", None)
     saved = state_of(env) if env is not None else {"guards": []}
     try:
-        with mode, torch.no_grad():
+        with mode, torch.no_grad(), layout_not_noted(env) if env is not None else contextlib.nullcontext():
             # Operators such as as_strided see the memory, which the new graph's values don't share: each gets its own.
             inputs = [torch.empty_like(v, memory_format=FILLED) if isinstance(v, torch.Tensor) else v for v in vals]
             module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)

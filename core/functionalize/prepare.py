@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind as TorchInput, OutputKind as TorchOutput
 
+from onnxplug.capture.composites import composites_kept
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.questions import recorded
 from onnxplug.capture.shape_env import new_conditions, shape_env_of
@@ -120,7 +121,7 @@ def _functional(captured: Captured) -> FunctionalGraph:
             show_views(inner)
         hidden = {target for inner in graphs for target in hidden_effects(inner)}
         # As in capture: sizes 0 and 1 of the example inputs imply nothing about other sizes.
-        with fx_config.patch(backed_size_oblivious=True), recorded():
+        with fx_config.patch(backed_size_oblivious=True), recorded(), composites_kept(targets_of(module.graph)):
             program = program.run_decompositions({target: partial(target._op_dk, key) for target in hidden})
     except Exception as error:
         _refuse_replaced_memory(graph, error)

@@ -57,9 +57,22 @@ def pooled_by_torch(x: torch.Tensor) -> Any:
     return nn.functional.max_pool1d(last_row_by_torch(x), 2)
 
 
+def diagonal(x: torch.Tensor) -> Any:
+    y = x * 2
+    y.fill_diagonal_(3)
+    y.mT.fill_diagonal_(4)
+    return y
+
+
+def windows(x: torch.Tensor) -> Any:
+    y = x * 2
+    y.unfold(1, 2, 2).add_(1)
+    return y
+
+
 @pytest.mark.parametrize(
     "function",
-    [into_a_result, into_several_results, last_column_by_torch, last_row_by_torch],
+    [into_a_result, into_several_results, last_column_by_torch, last_row_by_torch, pooled_by_torch, diagonal],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("rows", [1, 3])
@@ -69,5 +82,11 @@ def test_the_example_fixes_no_size(function: Callable[..., Any], rows: int) -> N
 
 
 def test_a_size_that_torch_fixes_is_an_error() -> None:
-    with pytest.raises(FixedDimensionError, match="'m' came out static: torch's decomposition of the program"):
-        onnxplug.to_onnx(pooled_by_torch, (X,), dynamic_shapes=({1: "m"},))
+    with pytest.raises(FixedDimensionError, match="'n' came out static: torch's decomposition of the program"):
+        onnxplug.to_onnx(windows, (X,), dynamic_shapes=({0: "n"},))
+
+
+@pytest.mark.parametrize("function", [pooled_by_torch, diagonal], ids=lambda f: f.__name__)
+def test_the_example_fixes_no_columns(function: Callable[..., Any]) -> None:
+    others = [(torch.randn(3, 7),), (torch.randn(3, 2),)]
+    check(function, X, others=others, dynamic=({1: Dim("m", min=2)},))
