@@ -182,9 +182,9 @@ def _of_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _dtypes(target: Any, args: Any, kwargs: Any) -> torch.dtype | list[torch.dtype]:
-    """The dtype of a call's result, or of each of its results, as torch computes it for fake tensors.
+    """The dtype of a call's result, or of each of its results, as torch computes it for the example's sizes.
 
-    What torch concludes of the sizes meanwhile is taken back: the program has the call already, and capture its sizes.
+    The program has the call already, and capture its sizes: what torch asks about dynamic sizes meanwhile is no guard of it.
 
     Args:
         args, kwargs: Its arguments, nodes among them.
@@ -194,14 +194,33 @@ def _dtypes(target: Any, args: Any, kwargs: Any) -> torch.dtype | list[torch.dty
     """
     nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
     modes = [a.meta["val"].fake_mode for a in nodes if isinstance(a.meta.get("val"), FakeTensor)]
-    fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    env = getattr(modes[0], "shape_env", None) if modes else None
     try:
-        with modes[0] if modes else torch.no_grad(), torch.no_grad(), undone(env):
-            results = target(*fake[0], **fake[1])
-    except Exception as error:
-        raise CaptureError(f"{target} can't be made functional: {error}") from error
+        results = _called(target, args, kwargs, lambda n: _of_example(n.meta["val"]))
+    except Exception:  # sizes that the example does not tell, or an operator without a kernel for the device meta
+        env = getattr(modes[0], "shape_env", None) if modes else None
+        try:
+            with modes[0] if modes else contextlib.nullcontext(), undone(env):
+                results = _called(target, args, kwargs, lambda n: n.meta["val"])
+        except Exception as error:
+            raise CaptureError(f"{target} can't be made functional: {error}") from error
     return [result.dtype for result in results] if isinstance(results, list | tuple) else results.dtype
+
+
+def _called(target: Any, args: Any, kwargs: Any, value_of: Callable[[torch.fx.Node], Any]) -> Any:
+    given_args, given = torch.fx.map_arg((args, kwargs), value_of)
+    with torch.no_grad():
+        return target(*given_args, **given)
+
+
+def _of_example(value: Any) -> Any:
+    """A tensor on the device meta, or a number, of the example's sizes."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if value.node.hint is None:
+            raise ValueError(f"the example does not tell {value}")
+        return value.node.hint
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty([_of_example(size) for size in value.shape], dtype=value.dtype, device="meta")
 
 
 def _item(copy: torch.fx.Graph, value: torch.fx.Node, index: int) -> torch.fx.Node:
