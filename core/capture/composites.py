@@ -91,7 +91,20 @@ def _cond(original: Kernel) -> Kernel:
     return kernel
 
 
+def _fill_diagonal(original: Kernel) -> Kernel:
+    """By the diagonal of a matrix: torch's kernel asks for the shorter side. With ``wrap`` a tall matrix has several."""
+
+    def kernel(x: torch.Tensor, value: Any, wrap: bool = False) -> torch.Tensor:
+        if x.dim() != 2 or wrap:
+            return original(x, value, wrap)
+        x.diagonal().fill_(value)
+        return x
+
+    return kernel
+
+
 _COMPOSITES = {
+    torch.ops.aten.fill_diagonal_.default: _fill_diagonal,
     torch.ops.aten.max_pool1d.default: _max_pool1d,
     torch.ops.aten.linalg_matrix_norm.default: _matrix_norm,
     torch.ops.aten.linalg_norm.default: _norm,
@@ -99,8 +112,14 @@ _COMPOSITES = {
 }
 
 
+def composite_kernel(op: OpOverload) -> Kernel:
+    """The kernel of a composite operator: one for any sizes, where torch's own makes them static."""
+    kernel_of = _COMPOSITES.get(op)
+    return op.decompose if kernel_of is None else kernel_of(op.decompose)
+
+
 def composite_kernels() -> list[Exchange]:
-    """The kernels of max pools of one axis, and of norms and condition numbers of matrices."""
+    """The kernels of max pools of one axis, of norms and condition numbers of matrices, and of writes to a diagonal."""
     return [(op, DispatchKey.CompositeImplicitAutograd, kernel_of) for op, kernel_of in _COMPOSITES.items()]
 
 

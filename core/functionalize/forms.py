@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from onnxplug.capture.composites import composite_kernel
+from onnxplug.capture.shape_env import layout_not_noted, restore, state_of, undone
 from onnxplug.errors import CaptureError
 from onnxplug.functionalize.effects import argument_of, effects_of, hides_writes, targets_of, writes, written_arguments
 from onnxplug.torch_private import FakeTensor, FakeTensorMode, pytree
@@ -49,7 +52,7 @@ def functional_form(copy: torch.fx.Graph, node: torch.fx.Node, read: Read, funct
     if target.namespace != "aten":
         return _wrapped(copy, node, read)
     if is_expanded(node):
-        kernel = item_by_item(target) if is_of_lists(target) else target.decompose
+        kernel = item_by_item(target) if is_of_lists(target) else composite_kernel(target)
         return (
             _traced(copy, node, read, functionalize, kernel) if target._can_decompose() or is_of_lists(target) else None
         )
@@ -76,18 +79,38 @@ def is_of_lists(target: Any) -> bool:
     return bool(target._schema.name.startswith("aten::_foreach_"))
 
 
+def _vector_norm(x: torch.Tensor, ord: Any = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, ord, dtype=dtype)
+
+
+#: What an operator of lists does to each tensor, where a tensor has no method of its name with the same arguments.
+_ITEMS: dict[str, Callable[..., Any]] = {"norm": _vector_norm, "zero": torch.zeros_like}
+#: The methods that take a number where these take a tensor.
+_OF_NUMBERS = {"maximum": "clamp_min", "maximum_": "clamp_min_", "minimum": "clamp_max", "minimum_": "clamp_max_"}
+
+
 def item_by_item(target: Any) -> Callable[..., list[Any]]:
     """A function that computes ``_foreach_add`` or ``_foreach_add_`` and its like by the methods of tensors."""
     name = target._schema.name.removeprefix("aten::_foreach_")
+    if any(a.name in ("scalar", "scalars") for a in target._schema.arguments):
+        name = _OF_NUMBERS.get(name, name)
 
-    def kernel(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[Any]:
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if name in _ITEMS:
+            return _ITEMS[name](tensor, *args, **kwargs)
+        if isinstance(tensor, torch.Tensor):
+            return getattr(tensor, name)(*args, **kwargs)
+        return getattr(torch, name)(tensor, *args, **kwargs)  # a number to the power of each tensor
+
+    def kernel(*args: Any, **kwargs: Any) -> list[Any]:
+        count = next(len(a) for a in args if isinstance(a, list | tuple))
         results = []
-        for i, tensor in enumerate(tensors):
+        for i in range(count):
             items = [a[i] if isinstance(a, list | tuple) else a for a in args]
             named = {key: a[i] if isinstance(a, list | tuple) else a for key, a in kwargs.items()}
-            if name.rstrip("_") in ("addcmul", "addcdiv") and len(items) > 2:
+            if name.rstrip("_") in ("addcmul", "addcdiv") and len(items) > 3:
                 named["value"] = items.pop()
-            results.append(getattr(tensor, name)(*items, **named))
+            results.append(call(*items, **named))
         return results
 
     return kernel
@@ -114,10 +137,10 @@ def functional_call(copy: torch.fx.Graph, node: torch.fx.Node, read: Read) -> to
     value.meta = dict(node.meta)
     before = written_arguments(node)
     wanted = before[0].meta.get("val") if before else None
-    promoted = _promoted_result(functional, args, kwargs)
-    if isinstance(wanted, torch.Tensor) and promoted is not None and promoted.dtype != wanted.dtype:
+    promoted = _promoted_dtype(functional, args, kwargs)
+    if isinstance(wanted, torch.Tensor) and promoted is not None and promoted != wanted.dtype:
         # The functional form promotes; the in-place operator writes back in the dtype of the written tensor.
-        value.meta["val"] = promoted
+        value.meta["val"] = _of_dtype(wanted, promoted)
         value = _cast(copy, value, wanted.dtype, node.meta["val"])
     return value
 
@@ -143,18 +166,25 @@ _OWN_DTYPES = frozenset(
 )
 
 
-def _promoted_result(target: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The fake result of a functional call whose dtype may not be that of its arguments; ``None`` where it is theirs."""
+def _promoted_dtype(target: Any, args: Any, kwargs: Any) -> torch.dtype | None:
+    """The dtype of a functional call's result; ``None`` where it is that of its arguments."""
     nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
     tensors = [a.meta["val"] for a in nodes if isinstance(a.meta.get("val"), torch.Tensor)]
     if len({t.dtype for t in tensors}) < 2 and target._schema.name.partition("::")[2] not in _OWN_DTYPES:
         return None
-    result = fake_result(target, args, kwargs)
-    return result if isinstance(result, torch.Tensor) else None
+    dtype = _dtypes(target, args, kwargs)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
-def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
-    """torch's fake result of a call.
+def _of_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A fake tensor of the same shape."""
+    return val if val.dtype == dtype else val.new_empty(val.shape, dtype=dtype)
+
+
+def _dtypes(target: Any, args: Any, kwargs: Any) -> torch.dtype | list[torch.dtype]:
+    """The dtype of a call's result, or of each of its results, as torch computes it for the example's sizes.
+
+    The program has the call already, and capture its sizes: what torch asks about dynamic sizes meanwhile is no guard of it.
 
     Args:
         args, kwargs: Its arguments, nodes among them.
@@ -164,12 +194,33 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     """
     nodes = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Node)]
     modes = [a.meta["val"].fake_mode for a in nodes if isinstance(a.meta.get("val"), FakeTensor)]
-    fake = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     try:
-        with modes[0] if modes else torch.no_grad(), torch.no_grad():
-            return target(*fake[0], **fake[1])
-    except Exception as error:
-        raise CaptureError(f"{target} can't be made functional: {error}") from error
+        results = _called(target, args, kwargs, lambda n: _of_example(n.meta["val"]))
+    except Exception:  # sizes that the example does not tell, or an operator without a kernel for the device meta
+        env = getattr(modes[0], "shape_env", None) if modes else None
+        try:
+            with modes[0] if modes else contextlib.nullcontext(), undone(env):
+                results = _called(target, args, kwargs, lambda n: n.meta["val"])
+        except Exception as error:
+            raise CaptureError(f"{target} can't be made functional: {error}") from error
+    return [result.dtype for result in results] if isinstance(results, list | tuple) else results.dtype
+
+
+def _called(target: Any, args: Any, kwargs: Any, value_of: Callable[[torch.fx.Node], Any]) -> Any:
+    given_args, given = torch.fx.map_arg((args, kwargs), value_of)
+    with torch.no_grad():
+        return target(*given_args, **given)
+
+
+def _of_example(value: Any) -> Any:
+    """A tensor on the device meta, or a number, of the example's sizes."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if value.node.hint is None:
+            raise ValueError(f"the example does not tell {value}")
+        return value.node.hint
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty([_of_example(size) for size in value.shape], dtype=value.dtype, device="meta")
 
 
 def _item(copy: torch.fx.Graph, value: torch.fx.Node, index: int) -> torch.fx.Node:
@@ -177,6 +228,10 @@ def _item(copy: torch.fx.Graph, value: torch.fx.Node, index: int) -> torch.fx.No
     item = copy.call_function(operator.getitem, (value, index))
     item.meta = {**value.meta, "val": value.meta["val"][index]}
     return item
+
+
+#: Operators that convert their operand to the dtype of ``out`` first, where ``dtype`` is not given; others convert their result.
+_COMPUTED_IN_DTYPE_OF_OUT = frozenset(f"aten::{name}" for name in "sum nansum prod cumsum cumprod mean".split())
 
 
 def _replaced(
@@ -188,20 +243,21 @@ def _replaced(
     positional = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     args = torch.fx.map_arg(tuple(a for a, name in zip(node.args, positional, strict=False) if name not in names), read)
     kwargs = torch.fx.map_arg({name: a for name, a in node.kwargs.items() if name not in names}, read)
-    result = fake_result(functional, args, kwargs)
-    several = isinstance(result, list | tuple)
-    if len(result if several else [result]) != len(written):
+    returned = node.meta["val"]
+    if out and node.target._schema.name in _COMPUTED_IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:  # type: ignore[union-attr]
+        kwargs = {**kwargs, "dtype": returned.dtype}
+    found = _dtypes(functional, args, kwargs)
+    several, dtypes = (True, found) if isinstance(found, list) else (False, [found])
+    if len(dtypes) != len(written) or (out and returned is None):
         return None
     if out:
-        returned = node.meta["val"]
-        wanted = returned if isinstance(returned, list | tuple) else [returned]
         # Sizes that depend on data keep their names in the program.
-        vals = [w if r.dtype == w.dtype else r for r, w in zip(result if several else [result], wanted, strict=True)]
-        result = tuple(vals) if several else vals[0]
+        wanted = returned if isinstance(returned, list | tuple) else [returned]
     else:
         wanted = [tensor.meta["val"] for tensor in written]
+    vals = [_of_dtype(val, dtype) for val, dtype in zip(wanted, dtypes, strict=True)]
     call = copy.call_function(functional, args, kwargs)  # type: ignore[arg-type]
-    call.meta = {**node.meta, "val": result}
+    call.meta = {**node.meta, "val": tuple(vals) if several else vals[0]}
     values = [_item(copy, call, i) for i in range(len(written))] if several else [call]
     for i, (value, val) in enumerate(zip(values, wanted, strict=True)):
         if value.meta["val"].dtype != val.dtype:
@@ -318,15 +374,18 @@ def _traced(
         return tuple(result) if isinstance(result, list | tuple) else (result,)
 
     env = getattr(mode, "shape_env", None)
-    known = len(env.guards) if env is not None else 0
+    saved = state_of(env) if env is not None else {"guards": []}
     try:
-        with mode, torch.no_grad():
+        with mode, torch.no_grad(), layout_not_noted(env) if env is not None else contextlib.nullcontext():
             # Operators such as as_strided see the memory, which the new graph's values don't share: each gets its own.
             inputs = [torch.empty_like(v, memory_format=FILLED) if isinstance(v, torch.Tensor) else v for v in vals]
             module = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
     except Exception:
-        return None
-    if (env is not None and len(env.guards) > known) or target in targets_of(module.graph):
+        module = None
+    is_for_some_sizes = env is not None and len(env.guards) > len(saved["guards"])
+    if module is None or is_for_some_sizes or target in targets_of(module.graph):
+        if env is not None:
+            restore(env, saved)
         return None
     functional = functionalize(module.graph) if writes(module.graph) else None
     written = written_arguments(node)

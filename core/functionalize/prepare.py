@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind as TorchInput, OutputKind as TorchOutput
 
+from onnxplug.capture.composites import composites_kept
 from onnxplug.capture.locations import source_location
+from onnxplug.capture.questions import recorded
+from onnxplug.capture.shape_env import new_conditions, shape_env_of
 from onnxplug.capture.sides import selects
 from onnxplug.capture.signature import Captured, FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.capture.size_guards import Condition
@@ -24,7 +27,7 @@ from onnxplug.functionalize.sizes import Ranges
 from onnxplug.functionalize.subgraphs import inline_regions, subgraphs_are_functional, subgraphs_of
 from onnxplug.functionalize.views import show_views
 from onnxplug.text import type_with_article, with_article
-from onnxplug.torch_private import DispatchKey, is_alias_of, is_traceable_wrapper_subclass, pytree
+from onnxplug.torch_private import DispatchKey, fx_config, is_alias_of, is_traceable_wrapper_subclass, pytree
 from onnxplug.warn import warn
 
 _MUTATIONS = (TorchOutput.BUFFER_MUTATION, TorchOutput.USER_INPUT_MUTATION)
@@ -107,6 +110,8 @@ def _functional(captured: Captured) -> FunctionalGraph:
             "in place",
             hint="Write `x = x + y` instead of `x += y`, or use torch.where instead of `if`.",
         )
+    env = shape_env_of(program)
+    known = len(env.guards) if env is not None else 0
     try:
         key = DispatchKey.CompositeImplicitAutograd
         program, module = copy.copy(program), copy.deepcopy(program.graph_module)
@@ -115,7 +120,9 @@ def _functional(captured: Captured) -> FunctionalGraph:
         for inner in graphs:
             show_views(inner)
         hidden = {target for inner in graphs for target in hidden_effects(inner)}
-        program = program.run_decompositions({target: partial(target._op_dk, key) for target in hidden})
+        # As in capture: sizes 0 and 1 of the example inputs imply nothing about other sizes.
+        with fx_config.patch(backed_size_oblivious=True), recorded(), composites_kept(targets_of(module.graph)):
+            program = program.run_decompositions({target: partial(target._op_dk, key) for target in hidden})
     except Exception as error:
         _refuse_replaced_memory(graph, error)
         raise CaptureError(
@@ -123,6 +130,7 @@ def _functional(captured: Captured) -> FunctionalGraph:
             hint="Replace in-place writes to views (x[...] = y) by torch.where, torch.cat or index_put.",
         ) from error
     _refuse_replaced_memory(program.graph)
+    captured.conditions.extend(new_conditions(captured, known))
     targets_written = {output.target for output in program.graph_signature.output_specs if output.kind in _MUTATIONS}
     inputs = dict(zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True))
     written = [node for node, spec in inputs.items() if spec.target in targets_written]

@@ -22,18 +22,18 @@ import torch
 from onnxplug import logs
 from onnxplug.capture.broadcasts import first_use
 from onnxplug.capture.questions import recorded
-from onnxplug.capture.size_guards import holds_from_two_on
-from onnxplug.functionalize.effects import writes
-from onnxplug.functionalize.forms import is_of_lists, item_by_item
-from onnxplug.functionalize.inplace import make_functional
-from onnxplug.interpret.node import meta_of
-from onnxplug.interpret.shape_env import (
+from onnxplug.capture.shape_env import (
     has_small_examples,
     larger_examples,
     layout_not_noted,
     undone_on_error,
     with_current_examples,
 )
+from onnxplug.capture.size_guards import holds_from_two_on
+from onnxplug.functionalize.effects import writes
+from onnxplug.functionalize.forms import is_of_lists, item_by_item
+from onnxplug.functionalize.inplace import make_functional
+from onnxplug.interpret.node import meta_of
 from onnxplug.observers import span
 from onnxplug.registry.names import qualified_name
 from onnxplug.torch_private import (

@@ -17,18 +17,16 @@ import torch
 
 from onnxplug.capture.composites import composites_kept
 from onnxplug.capture.quiet import quiet
+from onnxplug.capture.shape_env import new_conditions, restore, shape_env_of, state_of
 from onnxplug.capture.signature import Captured
-from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions
 from onnxplug.capture.transforms import transforms_closed
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.functionalize.subgraphs import subgraph_at
-from onnxplug.interpret.shape_env import restore, state_of
 from onnxplug.observers import stage
 from onnxplug.registry.names import qualified_name, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
 from onnxplug.text import type_with_article
 from onnxplug.torch_private import OpOverload, fx_config
-from onnxplug.warn import warn
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -133,7 +131,7 @@ class LastResort:
                 raise error
             self._first = error
             kept = {rule.op for layer, rule in self._registry.rules() if layer is not Layer.BUILTIN}
-            self._start, env = self.captured, _shape_env(self.captured.program)
+            self._start, env = self.captured, shape_env_of(self.captured.program)
             self._undo = partial(restore, env, state_of(env)) if env is not None else None
             self._tables = tables(self.captured.program, error.missing, kept)
             self._all_reasons = tuple(dict.fromkeys((*self.reasons, *map(without_prefix, error.missing))))
@@ -194,7 +192,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
         CaptureError: torch can't decompose the program, or a dynamic dimension comes out static.
     """
     program = captured.program
-    env = _shape_env(program)
+    env = shape_env_of(program)
     known = len(env.guards) if env is not None else 0
     kept = {node.target for node in _nodes(program.graph_module)} - table.keys()
     try:
@@ -214,7 +212,7 @@ def decomposed(captured: Captured, table: Table) -> Captured:
             f"torch can't decompose the program: {type(error).__name__}: {text}",
             hint="torch.export.export(...).run_decompositions(...) shows torch's whole error.",
         ) from error
-    conditions = [*captured.conditions, *_new_conditions(captured, known)]
+    conditions = [*captured.conditions, *new_conditions(captured, known)]
     reference = captured.reference
     return dataclasses.replace(
         captured,
@@ -222,50 +220,6 @@ def decomposed(captured: Captured, table: Table) -> Captured:
         conditions=conditions,
         reference=reference if reference is not None else program.module(),
     )
-
-
-def _new_conditions(captured: Captured, known: int) -> list[Condition]:
-    """The guards on sizes that a decomposition adds to the ``known`` first ones, each with a warning.
-
-    Raises:
-        FixedDimensionError: A size comes out static.
-    """
-    program, names = captured.program, captured.size_names()
-    ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}
-    expressions = {condition.expr for condition in captured.conditions}
-    conditions = []
-    for condition in conditions_of_decompositions(program, ranges, since=known):
-        if condition.expr in expressions:
-            continue
-        if condition.fixed:
-            called = " and ".join(repr(names.get(symbol, symbol)) for symbol in sorted(map(str, condition.symbols)))
-            raise FixedExpressionError(
-                f"{called} came out static: torch's decomposition of the program holds only where {condition.text(names)}",
-                hint="Make that dimension static in dynamic_shapes, or write the code that depends on its value in another way.",
-            )
-        warn(
-            f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
-            "Declare the range (torch.export.Dim(name, min=..., max=...)).",
-        )
-        conditions.append(condition)
-    return conditions
-
-
-def _ints(limits: Any) -> tuple[int | None, int | None]:
-    """The ends of a torch range, ``None`` where it is open."""
-    low, high = limits.lower, limits.upper
-    return int(low) if low.is_Integer else None, int(high) if high.is_Integer else None
-
-
-def _shape_env(program: torch.export.ExportedProgram) -> Any:
-    """torch's environment of the program's dynamic sizes; ``None`` where it has none."""
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            value = node.meta.get("val")
-            for size in value.shape if isinstance(value, torch.Tensor) else (value,):
-                if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
-                    return size.node.shape_env
-    return None
 
 
 def _nodes(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

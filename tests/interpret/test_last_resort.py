@@ -353,6 +353,12 @@ def test_a_decomposition_that_holds_for_a_size_of_1_alone_is_refused(monkeypatch
         onnxplug.to_onnx(lambda x, y: first(x, y), inputs, dynamic_shapes=dynamic)
 
 
+def _written(operator: Callable[..., Any], x: torch.Tensor, *args: Any) -> list[torch.Tensor]:
+    tensors = [x * 3, x[0] * 2]
+    operator(tensors, *args)
+    return tensors
+
+
 #: Operators of lists, each computed item by item.
 LISTS: dict[str, Callable[..., Any]] = {
     "a number": lambda x: torch._foreach_add([x, x[0] * 2], 1.5),
@@ -365,6 +371,12 @@ LISTS: dict[str, Callable[..., Any]] = {
     "values": lambda x: torch._foreach_addcdiv([x, x * 2], [x, x], [x.exp(), -x.exp()], [2.0, 3.0]),
     "a weight": lambda x: torch._foreach_lerp([x, x * 2], [-x, x], 0.25),
     "norms": lambda x: torch._foreach_norm([x, x[0] * 2], 1),
+    "norms of another dtype": lambda x: torch._foreach_norm([x, x[0] * 2], 3, dtype=torch.float64),
+    "maximum of a number": lambda x: torch._foreach_maximum([x, x * 2], 0.5),
+    "minimum of numbers": lambda x: torch._foreach_minimum([x, x * 2], [0.5, -0.5]),
+    "maximum of a number, in place": lambda x: _written(torch._foreach_maximum_, x, 0.5),
+    "zeros, in place": lambda x: _written(torch._foreach_zero_, x),
+    "powers of a number": lambda x: torch._foreach_pow(2.5, [x, x[0] * 2]),
 }
 
 

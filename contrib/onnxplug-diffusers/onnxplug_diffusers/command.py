@@ -6,12 +6,15 @@ import json
 import shutil
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import onnxplug
 from onnxplug import ExportedFile, ExportRequest, OnnxplugError, UsageError
+
+if TYPE_CHECKING:
+    from onnxplug_diffusers.parts import Part
 
 INDEX = "model_index.json"
 #: The models that denoise, one of which a pipeline needs, and the autoencoder.
@@ -36,7 +39,7 @@ def export(
     files: list[ExportedFile] = []
     with staged(output) as folder:
         for name in components:
-            files += _write(request, source / name, index[name], folder)
+            files += _write(request, _parts(source, index, name), source / name, folder)
         left_out = [name for name, entry in index.items() if _is_component(entry) and not (folder / name).exists()]
         for name in _COPIED:
             if name in left_out and (source / name).is_dir():
@@ -100,13 +103,18 @@ def _components(source: Path, index: dict[str, Any]) -> list[str]:
 
 def load(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The model of a pipeline that denoises, with example inputs: for the other commands."""
-    from onnxplug_diffusers.parts import KINDS
-
     source = Path(name)
     index = read_index(source)
     denoiser = next(component for component in _components(source, index) if component in ("unet", "transformer"))
-    (part,) = KINDS[index[denoiser][1]](denoiser, _loaded(source / denoiser, index[denoiser])).values()
+    (part,) = _parts(source, index, denoiser).values()
     return part.model.eval(), (), {key: tensor for key, (tensor, _) in part.inputs.items()}
+
+
+def _parts(source: Path, index: dict[str, Any], name: str) -> dict[str, Part]:
+    """The parts of a model of the pipeline, by the names of their folders."""
+    from onnxplug_diffusers.parts import KINDS
+
+    return KINDS[index[name][1]](name, _loaded(source / name, index[name]), index)
 
 
 def _loaded(folder: Path, entry: tuple[str, str]) -> Any:
@@ -139,12 +147,10 @@ def _float() -> Any:
     return torch.float32
 
 
-def _write(request: ExportRequest, source: Path, entry: Any, folder: Path) -> list[ExportedFile]:
+def _write(request: ExportRequest, parts: dict[str, Part], source: Path, folder: Path) -> list[ExportedFile]:
     """Exports a model of the pipeline, of a VAE both halves."""
-    from onnxplug_diffusers.parts import KINDS
-
     files = []
-    for name, part in KINDS[entry[1]](source.name, _loaded(source, entry)).items():
+    for name, part in parts.items():
         request.stage(name)
         program = onnxplug.to_onnx(
             part.model.eval(),

@@ -123,7 +123,7 @@ class VaeDecoder(nn.Module):
         return {"sample": self.model.decode(latent_sample, return_dict=False)[0]}
 
 
-def _text_encoder(name: str, model: Any) -> dict[str, Part]:
+def _text_encoder(name: str, model: Any, settings: Mapping[str, Any]) -> dict[str, Part]:
     longest = getattr(model.config, "max_position_embeddings", None)
     count = min(9, longest or 9)
     tokens = torch.randint(0, model.config.vocab_size, (2, count))
@@ -131,12 +131,18 @@ def _text_encoder(name: str, model: Any) -> dict[str, Part]:
     return {name: Part(TextEncoder(model), {"input_ids": (tokens, {0: "batch", 1: Dim("sequence", max=longest)})})}
 
 
-def _unet(name: str, model: Any) -> dict[str, Part]:
+def _unet(name: str, model: Any, settings: Mapping[str, Any]) -> dict[str, Part]:
     config, steps = model.config, 1 << max(0, len(model.config.block_out_channels) - 1)
-    if config.addition_embed_type not in (None, "text_time") or config.class_embed_type is not None:
-        kinds = f"addition_embed_type {config.addition_embed_type!r}, class_embed_type {config.class_embed_type!r}"
-        raise UsageError(f"{name} takes conditions of a kind that is not known here ({kinds})")
-    width = config.cross_attention_dim
+    known = {
+        "addition_embed_type": (None, "text_time"),
+        "class_embed_type": (None,),
+        "num_class_embeds": (None,),
+        "encoder_hid_dim_type": (None, "text_proj"),
+    }
+    others = [f"{key} {config[key]!r}" for key, values in known.items() if config[key] not in values]
+    if others:
+        raise UsageError(f"{name} takes conditions of a kind that is not known here ({', '.join(others)})")
+    width = config.encoder_hid_dim or config.cross_attention_dim
     inputs = {
         "sample": (torch.randn(2, config.in_channels, steps + 1, 2 * steps), _SAMPLE),
         "timestep": (torch.tensor(601.0), {}),
@@ -145,18 +151,15 @@ def _unet(name: str, model: Any) -> dict[str, Part]:
     if config.time_cond_proj_dim is not None:
         inputs["timestep_cond"] = (torch.randn(2, config.time_cond_proj_dim), _BATCH)
     if config.addition_embed_type == "text_time":
-        # six numbers of sizes and crops; pipelines that refine have five
-        rest = {
-            count: config.projection_class_embeddings_input_dim - count * config.addition_time_embed_dim
-            for count in (6, 5)
-        }
-        count = 5 if getattr(config, "requires_aesthetics_score", False) else 6
-        inputs["text_embeds"] = (torch.randn(2, rest[count]), _BATCH)
+        # six numbers of sizes and crops; a pipeline that refines has a score in place of the two of the wanted size
+        count = 5 if settings.get("requires_aesthetics_score") else 6
+        rest = config.projection_class_embeddings_input_dim - count * config.addition_time_embed_dim
+        inputs["text_embeds"] = (torch.randn(2, rest), _BATCH)
         inputs["time_ids"] = (torch.randint(1, 64, (2, count)).float(), _BATCH)
     return {name: Part(UNet(model), inputs)}
 
 
-def _flux(name: str, model: Any) -> dict[str, Part]:
+def _flux(name: str, model: Any, settings: Mapping[str, Any]) -> dict[str, Part]:
     config = model.config
     inputs = {
         "hidden_states": (torch.randn(2, 12, config.in_channels), {0: "batch", 1: "patches"}),
@@ -171,7 +174,7 @@ def _flux(name: str, model: Any) -> dict[str, Part]:
     return {name: Part(Transformer(model), inputs)}
 
 
-def _stable_diffusion_3(name: str, model: Any) -> dict[str, Part]:
+def _stable_diffusion_3(name: str, model: Any, settings: Mapping[str, Any]) -> dict[str, Part]:
     config = model.config
     rows, columns = (Dim(name, max=config.pos_embed_max_size) for name in ("rows", "columns"))
     size = {0: "batch", 2: config.patch_size * rows, 3: config.patch_size * columns}
@@ -184,7 +187,7 @@ def _stable_diffusion_3(name: str, model: Any) -> dict[str, Part]:
     return {name: Part(Transformer(model), inputs)}
 
 
-def _vae(name: str, model: Any) -> dict[str, Part]:
+def _vae(name: str, model: Any, settings: Mapping[str, Any]) -> dict[str, Part]:
     config, steps = model.config, 1 << max(0, len(model.config.block_out_channels) - 1)
     images = torch.rand(2, config.in_channels, 2 * steps, 3 * steps) * 2 - 1
     latents = torch.randn(2, config.latent_channels, 3, 2)
@@ -194,8 +197,9 @@ def _vae(name: str, model: Any) -> dict[str, Part]:
     }
 
 
-#: Name of a class to the function that makes the parts of such a model, by the names of their folders.
-KINDS: dict[str, Callable[[str, Any], dict[str, Part]]] = {
+#: Name of a class to the function that makes the parts of such a model, by the names of their folders, with the settings
+#: of its pipeline.
+KINDS: dict[str, Callable[[str, Any, Mapping[str, Any]], dict[str, Part]]] = {
     "CLIPTextModel": _text_encoder,
     "CLIPTextModelWithProjection": _text_encoder,
     "T5EncoderModel": _text_encoder,

@@ -139,7 +139,8 @@ def _turns(self: Any, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tens
         torch.tensor(factors, device=position_ids.device) for factors in (self.short_factor, self.long_factor)
     )
     powers = torch.arange(0, self.dim, 2, dtype=torch.int64, device=position_ids.device).float() / self.dim
-    angles = position_ids[0, :, None].float() / (torch.where(is_long, long, short) * self.base**powers)
+    # As diffusers rounds: a quotient of positions of thousands is off by their last digits, which turn much.
+    angles = position_ids[0, :, None].float() * (1.0 / (torch.where(is_long, long, short) * self.base**powers))
     angles = torch.cat([angles, angles], dim=-1)
     scale, factor = self.max_position_embeddings / self.original_max_position_embeddings, 1.0
     if scale > 1:
@@ -197,7 +198,8 @@ def places_of_any_size(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for part in model.modules():
             if isinstance(part, PatchEmbed) and _is_computed(part):
-                stack.enter_context(patched(part, "height", _Number(part.height)))
+                for name in ("height", "width"):
+                    stack.enter_context(patched(part, name, _Number(getattr(part, name))))
         yield
 
 

@@ -81,18 +81,20 @@ def models_of(kind: str) -> dict[str, Any]:
     if kind == "latent-consistency":
         unet = diffusers.UNet2DConditionModel(**_UNET, time_cond_proj_dim=16)
         return {"text_encoder": _encoder("CLIPTextModel"), "unet": unet, "vae": vae}
-    if kind == "stable-diffusion-xl":
+    if kind in ("stable-diffusion-xl", "refiner"):
         settings = {
             **_UNET,
             "addition_embed_type": "text_time",
             "addition_time_embed_dim": 8,
-            "projection_class_embeddings_input_dim": 6 * 8 + 24,
+            "projection_class_embeddings_input_dim": (5 if kind == "refiner" else 6) * 8 + 24,
             "cross_attention_dim": 64,
             "transformer_layers_per_block": (1, 2),
             "use_linear_projection": True,
         }
         second = _encoder("CLIPTextModelWithProjection", projection_dim=24, hidden_act="gelu")
         unet = diffusers.UNet2DConditionModel(**settings)
+        if kind == "refiner":
+            return {"text_encoder_2": second, "unet": unet, "vae": vae}
         return {"text_encoder": _encoder("CLIPTextModel"), "text_encoder_2": second, "unet": unet, "vae": vae}
     if kind == "stable-diffusion-3":
         transformer: Any = diffusers.SD3Transformer2DModel(
@@ -132,6 +134,7 @@ CLASSES = {
     "stable-diffusion": "StableDiffusionPipeline",
     "latent-consistency": "LatentConsistencyModelPipeline",
     "stable-diffusion-xl": "StableDiffusionXLPipeline",
+    "refiner": "StableDiffusionXLImg2ImgPipeline",
     "stable-diffusion-3": "StableDiffusion3Pipeline",
     "flux": "FluxPipeline",
 }
@@ -158,5 +161,7 @@ def save_pipeline(folder: Path, kind: str) -> Path:
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "tokenizer_config.json").write_text("{}")
     index["tokenizer"] = ["transformers", "CLIPTokenizer"]
+    if kind == "refiner":
+        index["requires_aesthetics_score"] = True
     (folder / "model_index.json").write_text(json.dumps(index))
     return folder

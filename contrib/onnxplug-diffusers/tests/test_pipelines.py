@@ -112,6 +112,41 @@ def test_pipelines(kind: str, pipeline: Callable[[str], Path], tmp_path: Path, r
                 torch.testing.assert_close(torch.from_numpy(result), exact[value.name], **LOOSER["models"][0])
 
 
+def test_a_pipeline_that_refines(pipeline: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its UNet takes five numbers of sizes, as the pipeline's own settings say."""
+    folder, output = pipeline("refiner"), tmp_path / "onnx"
+    assert run(["export", f"diffusers:{folder}", "-o", str(output)]) == 0
+    session = inference_session(output / "unet" / "model.onnx")
+    shapes = {value.name: value.shape[1:] for value in session.get_inputs()}
+    assert (shapes["text_embeds"], shapes["time_ids"]) == ([24], [5])
+    model = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
+    for sizes in SIZES:
+        inputs = inputs_of(session, sizes)
+        (result,) = session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})
+        exact = expected(model, "unet", dict(inputs))["out_sample"]
+        torch.testing.assert_close(torch.from_numpy(result), exact, **LOOSER["models"][0])
+
+
+def texts_of_another_width(folder: Path, **settings: Any) -> Path:
+    """The pipeline with a UNet that projects texts."""
+    path = folder / "unet"
+    unet = diffusers.UNet2DConditionModel.from_config(diffusers.UNet2DConditionModel.load_config(path), **settings)
+    unet.save_pretrained(path)
+    return folder
+
+
+def test_a_unet_that_projects_texts(pipeline: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = texts_of_another_width(pipeline("stable-diffusion"), encoder_hid_dim=24, encoder_hid_dim_type="text_proj")
+    assert run(["export", f"diffusers:{folder}", "-o", str(tmp_path / "onnx")]) == 0
+    session = inference_session(tmp_path / "onnx" / "unet" / "model.onnx")
+    model = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
+    for sizes in SIZES:
+        inputs = inputs_of(session, sizes)
+        (result,) = session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})
+        exact = expected(model, "unet", dict(inputs))["out_sample"]
+        torch.testing.assert_close(torch.from_numpy(result), exact, **LOOSER["models"][0])
+
+
 def left(path: Path) -> list[Path]:
     return sorted(path.rglob("*"))
 
@@ -138,6 +173,10 @@ def changed(name: str, entry: list[str | None]) -> Callable[[Path], Path]:
     return change
 
 
+def of_images(folder: Path) -> Path:
+    return texts_of_another_width(folder, encoder_hid_dim=24, encoder_hid_dim_type="image_proj")
+
+
 def without(pattern: str) -> Callable[[Path], Path]:
     def remove(folder: Path) -> Path:
         for path in folder.glob(pattern):
@@ -162,6 +201,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "no pipeline": (no_index, 2, "has no model_index.json hint: It may be one for transformers:"),
     "damaged": (no_json, 1, "model_index.json can't be read"),
     "class": (changed("vae", ["diffusers", "AutoencoderDC"]), 2, "is a AutoencoderDC, which is not taken"),
+    "texts of images": (of_images, 2, "of a kind that is not known here (encoder_hid_dim_type 'image_proj')"),
     "nothing denoises": (changed("unet", [None, None]), 2, "names neither unet nor transformer"),
     "no folder of a model": (without("text_encoder/config.json"), 2, "has no text_encoder/config.json"),
     "no weights": (without("vae/*.safetensors"), 1, "vae: the weights can't be loaded"),

@@ -112,6 +112,19 @@ def test_texts_of_two_kinds() -> None:
         torch.testing.assert_close(program(*case), model(*case))
 
 
+def test_places_in_long_texts() -> None:
+    """OmniGen's frequencies are rounded before positions of thousands are multiplied by them."""
+    from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRotaryEmbedding
+
+    factors = {"short_factor": [1.0, 1.1, 1.2, 1.37], "long_factor": [1.03, 3.0, 5.0, 6.0]}
+    model = OmniGenSuScaledRotaryEmbedding(8, 131072, original_max_position_embeddings=4096, rope_scaling=factors)
+    inputs = torch.randn(1, 6, 8), torch.arange(6)[None]
+    program = onnxplug.to_onnx(model, inputs, dynamic_shapes=({1: "n"}, {1: "n"}))
+    for length in (4096, 30000):
+        case = torch.randn(1, length, 8), torch.arange(length)[None]
+        torch.testing.assert_close(program(*case), model(*case))
+
+
 def test_captions_of_other_lengths() -> None:
     """Lumina 2, which has a loop over the batch: each caption has its own length, the patches follow it."""
     torch.manual_seed(0)
@@ -162,6 +175,10 @@ def test_positions_of_patches() -> None:
     assert list(map(str, program.model.graph.inputs[0].shape)) == ["batch", "3", "height", "width"]
     for sizes in ((1, 16, 16), (3, 16, 8), (2, 2, 34)):
         program.verify(args=(torch.randn(sizes[0], 3, *sizes[1:]),), seeds=())
+    for side in (2, 3):  # the other side is the one for which positions are kept
+        program = onnxplug.to_onnx(model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=({side: "side"},))
+        for size in (16, 6):
+            program.verify(args=(torch.randn(2, 3, *((size, 16) if side == 2 else (16, size))),), seeds=())
     static = onnxplug.to_onnx(model, (torch.randn(2, 3, 16, 16),))
     assert not any(node.op_type == "Sin" for node in static.model.graph)
 

@@ -91,12 +91,9 @@ def expand_into_jagged_permute(
 # -- permutations ------------------------------------------------------------------------------------------------------
 
 
-def _permuted(
-    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, count: Any, stride: Any
-) -> Permuted:
-    """Features in another order, each any number of times; each has ``stride`` samples."""
-    rows = lengths.reshape((-1, stride)).index_select(0, permute.long())
-    own = lengths.reshape(-1)
+def _permuted(permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, count: Any) -> Permuted:
+    """Features in another order, each any number of times; ``lengths`` is [features, samples]."""
+    rows, own, stride = lengths.index_select(0, permute.long()), lengths.reshape(-1), lengths.shape[1]
     sample = torch.arange(stride, device=permute.device)
     segments = (permute.long().unsqueeze(1) * stride + sample).reshape(-1)
     offsets = offsets_of(rows.reshape(-1).long())
@@ -108,7 +105,7 @@ def permute_1D_sparse_data(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
 ) -> Permuted:
     """Segments in another order; ``permute`` is a permutation of segments."""
-    rows, moved, weighted = _permuted(permute, lengths, values, weights, permuted_lengths_sum, 1)
+    rows, moved, weighted = _permuted(permute, lengths.unsqueeze(1), values, weights, permuted_lengths_sum)
     return rows.reshape(-1), moved, weighted
 
 
@@ -116,7 +113,7 @@ def permute_2D_sparse_data(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
 ) -> Permuted:
     """Features in another order; ``lengths`` is [features, samples]."""
-    return _permuted(permute, lengths, values, weights, permuted_lengths_sum, lengths.shape[1])
+    return _permuted(permute, lengths, values, weights, permuted_lengths_sum)
 
 
 def permute_2D_sparse_data_input1D(
@@ -128,7 +125,8 @@ def permute_2D_sparse_data_input1D(
     permuted_lengths_sum: Any = None,
 ) -> Permuted:
     """Features in another order; ``lengths`` is [features * stride]."""
-    rows, moved, weighted = _permuted(permute, lengths, values, weights, permuted_lengths_sum, stride)
+    lengths = lengths.reshape((-1, stride))
+    rows, moved, weighted = _permuted(permute, lengths, values, weights, permuted_lengths_sum)
     return rows.reshape(-1), moved, weighted
 
 
@@ -167,17 +165,33 @@ def _moved_to(place: Tensor, values: Tensor) -> Tensor:
     return torch.zeros_like(values).index_copy(0, place, values)
 
 
+def _unsigned(indices: Tensor) -> Tensor:
+    """The indices as int64: fbgemm takes them for unsigned numbers, as raw ones may be negative; those of int64 stay negative."""
+    return indices.long() if indices.dtype == torch.int64 else indices.long() % 2**32
+
+
+def _divided(index: Tensor, size: Any) -> tuple[Tensor, Tensor]:
+    """Quotients and remainders of unsigned numbers of 64 bits by positive numbers."""
+    quotient, rest = torch.div(index, size, rounding_mode="floor"), index % size
+    # A negative number stands for 2**64 more, which is 2 * (2**63 - 1) + 2; the quotients wrap.
+    largest = torch.full_like(index, 2**63 - 1)
+    more = largest % size * 2 + 2 + rest
+    further = torch.div(largest, size, rounding_mode="floor") * 2 + torch.div(more, size, rounding_mode="floor")
+    return torch.where(index < 0, quotient + further, quotient), torch.where(index < 0, more % size, rest)
+
+
 def bucketize_sparse_features(
     lengths: Tensor, indices: Tensor, bucketize_pos: bool, my_size: Any, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Indices in buckets by their remainder: lengths, quotients, weights, positions."""
     offsets = offsets_of(lengths.long())
     row = owners(offsets, indices.shape[0])
-    counts, place = _in_buckets(indices.long() % my_size, row, my_size, lengths.shape[0])
+    quotient, bucket = _divided(_unsigned(indices), my_size)
+    counts, place = _in_buckets(bucket, row, my_size, lengths.shape[0])
     position = _positions(offsets, indices.shape[0])
     return (
         counts.to(lengths.dtype),
-        _moved_to(place, torch.div(indices, my_size, rounding_mode="floor")),
+        _moved_to(place, quotient.to(indices.dtype)),
         None if weights is None else _moved_to(place, weights),
         _moved_to(place, position.to(indices.dtype)) if bucketize_pos else None,
     )
@@ -207,18 +221,20 @@ def block_bucketize_sparse_features_inference(
     offsets = offsets_of(lengths.long())
     row = owners(offsets, indices.shape[0])
     feature = _features(row, lengths.shape[0], block_sizes.shape[0], batch_size_per_feature)
-    index, block = indices.long(), block_sizes.long()[feature]
+    index, block = _unsigned(indices), block_sizes.long()[feature]
     blocks = torch.full_like(block, my_size) if total_num_blocks is None else total_num_blocks.long()[feature]
     blocks_each = blocks // my_size
-    inside = index < block * blocks
-    bucket = torch.where(inside, index // (block * blocks_each), index % blocks // blocks_each)
-    within = torch.where(inside, index % (block * blocks_each), index // blocks)
+    inside = (index >= 0) & (index < block * blocks)
+    quotient, rest = _divided(index, blocks)
+    bucket = torch.where(inside, index // (block * blocks_each), rest // blocks_each)
+    within = torch.where(inside, index % (block * blocks_each), quotient)
     if block_bucketize_pos is not None:
         bounds = torch.stack(list(block_bucketize_pos)).long()[feature]
         passed = (index.unsqueeze(1) >= bounds[:, 1:]).sum(1)
-        inside, last = passed < my_size, passed.clamp(max=my_size - 1)
-        bucket = torch.where(inside, passed, index % my_size)
-        within = torch.where(inside, index - bounds.gather(1, last.unsqueeze(1)).squeeze(1), index // my_size)
+        inside, last = (index >= 0) & (passed < my_size), passed.clamp(max=my_size - 1)
+        quotient, rest = _divided(index, my_size)
+        bucket = torch.where(inside, passed, rest)
+        within = torch.where(inside, index - bounds.gather(1, last.unsqueeze(1)).squeeze(1), quotient)
     if keep_orig_idx:
         within = index
     elif keep_orig_idx_per_feature is not None:

@@ -123,6 +123,28 @@ def test_features(onnx_check: Callable[..., Any]) -> None:
         check(onnx_check, model, inputs, ({1: "samples"}, ROWS, ROWS))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_indices_that_are_negative(onnx_check: Callable[..., Any], dtype: torch.dtype) -> None:
+    """Raw indices are unsigned in fbgemm: negative ones are in the bucket of their remainder."""
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+    def model(lengths: torch.Tensor, indices: torch.Tensor) -> Any:
+        blocks, bounds = torch.tensor([3, 10], dtype=dtype), [torch.tensor([0, 5, 9, 40], dtype=dtype)] * 2
+        arguments = lengths, indices, True, True, blocks, 3
+        blocked = FBGEMM.block_bucketize_sparse_features(*arguments)
+        between = FBGEMM.block_bucketize_sparse_features(*arguments, block_bucketize_pos=bounds)
+        kept = FBGEMM.block_bucketize_sparse_features(*arguments, keep_orig_idx=True)
+        remainders = FBGEMM.bucketize_sparse_features(lengths, indices, True, 3)
+        return [[x for x in results if x is not None] for results in (blocked, between, kept, remainders)]
+
+    inputs = [
+        (torch.tensor([2, 0, 1, 3], dtype=dtype), torch.tensor([-1, 4, -7, 29, least, 8], dtype=dtype)),
+        (torch.tensor([1, 3], dtype=dtype), torch.tensor([most, least + 1, 0, -2], dtype=dtype)),
+        (torch.tensor([0, 0], dtype=dtype), torch.zeros(0, dtype=dtype)),
+    ]
+    check(onnx_check, model, inputs, ({0: "lengths"}, {0: "indices"}))
+
+
 def test_devices(onnx_check: Callable[..., Any]) -> None:
     device = torch.device("cpu")
 

@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxplug import Decline
+from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.registry.target import is_onnxruntime_cpu
 
 _DOMAIN = "com.microsoft"
@@ -149,9 +150,7 @@ def _same(a: Any, i: int, b: Any, j: int) -> bool:
 
 def _any_over_last(g: Any, x: Any) -> Any:
     """Whether any element along the last axis is positive; the axis stays, with size 1."""
-    axes = {"keepdims": 1} if g.opset >= 18 else {"keepdims": 1, "axes": [-1]}
-    top = g.op.ReduceMax(x, [-1], **axes) if g.opset >= 18 else g.op.ReduceMax(x, **axes)
-    return g.op.Greater(top, g.const(0, ir.DataType.INT32))
+    return g.op.Greater(reduce(g, "ReduceMax", x, [len(x.shape) - 1], True), g.const(0, ir.DataType.INT32))
 
 
 def _is_repeated(x: Any) -> bool:

@@ -311,7 +311,7 @@ def test_masked_attention(kind: str, shape: tuple[int, int], fused: Any) -> None
     mask = {2: queries, 3: keys} | ({} if shape[0] == 1 else {0: batch})
     dynamic = ({0: batch, 2: queries}, {0: batch, 2: keys}, {0: batch, 2: keys}, mask)
     # Sizes of at least 2: torch.export takes a mask of batch 1 for a broadcast mask.
-    others = [masked(2, 2, 2), masked(3, 2, 9)]
+    others = [masked(2, 2, 2), masked(3, 2, 9), masked(2, 3, 0)]
     assert fused(model, *masked(2, 5, 7), others=others, dynamic=dynamic) == {"MultiHeadAttention": 1}
 
 

@@ -210,3 +210,52 @@ def test_halves(dtype: torch.dtype) -> None:
     assert a.dtype == b.dtype == dtype
     step = torch.finfo(dtype).eps
     torch.testing.assert_close(a, b, rtol=4 * step, atol=4 * step)
+
+
+#: Operators on tensors without elements, or with one element for each mean: inputs, text and attributes.
+SMALL: dict[str, tuple[list[np.ndarray], str]] = {
+    "instances of one element": (
+        [np.array([[[2], [3]]], np.float32), np.ones(2, np.float32), np.array([0.5, -1], np.float32)],
+        "InstanceNormalization(a, b, c)",
+    ),
+    "no instances": (
+        [np.zeros((0, 2, 3), np.float32), np.ones(2, np.float32), np.ones(2, np.float32)],
+        "InstanceNormalization(a, b, c)",
+    ),
+    "groups of one element": (
+        [np.array([[[2], [3]]], np.float32), np.ones(2, np.float32), np.array([0.5, -1], np.float32)],
+        "GroupNormalization<num_groups=2>(a, b, c)",
+    ),
+    "sums of nothing": ([np.zeros((2, 0), np.float32), np.array(1)], "CumSum<exclusive=1>(a, b)"),
+    "slices of nothing": (
+        [np.zeros((3, 0), np.float32), np.array([[1]]), np.zeros((1, 0), np.float32)],
+        "ScatterND(a, b, c)",
+    ),
+    "no batch": ([np.zeros((0, 3, 4), np.float32), np.zeros((0, 5, 1), np.int64)], "GatherND<batch_dims=1>(a, b)"),
+    "the largest of nothing": ([np.zeros((2, 0), np.float32)], "Hardmax(a)"),
+    "a slice from before the first element": (
+        [np.arange(6, dtype=np.float32).reshape(3, 2), *(np.array([n]) for n in (-100, -200, 0, -1))],
+        "Slice(a, b, c, d, e)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_small_tensors(case: str) -> None:
+    inputs, node = SMALL[case]
+    names = "abcde"[: len(inputs)]
+    types = {"float32": "float", "int64": "int64"}
+    formals = [
+        f"{types[str(x.dtype)]}[{', '.join('N' for _ in x.shape)}] {name}" if x.ndim else f"int64 {name}"
+        for name, x in zip(names, inputs, strict=True)
+    ]
+    rank = inputs[0].ndim
+    result = f"float[{', '.join('M' for _ in range(rank))}] y"
+    model = parsed(f"small ({', '.join(formals)}) => ({result}) {{ y = {node} }}")
+    for value in (*model.graph.input, *model.graph.output):
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            size.dim_param = f"{value.name}{axis}"
+    feeds = dict(zip(names, inputs, strict=True))
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    (result_,) = TorchReferenceEvaluator(model).run(None, feeds)
+    torch.testing.assert_close(result_, torch.from_numpy(wanted))

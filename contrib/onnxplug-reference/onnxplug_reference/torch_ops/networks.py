@@ -120,9 +120,22 @@ def batch_normalization(
     )
 
 
+def _normalized(x: Tensor, epsilon: float) -> Tensor:
+    """x, [N, groups, ...], normalised along the axes of a group, of any number of elements; narrow floats in float32."""
+    wide, axes = x if x.dtype == torch.float64 else x.float(), list(range(2, x.dim()))
+    centred = wide - wide.mean(axes, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + epsilon)
+
+
+def _scaled(wide: Tensor, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """A scale and a bias for each channel, in the dtype of x."""
+    form = (-1, *[1] * (x.dim() - 2))
+    return (wide * scale.to(wide.dtype).reshape(form) + bias.to(wide.dtype).reshape(form)).to(x.dtype)
+
+
 def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     """Normalises each channel of each instance."""
-    return F.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
+    return _scaled(_normalized(x, epsilon), x, scale, bias)
 
 
 def layer_normalization(
@@ -141,7 +154,8 @@ def group_normalization(
     x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
 ) -> Tensor:
     """Normalises each group of channels."""
-    return F.group_norm(x, num_groups, scale, bias, epsilon)
+    groups = x.unflatten(1, (num_groups, -1))
+    return _scaled(_normalized(groups, epsilon).flatten(1, 2), x, scale, bias)
 
 
 def rms_normalization(

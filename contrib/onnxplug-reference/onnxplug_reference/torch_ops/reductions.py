@@ -119,7 +119,7 @@ def _running(
 ) -> Tensor:
     axis %= x.dim()
     x = x.flip(axis) if reverse else x
-    if exclusive:
+    if exclusive and x.shape[axis]:
         first = torch.full_like(x.narrow(axis, 0, 1), neutral)
         x = torch.cat([first, x.narrow(axis, 0, x.shape[axis] - 1)], axis)
     result = function(x, axis, dtype=x.dtype)
@@ -148,6 +148,8 @@ def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
 
 def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first largest element along an axis."""
+    if not x.numel():
+        return x
     return torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1)
 
 

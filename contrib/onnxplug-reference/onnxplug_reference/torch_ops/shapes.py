@@ -84,7 +84,7 @@ def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
 
 def _backwards(start: int, end: int, step: int, size: int) -> range:
     """Indices of a slice with a negative step; an end below -size goes to the first element."""
-    first = min(start + size if start < 0 else start, size - 1)
+    first = min(max(start + size if start < 0 else start, 0), size - 1)
     last = max(end + size if end < 0 else end, -1)
     return range(first, last, step)
 
@@ -121,8 +121,9 @@ def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     """Slices at tuples of indices; the first axes of both may be a batch."""
     batch = x.shape[:batch_dims]
-    count = math.prod(batch)
-    rows, places = x.reshape((count, *x.shape[batch_dims:])), indices.reshape(count, -1, indices.shape[-1]).long()
+    count, slices_each = math.prod(batch), math.prod(indices.shape[batch_dims:-1])
+    rows = x.reshape((count, *x.shape[batch_dims:]))
+    places = indices.reshape(count, slices_each, indices.shape[-1]).long()
     number = torch.arange(count, device=x.device)[:, None].expand(places.shape[:2])
     slices = rows[(number, *places.unbind(-1))]
     return slices.reshape((*indices.shape[:-1], *x.shape[batch_dims + indices.shape[-1] :]))
@@ -148,9 +149,9 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
     for k, n in enumerate(x.shape[:depth]):
         part = indices[..., k].long()
         rows = rows * n + torch.where(part < 0, part + n, part)
-    flat = x.reshape(-1, width).clone()
+    flat = x.reshape(math.prod(x.shape[:depth]), width).clone()
     places = rows.reshape(-1, 1).expand(-1, width)
-    values = updates.reshape(-1, width)
+    values = updates.reshape(places.shape)
     if reduction == "none":
         return flat.scatter(0, places, values).reshape(x.shape)
     return flat.scatter_reduce(0, places, values, _REDUCE[reduction]).reshape(x.shape)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onnxplug.capture.size_guards import is_of_layout
+from onnxplug.capture.signature import Captured
+from onnxplug.capture.size_guards import Condition, FixedExpressionError, conditions_of_decompositions, is_of_layout
 from onnxplug.torch_private import FakeTensor, backed_values, uninteresting_files
+from onnxplug.warn import warn
 
 #: The first of the sizes that replace examples of 0 and 1; the others are the next odd numbers.
 _LARGER = 11
@@ -32,6 +34,17 @@ def undone_on_error(env: ShapeEnv) -> Iterator[None]:
     except BaseException:
         restore(env, saved)
         raise
+
+
+@contextlib.contextmanager
+def undone(env: ShapeEnv | None) -> Iterator[None]:
+    """Takes back everything that torch recorded about sizes within the context."""
+    saved = state_of(env) if env is not None else {}
+    try:
+        yield
+    finally:
+        if env is not None:
+            restore(env, saved)
 
 
 @contextlib.contextmanager
@@ -150,3 +163,47 @@ def _forget_answers(env: ShapeEnv) -> None:
         forget = getattr(method, "cache_clear", None)
         if forget is not None:
             forget()
+
+
+def shape_env_of(program: torch.export.ExportedProgram) -> Any:
+    """torch's environment of the program's dynamic sizes; ``None`` where it has none."""
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+                if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+                    return size.node.shape_env
+    return None
+
+
+def new_conditions(captured: Captured, known: int) -> list[Condition]:
+    """The guards on sizes that a decomposition adds to the ``known`` first ones, each with a warning.
+
+    Raises:
+        FixedDimensionError: A size comes out static.
+    """
+    program, names = captured.program, captured.size_names()
+    ranges = {s: _ints(limits) for s, limits in program.range_constraints.items()}
+    expressions = {condition.expr for condition in captured.conditions}
+    conditions = []
+    for condition in conditions_of_decompositions(program, ranges, since=known):
+        if condition.expr in expressions:
+            continue
+        if condition.fixed:
+            called = " and ".join(repr(names.get(symbol, symbol)) for symbol in sorted(map(str, condition.symbols)))
+            raise FixedExpressionError(
+                f"{called} came out static: torch's decomposition of the program holds only where {condition.text(names)}",
+                hint="Make that dimension static in dynamic_shapes, or write the code that depends on its value in another way.",
+            )
+        warn(
+            f"the exported model is right only where {condition.text(names)}: torch's decomposition of the program depends on it. "
+            "Declare the range (torch.export.Dim(name, min=..., max=...)).",
+        )
+        conditions.append(condition)
+    return conditions
+
+
+def _ints(limits: Any) -> tuple[int | None, int | None]:
+    """The ends of a torch range, ``None`` where it is open."""
+    low, high = limits.lower, limits.upper
+    return int(low) if low.is_Integer else None, int(high) if high.is_Integer else None
