@@ -144,16 +144,6 @@ def parts(x: torch.Tensor) -> Any:
     return y, a, b, c, d, e, f, g
 
 
-def parts_that_overlap(x: torch.Tensor) -> Any:
-    y = x + 1
-    a, b, c = y.tensor_split((3, -3), 1)
-    a.add_(1)
-    b.add_(10)
-    c[:, 0] = 5
-    y.hsplit((2, 1))[2].mul_(2)
-    return y, a, b, c
-
-
 def expanded_without_repetition(x: torch.Tensor) -> Any:
     y = x + 1
     y.expand(3, 4).add_(1)
@@ -266,7 +256,6 @@ FUNCTIONS: list[Callable[..., Any]] = [
     of_higher_rank,
     copy_whose_source_is_not_read_again,
     parts,
-    parts_that_overlap,
     expanded_without_repetition,
     strided,
     parts_of_complex_numbers,
