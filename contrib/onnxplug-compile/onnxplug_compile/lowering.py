@@ -18,6 +18,7 @@ import torch
 
 from onnxplug.capture.signature import FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import Unsupported
+from onnxplug.functionalize.subgraphs import inlined
 from onnxplug.torch_private import OpOverload
 from onnxplug_compile.randomness import (
     DROPOUT,
@@ -148,9 +149,7 @@ class Lowered:
 
 def lower(module: torch.fx.GraphModule) -> Lowered:
     """Divides a graph of AOTAutograd. The module stays as it is."""
-    graph = torch.fx.Graph(owning_module=module)
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.output(graph.graph_copy(module.graph, copies))
+    graph, _ = inlined(module.graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for node in placeholders:
         _check_input(node)
