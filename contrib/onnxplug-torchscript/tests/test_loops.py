@@ -252,3 +252,40 @@ def test_loops_that_no_graph_can_compute(function: Any) -> None:
     line = function.__code__.co_firstlineno
     assert any(f"{__file__}:{line + offset}" in str(caught.value) for offset in (1, 2, 3, 4)), str(caught.value)
     assert caught.value.hint
+
+
+class Held(nn.Module):
+    """A model whose loops write its buffers by ``+=``, which a script records as a write and an assignment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.arange(3.0))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+
+class Adding(Held):
+    def forward(self, x: torch.Tensor):
+        view = self.total[:1]
+        for i in range(x.size(0)):
+            for j in range(i):
+                self.total += x[j]
+            if x[i, 0] > 0:
+                self.count += 2
+        return x * self.total, view, self.count
+
+
+class Filling(Held):
+    def forward(self, x: torch.Tensor):
+        y = self.total
+        while bool(y.sum() < 50.0):
+            y += 1
+            self.total *= 1.5
+            self.count += 1
+        self.total.sub_(x[0])
+        return y, self.count, x + self.total
+
+
+@pytest.mark.parametrize("kind", [Adding, Filling])
+def test_buffers_that_a_loop_writes(kind: type[Held]) -> None:
+    cases = [(x,) for x in (X, Y, -Y[:1])]
+    check_script(scripted(kind().eval()), *cases, dynamic=BATCH)
