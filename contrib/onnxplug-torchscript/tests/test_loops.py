@@ -50,6 +50,19 @@ def over_a_size(x: torch.Tensor):
     return total
 
 
+def over_a_size_with_continue(x: torch.Tensor):
+    total = torch.zeros(3)
+    for i in range(1, x.size(0)):
+        if i % 3 == 2:
+            continue
+        for j in range(x.size(0)):
+            if x[j, 0] > i:
+                continue
+            total = total + x[j] * j
+        total = total * 0.5 + x[i]
+    return total
+
+
 def over_a_size_backwards(x: torch.Tensor):
     total = torch.ones(3)
     n = 0
@@ -166,6 +179,7 @@ LOOPS = [
     leaves_early,
     breaks_and_continues,
     over_a_size,
+    over_a_size_with_continue,
     over_a_size_backwards,
     over_a_number_of_a_tensor,
     nested,
