@@ -97,4 +97,4 @@ def _write(buffer: torch.Tensor, new: torch.Tensor) -> None:
     if list(map(str, buffer.shape)) == list(map(str, new.shape)):
         buffer.copy_(new)
     else:
-        buffer.set_(new)
+        buffer.set_(new)  # type: ignore[call-overload]

@@ -65,19 +65,18 @@ def _turns(step: Step, values: Values) -> tuple[Any, Any]:
     """
     count, going = values[step.inputs[0]], values[step.inputs[1]]
     (body,) = step.blocks
-    made = {inner.outputs[0]: inner for inner in body.steps if len(inner.outputs) == 1}
+    made = {number: inner for inner in body.steps for number in inner.outputs}
+    outside = {number: value for number, value in values.items() if number not in made and number not in body.inputs}
     less = made.get(body.outputs[0])
     if less is not None and less.kind == "aten::__and__":
-        less = next((made.get(a) for a, b in (less.inputs, less.inputs[::-1]) if values.get(b) is True), None)
+        less = next((made.get(a) for a, b in (less.inputs, less.inputs[::-1]) if outside.get(b) is True), None)
     following = made.get(less.inputs[0]) if less is not None and less.kind == "aten::lt" else None
     if less is None or following is None or following.kind != "aten::add":
         return count, going
-    size, counters = (
-        values.get(less.inputs[1]),
-        list(zip(body.outputs[1:], body.inputs[1:], step.inputs[2:], strict=True)),
-    )
-    first = next((values[a] for b, c, a in counters if b == less.inputs[0] and c == following.inputs[0]), None)
-    counts = isinstance(size, torch.SymInt) and type(first) is int and values.get(following.inputs[1]) == 1
+    counters = zip(body.outputs[1:], body.inputs[1:], step.inputs[2:], strict=True)
+    first: Any = next((values[a] for b, c, a in counters if (b, c) == (less.inputs[0], following.inputs[0])), None)
+    size: Any = outside.get(less.inputs[1])
+    counts = isinstance(size, torch.SymInt) and type(first) is int and outside.get(following.inputs[1]) == 1
     return (size - first, True) if counts and str(going) == str(size > first) else (count, going)
 
 
