@@ -17,6 +17,7 @@ from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, INT64
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
+from onnxplug.torch_private import OpOverload
 
 # -- inputs and outputs of subgraphs -----------------------------------------------------------------------------------
 
@@ -92,6 +93,17 @@ def checkpointed(g: GraphBuilder, node: FxNode) -> Any:
     """A region that is checkpointed, or placed on a mesh of devices, inlined: (graph, *inputs), and keywords of that mode."""
     inputs = node.args[1 : len(node.fx.args)]
     return g.interpreter.inline(node.args[0], inputs)
+
+
+def with_effects(g: GraphBuilder, node: FxNode) -> list[Any]:
+    """A call whose only effect is an error or a text, behind the token that orders effects: (token, operator, *arguments).
+
+    The exported model has neither, as without the token, where nothing reads the call.
+    """
+    called = node.args[1]
+    if not isinstance(called, OpOverload) or called._schema.returns:
+        raise Unsupported(f"the results of {called}, which has effects")
+    return [g.const(torch.zeros(0))]
 
 
 def cond(g: GraphBuilder, node: FxNode) -> list[Any]:
@@ -236,6 +248,7 @@ RULES: list[Rule] = [
     *(Rule(name, checkpointed) for name in _WITH_INPUTS),
     Rule("invoke_subgraph", invoked),
     Rule("hints_wrapper", hinted),
+    Rule("with_effects", with_effects),
     Rule("cond", cond),
     Rule("while_loop", while_loop),
     Rule("while_loop_stack_output", while_loop_stack_output),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from onnxplug.capture.patches import TorchPatch
+from onnxplug.patches.assigned import assigned_buffers_written
 from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.complex_sizes import sizes_beside_complex_numbers
@@ -163,6 +164,14 @@ PATCHES: tuple[TorchPatch, ...] = (
         why="The model's code keeps tensors of the trace, which its next call and the next attempt would find.",
         test="tests/capture/test_state.py::test_eager_after_an_export",
         enter=lambda request: state_of(request).restored(request.warnings),
+    ),
+    TorchPatch(
+        name="assigned buffers",
+        scope="attempt",
+        target="torch.export._trace.register_buffer_assignment_hook, hooks of the model",
+        why="torch.export records no assignment to a buffer of an inner module, and for the outermost module copies one by one.",
+        test="tests/capture/test_assigned.py::test_written[inner-mean]",
+        enter=assigned_buffers_written,
     ),
     TorchPatch(
         name="onnx flag in Dynamo",

@@ -90,6 +90,9 @@ def one_scale_before_matmul(g: GraphBuilder, node: ir.Node) -> ir.Value | None:
     inner = _scale_of(g, outer[0]) if outer is not None else None
     if outer is None or inner is None or used_once(outer[0]):
         return None
+    before = outer[0].producer()
+    if before is None or before.graph is not node.graph:  # no fusion goes into a branch or body
+        return None
     number, limits = abs(outer[1] * inner[1]), ml_dtypes.finfo(result.dtype.numpy())
     if not float(limits.smallest_normal) <= number <= float(limits.max):
         return None  # a number that the type lacks, where its two factors are none

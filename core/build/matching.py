@@ -50,17 +50,19 @@ def reads_stored(node: ir.Node) -> bool:
 
 
 def used_once(value: ir.Value | None) -> bool:
-    """Whether a value has one use and is not an output of the graph."""
-    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
+    """Whether a value has one use, in the graph of its own node and no graph within, and is not an output of the graph."""
+    if value is None or value.is_graph_output():
+        return False
+    readers, producer = [use.node for use in value.uses()], value.producer()
+    return len(readers) == 1 and (producer is None or readers[0].graph is producer.graph)
 
 
 def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
     """The only reader of a value, if it is one of these operators of ai.onnx and in the same graph."""
-    producer = value.producer()
-    if not used_once(value) or producer is None:
+    if not used_once(value) or value.producer() is None:
         return None
     (node,) = value.consumers()
-    return node if is_op(node, *op_types) and node.graph is producer.graph else None
+    return node if is_op(node, *op_types) else None
 
 
 def attribute_values(node: ir.Node) -> dict[str, Any]:

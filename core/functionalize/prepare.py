@@ -318,6 +318,8 @@ def _input_slot(
         return InputSlot(node, _STATE[spec.kind], spec.target, tensor=tensor, target=spec.target, persistent=persistent)
     if isinstance(program.constants.get(spec.target), torch.Generator):
         return InputSlot(node, InputKind.NONE, original.name)  # a runtime draws by its own generator
+    if spec.kind is TorchInput.TOKEN:
+        return InputSlot(node, InputKind.NONE, original.name)  # it only orders effects, of which none is kept
     if spec.kind is not TorchInput.USER_INPUT:
         raise UsageError(
             f"the model uses an object of a class in C++ ({spec.target}), which ONNX can't hold"

@@ -12,8 +12,9 @@ from onnxplug.errors import ConversionError
 from onnxplug.functionalize.effects import writes
 from onnxplug.functionalize.inplace import make_functional
 
-#: Higher-order operators that run their subgraph unchanged, under another mode.
-_REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+#: Higher-order operators that run their subgraph unchanged, under another mode or compiled once, each with the number of arguments
+#: from the subgraph to its operands.
+_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 1, "invoke_subgraph": 2}
 
 Copies = dict[torch.fx.Node, torch.fx.Node]
 
@@ -74,25 +75,36 @@ def inline_regions(graph: torch.fx.Graph, targets: Iterable[Any]) -> tuple[torch
     """
     owner = graph.owning_module
     regions = []
-    if any(getattr(target, "__name__", "") in _REGIONS for target in targets):
+    if any(_name(target) in _REGIONS for target in targets):
         regions = [region_call[1] for node in graph.nodes if (region_call := _region(node, owner)) is not None]
     if not any(writes(g.graph) for r in regions for g in (r, *subgraphs_of(r.graph, r))):
         return graph, {node: node for node in graph.nodes}
-    copy = torch.fx.Graph(owning_module=owner)
+    return inlined(graph)
+
+
+def inlined(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Copies]:
+    """A copy of a graph with every region inlined, and the graph's nodes in it."""
+    copy = torch.fx.Graph(owning_module=graph.owning_module)
     copies: Copies = {}
-    _copy(graph, owner, "", copy, copies)
+    _copy(graph, graph.owning_module, "", copy, copies)
     copy._codegen = graph._codegen
     return copy, copies
 
 
-def _region(node: torch.fx.Node, owner: torch.nn.Module | None) -> tuple[int, torch.fx.GraphModule] | None:
-    """The graph of a region's call, and its position among the arguments."""
-    if node.op != "call_function" or getattr(node.target, "__name__", "") not in _REGIONS:
+def _name(target: Any) -> str:
+    return getattr(target, "__name__", "")
+
+
+def _region(
+    node: torch.fx.Node, owner: torch.nn.Module | None
+) -> tuple[torch.fx.Node, torch.fx.GraphModule, tuple[Any, ...]] | None:
+    """The node of a region's graph, the graph, and its operands; ``None`` for any other node."""
+    if node.op != "call_function" or _name(node.target) not in _REGIONS:
         return None
     for position, argument in enumerate(node.args):
         inner = subgraph_at(argument, owner) if isinstance(argument, torch.fx.Node) else None
-        if inner is not None:
-            return position, inner
+        if inner is not None and isinstance(argument, torch.fx.Node):
+            return argument, inner, node.args[position + _REGIONS[_name(node.target)] :]
     return None
 
 
@@ -106,12 +118,10 @@ def _copy(
             continue
         region_call = _region(node, owner)
         if region_call is not None:
-            position, region = region_call
+            attribute, region, operands = region_call
             formals = [n for n in region.graph.nodes if n.op == "placeholder"]
-            operands = torch.fx.map_arg(node.args[position + 1 :], copies.__getitem__)
-            inner = dict(zip(formals, operands, strict=True))
-            target = node.args[position].target
-            _copy(region.graph, region, f"{prefix}{target}.", copy, inner)
+            inner = dict(zip(formals, torch.fx.map_arg(operands, copies.__getitem__), strict=True))
+            _copy(region.graph, region, f"{prefix}{attribute.target}.", copy, inner)
             returned: Any = region.graph.output_node().args[0]
             results[node] = torch.fx.map_arg(returned, inner.__getitem__)
         elif node.target is operator.getitem and node.args[0] in results:

@@ -95,6 +95,9 @@ _SPLITS: dict[Any, Callable[[Sequence[Any], int], int]] = {
     **dict.fromkeys((aten.dsplit.int, aten.dsplit.array), lambda args, rank: 2),
 }
 
+#: Operators among them that divide at indices, which may count from the end and need not rise.
+_AT_INDICES = frozenset((aten.tensor_split.indices, aten.vsplit.array, aten.hsplit.array, aten.dsplit.array))
+
 
 def invert_item(
     graph: torch.fx.Graph,
@@ -121,9 +124,12 @@ def invert_item(
         return None
     axis = _SPLITS[split](args, vals[0].dim())
     start: Any = 0
-    for i in range(index):
-        start = _sum(graph, start, _size_of_item(graph, items, i, axis))
-    end = _sum(graph, start, _size_of_item(graph, items, index, axis))
+    if split in _AT_INDICES:
+        start, end = [0, *args[0], None][index : index + 2]
+    else:
+        for i in range(index):
+            start = _sum(graph, start, _size_of_item(graph, items, i, axis))
+        end = _sum(graph, start, _size_of_item(graph, items, index, axis))
     return graph.call_function(aten.slice_scatter.default, (base, new, axis, start, end, 1))
 
 

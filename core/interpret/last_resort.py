@@ -32,7 +32,8 @@ Table = Mapping[Any, Callable[..., Any]]
 
 #: The module of the functions that represent functorch's transforms in a captured graph.
 _TRANSFORMS = "torch._functorch.predispatch"
-_AUTOCAST = "wrap_with_autocast"
+#: A region under autocast; where it begins with a branch or a loop, torch leaves it in the graph around it, behind the second.
+_AUTOCAST = ("wrap_with_autocast", "_enter_autocast")
 
 
 def checked_table(decompositions: Any) -> Table | None:
@@ -84,9 +85,9 @@ def _dissolves(node: torch.fx.Node) -> str | None:
         return None
     if getattr(target, "__module__", "") == _TRANSFORMS:
         return qualified_name(target)
-    if getattr(target, "__name__", "") != _AUTOCAST:
+    if getattr(target, "__name__", "") not in _AUTOCAST:
         return None
-    # (device type, dtype, enabled, cache, graph, ...)
+    # (device type, dtype, enabled, cache, ...)
     enabled = node.args[2] if len(node.args) > 2 else True
     return qualified_name(target) if enabled else None
 

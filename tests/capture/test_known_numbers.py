@@ -40,11 +40,12 @@ def _scaled(number: Any, x: torch.Tensor) -> torch.Tensor:
     return x * 2 if number > 0.5 else x.flip(0)
 
 
-def _swapped(model: Any, x: torch.Tensor) -> torch.Tensor:
+def _swapped(model: Any, x: torch.Tensor, back: bool = False) -> torch.Tensor:
     first, second = model.flag, model.other
     model.flag, model.other = second, first
     result = _scaled(model.flag[0], x)
-    model.flag, model.other = first, second
+    if back:
+        model.flag, model.other = first, second
     return result
 
 
@@ -88,6 +89,7 @@ RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "another is written": lambda m, x: (m.other.add_(1), _scaled(m.flag[0], x) + m.other[0])[1],
     "a constant that is written afterwards": lambda m, x: _constant_and_write(x),
     "an operand of a write": lambda m, x: _scaled(m.flag[0], x.clone().mul_(m.flag[0])),
+    "buffers that change places and back": lambda m, x: _swapped(m, x, back=True),
 }
 #: Models that read a number which may be another number at another call.
 REFUSED: dict[str, Callable[[Any, torch.Tensor], Any]] = {

@@ -35,3 +35,19 @@ def test_axes_of_another_tensor_that_change_later() -> None:
 
 def test_another_tensor_that_is_resized_later() -> None:
     check(other_is_resized_later, torch.randn(3, 4), others=[(torch.randn(3, 4) * -2,), (torch.zeros(3, 4),)])
+
+
+def parts_that_overlap(x: torch.Tensor) -> Any:
+    y = x + 1
+    a, b, c = y.tensor_split((3, -3), 1)
+    a.add_(1)
+    b.add_(10)
+    c[:, 0] = 5
+    y.hsplit((2, 1))[2].mul_(2)
+    return y, a, b, c
+
+
+def test_parts_that_overlap() -> None:
+    check(
+        parts_that_overlap, torch.randn(3, 4), others=[(torch.randn(7, 4),), (-torch.rand(1, 4),)], dynamic=({0: "n"},)
+    )

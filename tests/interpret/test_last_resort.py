@@ -134,6 +134,29 @@ def test_autocast_that_is_off_costs_nothing() -> None:
     assert program.verify().cases
 
 
+class BranchUnderAutocast(UnderAutocast):
+    """torch's pass leaves a region whose graph begins with the graphs of a branch or a loop as a pair of calls."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def doubled(y: torch.Tensor) -> torch.Tensor:
+            return self.linear(y) * 2
+
+        with torch.autocast("cpu", dtype=self.dtype, enabled=self.enabled):
+            y = torch.cond(x.sum() > 0, doubled, self.linear, (x,))
+        return y, self.linear(x)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_branch_under_autocast(enabled: bool) -> None:
+    model = BranchUnderAutocast(torch.float16, enabled).eval()
+    program = onnxplug.to_onnx(model, (X,), dynamic_shapes=BATCH)
+    for x in (X, -X, *(other for (other,) in OTHERS)):
+        for ours, theirs in zip(program(x), model(x), strict=True):
+            assert ours.dtype is theirs.dtype
+            eps = 4 * torch.finfo(ours.dtype).eps
+            torch.testing.assert_close(ours, theirs, rtol=eps, atol=eps)
+
+
 # -- operators whose own decomposition fails ---------------------------------------------------------------------------
 
 

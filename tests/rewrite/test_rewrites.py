@@ -7,6 +7,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from torch._higher_order_ops import while_loop
+from torch.export import Dim
 
 from onnxplug import Rewrite
 from onnxplug.build.assemble import assemble
@@ -16,6 +18,7 @@ from onnxplug.finish.finish import finish
 from onnxplug.rewrite.driver import run_rewrites
 from onnxplug.rewrites.patterns import REWRITES
 from onnxplug.run.session import Runner
+from tests.support.check import check
 
 
 def value(name: str, *dims: Any, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
@@ -199,6 +202,27 @@ def test_a_rewrite_reaches_into_branches() -> None:
     assert len(names) == len(set(names))
     operators = [n.op_type for n in model.graph.all_nodes()]
     assert (operators.count("Abs"), operators.count("Max"), operators.count("Neg")) == (0, 3, 3)
+
+
+WEIGHT = torch.randn(3, 3)
+
+
+def product_before_a_loop(x: torch.Tensor) -> Any:
+    y = x @ WEIGHT
+    return while_loop(lambda i, b: i < 3, lambda i, b: (i + 1, (y + b).sum(0) * 0.1), (torch.tensor(0), WEIGHT[0]))
+
+
+def product_before_a_branch(x: torch.Tensor) -> Any:
+    y = x @ WEIGHT
+    return torch.cond(x.sum() > 0, lambda y: y + WEIGHT[0], lambda y: torch.zeros_like(y), (y,))
+
+
+@pytest.mark.parametrize("function", [product_before_a_loop, product_before_a_branch])
+def test_no_node_is_moved_into_a_body(function: Any) -> None:
+    """A product stays where it is computed once; in a body it would be computed in each iteration, and beside it too."""
+    others = [(torch.randn(1, 3),), (-torch.rand(7, 3),)]
+    operators = check(function, torch.rand(4, 3), others=others, dynamic=({0: Dim("n")},)).statistics.operators
+    assert (operators["MatMul"], operators.get("Gemm", 0)) == (1, 0)
 
 
 def test_equal_nodes_of_rewrites_are_shared() -> None:

@@ -83,10 +83,12 @@ class Executable:
             if slot.name in taken
         ]
         self._results: list[Result] = lowered.results
-        bases = [r.base if isinstance(r, View) else r for r in lowered.results]
+        read = [*lowered.results, *(check.info for check in lowered.checks)]
+        bases = [r.base if isinstance(r, View) else r for r in read]
         computed = sorted({r for r in bases if isinstance(r, Computed)}, key=lambda r: r.index)
         self._outputs = [(f"output_{r.index}", int(to_onnx_dtype(_real(r.dtype))), r) for r in computed]
         self._in_order = lowered.results == computed
+        self._checks = lowered.checks
         self._idle: list[_Bound] = []
         self._checked = False
 
@@ -111,6 +113,8 @@ class Executable:
                 if isinstance(error, RunError):
                     raise
                 raise RunError(f"ONNX Runtime failed: {error}") from error
+        for check in self._checks:
+            check(_result(check.info, values, numbers, outputs))
         if not self._in_order:
             outputs = [_result(result, values, numbers, outputs) for result in self._results]
         args.clear()

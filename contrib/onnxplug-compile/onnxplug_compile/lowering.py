@@ -18,6 +18,7 @@ import torch
 
 from onnxplug.capture.signature import FunctionalGraph, InputKind, InputSlot, OutputKind, OutputSlot
 from onnxplug.errors import Unsupported
+from onnxplug.functionalize.subgraphs import inlined
 from onnxplug.torch_private import OpOverload
 from onnxplug_compile.randomness import (
     DROPOUT,
@@ -113,36 +114,57 @@ Result = Computed | Passed | Constant | Number | View
 
 
 @dataclass
+class Check:
+    """A check of whether a factorisation succeeded, whose error is eager PyTorch's own.
+
+    Attributes:
+        info: The node, then the result, that says it.
+        rest: The arguments after it, by position and by name.
+    """
+
+    info: Any
+    rest: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __call__(self, info: torch.Tensor) -> None:
+        """Raises torch's error where the factorisation failed."""
+        args, kwargs = self.rest
+        _ATEN._linalg_check_errors(info, *args, **kwargs)
+
+
+@dataclass
 class Lowered:
     """A graph, divided.
 
     Attributes:
         functional: The graph to convert. Its inputs are the original graph's, then the results of ``draws``.
+        checks: What PyTorch checks after the graph.
     """
 
     functional: FunctionalGraph
     results: list[Result]
     draws: list[AnyDraw]
     sizes: Sizes = field(repr=False)
+    checks: list[Check] = field(default_factory=list)
 
 
 def lower(module: torch.fx.GraphModule) -> Lowered:
     """Divides a graph of AOTAutograd. The module stays as it is."""
-    graph = torch.fx.Graph(owning_module=module)
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.output(graph.graph_copy(module.graph, copies))
+    graph, _ = inlined(module.graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for node in placeholders:
         _check_input(node)
     sizes = Sizes(placeholders)
     draws, drawn = _take_draws(graph, sizes)
     position = {node: i for i, node in enumerate([*placeholders, *drawn])}
+    checks, tokens = _take_checks(graph)
     outputs = graph.output_node().args[0]
     assert isinstance(outputs, list | tuple)
-    results, computed = _results(outputs, position, sizes)
+    results, computed = _results([*outputs, *(check.info for check in checks)], position, sizes)
+    for check, result in zip(checks, results[len(outputs) :], strict=True):
+        check.info = result
     graph.output_node().args = (tuple(computed),)
     slots = [
-        InputSlot(node, InputKind.USER, f"input_{i}", position=i)
+        InputSlot(node, InputKind.USER if node not in tokens else InputKind.NONE, f"input_{i}", position=i)
         for i, node in enumerate([*placeholders, *drawn])
         if isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
     ]
@@ -153,7 +175,7 @@ def lower(module: torch.fx.GraphModule) -> Lowered:
         if node not in fixed
     ]
     returned = [OutputSlot(node, OutputKind.USER, f"output_{i}") for i, node in enumerate(computed)]
-    return Lowered(FunctionalGraph(graph, slots, returned), results, draws, sizes)
+    return Lowered(FunctionalGraph(graph, slots, returned), results[: len(outputs)], draws, sizes, checks)
 
 
 def _check_input(node: torch.fx.Node) -> None:
@@ -318,6 +340,32 @@ def _take_draws(graph: torch.fx.Graph, sizes: Sizes) -> tuple[list[AnyDraw], lis
         draws.append(draw)
         inputs.append(new)
     return draws, inputs
+
+
+def _take_checks(graph: torch.fx.Graph) -> tuple[list[Check], set[Any]]:
+    """Removes the checks of factorisations, ``with_effects(token, operator, info, …)``, which give nothing but the token.
+
+    Returns:
+        The checks, and the tokens, which are ``None`` in a call.
+
+    Raises:
+        Unsupported: Another operator has effects.
+    """
+    checks, tokens = [], set()
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") != "with_effects":
+            continue
+        token, target, *operands = node.args
+        if target is not _ATEN._linalg_check_errors.default:
+            raise Unsupported(f"{target} has effects beside its results")
+        info, *rest = operands
+        tokens.add(token)
+        checks.append(Check(info, (tuple(rest), dict(node.kwargs))))
+        for user in list(node.users):
+            user.replace_all_uses_with(token)
+            graph.erase_node(user)
+        graph.erase_node(node)
+    return checks, tokens
 
 
 # -- digests of graphs -------------------------------------------------------------------------------------------------

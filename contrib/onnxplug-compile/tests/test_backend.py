@@ -151,6 +151,32 @@ def test_training_equals_eager_with_dropout(name: str) -> None:
     assert losses["eager"][-1] < losses["eager"][0]
 
 
+class Region(nn.Module):
+    """A region that is compiled once and called twice, each time with numbers of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return dropped(x) + dropped(x * 2)
+
+
+@torch.compiler.nested_compile_region
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x.sin(), 0.5)
+
+
+@pytest.mark.parametrize("backend", ["onnxplug", "onnxplug_debug"])
+def test_a_region_draws_the_numbers_of_eager(backend: str) -> None:
+    compiled = torch.compile(Region(), backend=backend, options={"fallback": False})
+    for rows in (4, 9):
+        results = []
+        for call in (compiled, Region()):
+            x = torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_()
+            torch.manual_seed(rows)
+            result = call(x)
+            result.sum().backward()
+            results.append((result, x.grad, torch.rand(2)))
+        torch.testing.assert_close(*results)
+
+
 def test_a_graph_that_does_not_convert_is_run_by_eager_with_one_warning() -> None:
     library = torch.library.custom_op("onnxplug_backend_test::odd", mutates_args=())(_odd)
     library.register_fake(torch.empty_like)

@@ -265,3 +265,13 @@ def test_it_is_registered() -> None:
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, name = project["entry-points"]["torch_dynamo_backends"]["onnxplug_debug"].partition(":")
     assert getattr(import_module(module), name) is onnxplug_debug_backend
+
+
+def test_numbers_drawn_in_a_branch_are_no_difference() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: torch.nn.functional.dropout(x, 0.5), lambda x: x.sin(), (x,)) * 2
+
+    call = compiled(model)
+    x = torch.rand(4, 3) + 1
+    assert set((call(x) / x).flatten().round(decimals=3).tolist()) <= {0.0, 4.0}
+    torch.testing.assert_close(call(-x), (-x).sin() * 2)

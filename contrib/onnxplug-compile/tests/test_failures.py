@@ -128,6 +128,36 @@ def test_an_error_of_eager_is_raised_and_the_session_stays() -> None:
     assert [graph.error for graph in store["graphs"]] == [None]
 
 
+FACTORISATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "inverse": torch.linalg.inv,
+    "solution": lambda x: torch.linalg.solve(x, x + 1) * 2,
+    "two": lambda x: (torch.linalg.inv(x + 4 * torch.eye(3)), torch.linalg.inv(x), x),
+}
+
+
+@pytest.mark.parametrize("backend", ["onnxplug", "onnxplug_debug"])
+@pytest.mark.parametrize("name", FACTORISATIONS)
+def test_a_factorisation_that_fails_raises_the_error_of_eager(name: str, backend: str) -> None:
+    function = FACTORISATIONS[name]
+    compiled = torch.compile(function, backend=backend, options={"fallback": False})
+    for factor in (1.0, -0.5):
+        x = factor * (torch.randn(3, 3) + 4 * torch.eye(3))
+        torch.testing.assert_close(compiled(x), function(x))
+        gradients = []
+        for called in (compiled, function):
+            leaf = x.clone().requires_grad_()
+            result = called(leaf)
+            (sum(part.sum() for part in result) if isinstance(result, tuple) else result.sum()).backward()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients)
+    messages = []
+    for called in (function, compiled):
+        with pytest.raises(torch.linalg.LinAlgError) as caught:
+            called(torch.zeros(3, 3))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
 class Silent(Executable):
     """An executable whose session computes nothing and raises no error."""
 

@@ -44,7 +44,7 @@ _UNBOUNDED = 2**31 - 1
 
 def loop(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
     """``prim::Loop``: unrolled while its end is known, else ``while_loop``."""
-    count, going = values[step.inputs[0]], values[step.inputs[1]]
+    count, going = _turns(step, values)
     carried = [values[number] for number in step.inputs[2:]]
     index = 0
     while True:
@@ -56,6 +56,28 @@ def loop(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
             return _in_graph(interpreter, step, values, index, count, going, carried)
         going, *carried = _iterated(interpreter, step, values, index, carried)
         index += 1
+
+
+def _turns(step: Step, values: Values) -> tuple[Any, Any]:
+    """The number of iterations, and whether to begin.
+
+    With ``continue`` in it, a script has ``for`` over a size as a ``while`` with a counter: ``counter + 1 < size``, and True.
+    """
+    count, going = values[step.inputs[0]], values[step.inputs[1]]
+    (body,) = step.blocks
+    made = {number: inner for inner in body.steps for number in inner.outputs}
+    outside = {number: value for number, value in values.items() if number not in made and number not in body.inputs}
+    less = made.get(body.outputs[0])
+    if less is not None and less.kind == "aten::__and__":
+        less = next((made.get(a) for a, b in (less.inputs, less.inputs[::-1]) if outside.get(b) is True), None)
+    following = made.get(less.inputs[0]) if less is not None and less.kind == "aten::lt" else None
+    if less is None or following is None or following.kind != "aten::add":
+        return count, going
+    counters = zip(body.outputs[1:], body.inputs[1:], step.inputs[2:], strict=True)
+    first: Any = next((values[a] for b, c, a in counters if (b, c) == (less.inputs[0], following.inputs[0])), None)
+    size: Any = outside.get(less.inputs[1])
+    counts = isinstance(size, torch.SymInt) and type(first) is int and outside.get(following.inputs[1]) == 1
+    return (size - first, True) if counts and str(going) == str(size > first) else (count, going)
 
 
 def _iterated(interpreter: Interpreter, step: Step, values: Values, index: Any, carried: Sequence[Any]) -> list[Any]:

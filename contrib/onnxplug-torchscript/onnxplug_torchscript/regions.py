@@ -103,7 +103,7 @@ class Region:
             values = {number: mapped(value, inside) for number, value in self._values.items()}
             attributes = {key: mapped(value, inside) for key, value in self.attributes.items()}
             if outer is not None:
-                attributes.update(zip(self.written, outer[:count], strict=True))
+                attributes.update(zip(self.written, [mapped(value, inside) for value in outer[:count]], strict=True))
             values.update(zip(block.inputs, [mapped(value, inside) for value in inputs], strict=True))
             contents = list(values.values())
             before = [(structure(value), [id(leaf) for leaf in leaves(value)]) for value in contents]

@@ -50,6 +50,19 @@ def over_a_size(x: torch.Tensor):
     return total
 
 
+def over_a_size_with_continue(x: torch.Tensor):
+    total = torch.zeros(3)
+    for i in range(1, x.size(0)):
+        if i % 3 == 2:
+            continue
+        for j in range(x.size(0)):
+            if x[j, 0] > i:
+                continue
+            total = total + x[j] * j
+        total = total * 0.5 + x[i]
+    return total
+
+
 def over_a_size_backwards(x: torch.Tensor):
     total = torch.ones(3)
     n = 0
@@ -166,6 +179,7 @@ LOOPS = [
     leaves_early,
     breaks_and_continues,
     over_a_size,
+    over_a_size_with_continue,
     over_a_size_backwards,
     over_a_number_of_a_tensor,
     nested,
@@ -252,3 +266,40 @@ def test_loops_that_no_graph_can_compute(function: Any) -> None:
     line = function.__code__.co_firstlineno
     assert any(f"{__file__}:{line + offset}" in str(caught.value) for offset in (1, 2, 3, 4)), str(caught.value)
     assert caught.value.hint
+
+
+class Held(nn.Module):
+    """A model whose loops write its buffers by ``+=``, which a script records as a write and an assignment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.arange(3.0))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+
+class Adding(Held):
+    def forward(self, x: torch.Tensor):
+        view = self.total[:1]
+        for i in range(x.size(0)):
+            for j in range(i):
+                self.total += x[j]
+            if x[i, 0] > 0:
+                self.count += 2
+        return x * self.total, view, self.count
+
+
+class Filling(Held):
+    def forward(self, x: torch.Tensor):
+        y = self.total
+        while bool(y.sum() < 50.0):
+            y += 1
+            self.total *= 1.5
+            self.count += 1
+        self.total.sub_(x[0])
+        return y, self.count, x + self.total
+
+
+@pytest.mark.parametrize("kind", [Adding, Filling])
+def test_buffers_that_a_loop_writes(kind: type[Held]) -> None:
+    cases = [(x,) for x in (X, Y, -Y[:1])]
+    check_script(scripted(kind().eval()), *cases, dynamic=BATCH)

@@ -11,6 +11,7 @@ import torch
 
 from onnxplug.capture.locations import source_location
 from onnxplug.capture.signature import FunctionalGraph
+from onnxplug.functionalize.subgraphs import subgraph_at
 from onnxplug.registry.names import qualified_name
 from onnxplug.registry.rule import Rule
 from onnxplug.run.alignment import Alignment
@@ -268,9 +269,15 @@ def difference_at(
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether an operator draws random numbers; it does not with a probability of 0, nor outside of training mode."""
+    """Whether an operator, or one of the graph that it runs, draws random numbers.
+
+    It does not with a probability of 0, nor outside of training mode.
+    """
     target = node.target
-    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+    if not isinstance(target, OpOverload):
+        graphs = (subgraph_at(operand, node.graph.owning_module) for operand in node.all_input_nodes)
+        return any(_draws(inner) for module in graphs if module is not None for inner in module.graph.nodes)
+    if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     for position, argument in enumerate(target._schema.arguments):
         if argument.name in ("train", "training", "p", "dropout_p", "dropout"):
