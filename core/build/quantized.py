@@ -9,18 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
 #: Prefix of the operator's name in rules for quantised arguments.
 QUANTIZED_PREFIX = "quantized:"
 #: On a restored value (``onnx_ir.Value.meta``) whose integers have 7 bits by the range that it was quantised for.
 REDUCED = "onnxplug.reduced"
-#: Operators that make quantised tensors of ordinary tensors.
-QUANTIZERS = frozenset(
-    getattr(packet, overload)
-    for packet in (torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel)
-    for overload in packet.overloads()
-)
 
 
 class Quantized:

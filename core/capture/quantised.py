@@ -11,6 +11,12 @@ from torch import nn
 from onnxplug.plugin_api import Mentions
 
 PACKAGE = "onnxplug-quantized"
+#: Operators that make quantised tensors of ordinary tensors.
+QUANTIZERS = frozenset(
+    getattr(packet, overload)
+    for packet in (torch.ops.aten.quantize_per_tensor, torch.ops.aten.quantize_per_channel)
+    for overload in packet.overloads()
+)
 #: Names of the classes of packed weights.
 _CLASSES = ("__torch__.torch.classes.quantized.", "__torch__.torch.classes.rnn.")
 

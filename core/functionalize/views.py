@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.build.quantized import QUANTIZERS
+from onnxplug.capture.quantised import QUANTIZERS
 
 aten = torch.ops.aten
 

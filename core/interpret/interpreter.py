@@ -16,8 +16,9 @@ from torch.fx.immutable_collections import immutable_list
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.complexes import COMPLEX_PREFIX, PART_DTYPE, Complex, complex_constant, touches_complex
 from onnxplug.build.dtypes import to_onnx_dtype
-from onnxplug.build.quantized import QUANTIZED_PREFIX, QUANTIZERS, is_quantized
+from onnxplug.build.quantized import QUANTIZED_PREFIX, is_quantized
 from onnxplug.capture.locations import raised_at, source_location
+from onnxplug.capture.quantised import QUANTIZERS
 from onnxplug.errors import (
     ConversionError,
     Decline,

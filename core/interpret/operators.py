@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from onnxplug.build.quantized import QUANTIZERS
+from onnxplug.capture.quantised import QUANTIZERS
 from onnxplug.functionalize.effects import effects_of
 from onnxplug.interpret.node import Parameter, schema_parameters
 from onnxplug.registry.names import qualified_name
