@@ -61,23 +61,26 @@ def loop(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
 def _turns(step: Step, values: Values) -> tuple[Any, Any]:
     """The number of iterations, and whether to begin.
 
-    With ``continue`` in it, a script has ``for`` over a size as a ``while`` with a counter: ``counter + 1 < size``, and True.
+    With ``continue`` or ``break`` in it, a script has ``for`` over a size as a ``while`` with a counter, which begins by
+    ``size > first`` and goes on by ``counter + 1 < size``, alone or ``and`` that there was no ``break``.
     """
     count, going = values[step.inputs[0]], values[step.inputs[1]]
     (body,) = step.blocks
     made = {number: inner for inner in body.steps for number in inner.outputs}
     outside = {number: value for number, value in values.items() if number not in made and number not in body.inputs}
-    less = made.get(body.outputs[0])
-    if less is not None and less.kind == "aten::__and__":
-        less = next((made.get(a) for a, b in (less.inputs, less.inputs[::-1]) if outside.get(b) is True), None)
-    following = made.get(less.inputs[0]) if less is not None and less.kind == "aten::lt" else None
-    if less is None or following is None or following.kind != "aten::add":
-        return count, going
-    counters = zip(body.outputs[1:], body.inputs[1:], step.inputs[2:], strict=True)
-    first: Any = next((values[a] for b, c, a in counters if (b, c) == (less.inputs[0], following.inputs[0])), None)
-    size: Any = outside.get(less.inputs[1])
-    counts = isinstance(size, torch.SymInt) and type(first) is int and outside.get(following.inputs[1]) == 1
-    return (size - first, True) if counts and str(going) == str(size > first) else (count, going)
+    condition = made.get(body.outputs[0])
+    both = condition is not None and condition.kind == "aten::__and__"
+    for less in [made.get(number) for number in condition.inputs] if condition is not None and both else [condition]:
+        following = made.get(less.inputs[0]) if less is not None and less.kind == "aten::lt" else None
+        if less is None or following is None or following.kind != "aten::add":
+            continue
+        counters = zip(body.outputs[1:], body.inputs[1:], step.inputs[2:], strict=True)
+        first: Any = next((values[a] for b, c, a in counters if (b, c) == (less.inputs[0], following.inputs[0])), None)
+        size: Any = outside.get(less.inputs[1])
+        counts = isinstance(size, torch.SymInt) and type(first) is int and outside.get(following.inputs[1]) == 1
+        if counts and str(going) == str(size > first):
+            return size - first, True
+    return count, going
 
 
 def _iterated(interpreter: Interpreter, step: Step, values: Values, index: Any, carried: Sequence[Any]) -> list[Any]:

@@ -63,6 +63,21 @@ def over_a_size_with_continue(x: torch.Tensor):
     return total
 
 
+def over_a_size_with_break(x: torch.Tensor):
+    total = torch.zeros(3)
+    for i in range(x.size(0)):
+        for j in range(1, x.size(0)):
+            if x[j, 0] > x[i, 1]:
+                break
+            total = total + x[j] * j
+        if i == 2:
+            break
+        if x[i, 0] > 10:
+            return total, i
+        total = total * 0.5
+    return total, -1
+
+
 def over_a_size_backwards(x: torch.Tensor):
     total = torch.ones(3)
     n = 0
@@ -180,6 +195,7 @@ LOOPS = [
     breaks_and_continues,
     over_a_size,
     over_a_size_with_continue,
+    over_a_size_with_break,
     over_a_size_backwards,
     over_a_number_of_a_tensor,
     nested,
