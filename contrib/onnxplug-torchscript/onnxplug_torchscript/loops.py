@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
@@ -48,14 +49,31 @@ def loop(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
     carried = [values[number] for number in step.inputs[2:]]
     index = 0
     while True:
-        if is_symbolic(count) or is_unbacked(count) or decided(step, going) is None:
+        follows_sizes = index == 0 and _follows_sizes(going)
+        if is_symbolic(count) or is_unbacked(count) or (not follows_sizes and decided(step, going) is None):
             return _in_graph(interpreter, step, values, index, count, going, carried)
-        if index >= count or not decided(step, going):
+        if index >= count or not (follows_sizes or decided(step, going)):
             return carried
-        if index == 0 and _depends_on_data(interpreter, step, values, count, going, carried):
-            return _in_graph(interpreter, step, values, index, count, going, carried)
+        if index == 0:
+            following = going if follows_sizes else _after_one(interpreter, step, values, carried)
+            if isinstance(following, torch.Tensor) or is_unbacked(following):
+                return _in_graph(interpreter, step, values, index, count, going, carried)
+            if _follows_sizes(following):
+                try:
+                    return _in_graph(interpreter, step, values, index, count, going, carried)
+                except CaptureError:
+                    pass  # unrolled as often as for the example's sizes, which is a guard
+            if not decided(step, going):
+                return carried
         going, *carried = _iterated(interpreter, step, values, index, carried)
         index += 1
+
+
+def _follows_sizes(condition: Any) -> bool:
+    """Whether a condition is true for some sizes of the inputs, false for others."""
+    if not is_symbolic(condition) or is_unbacked(condition):
+        return False
+    return not (statically_known_true(condition) or statically_known_true(torch.sym_not(condition)))
 
 
 def _turns(step: Step, values: Values) -> tuple[Any, Any]:
@@ -89,20 +107,19 @@ def _iterated(interpreter: Interpreter, step: Step, values: Values, index: Any, 
     return interpreter.run(body, values)
 
 
-def _depends_on_data(
-    interpreter: Interpreter, step: Step, values: Values, count: Any, going: Any, carried: Sequence[Any]
-) -> bool:
-    """Whether a ``while`` whose first iteration is certain goes on by a tensor's values."""
+def _after_one(interpreter: Interpreter, step: Step, values: Values, carried: Sequence[Any]) -> Any:
+    """Whether a ``while`` goes on after its first iteration; True where that follows from no value of the iteration."""
     (body,) = step.blocks
     constant = {s.outputs[0] for s in body.steps if s.kind == "prim::Constant"}
     if body.outputs[0] in constant or body.outputs[0] not in {n for s in body.steps for n in s.outputs}:
-        return False
+        return True
     region = Region(interpreter, step, values)
     try:
         after = region.tried(lambda operands: region.function(body, [0, *carried])(operands))
     except ContainerChanged:
-        return False
-    return _decided_quietly(step, next(iter(after), True)) is None
+        return True
+    condition = next(iter(after), True)
+    return condition.known() if isinstance(condition, ScalarTensor) else condition
 
 
 def _never_leaves(step: Step, values: Values) -> bool:
@@ -112,14 +129,6 @@ def _never_leaves(step: Step, values: Values) -> bool:
     going = body.outputs[0]
     computed = {number for s in body.steps for number in s.outputs}
     return constants.get(going) is True if going in computed else values.get(going) is True
-
-
-def _decided_quietly(step: Step, condition: Any) -> bool | None:
-    if isinstance(condition, ScalarTensor):
-        condition = condition.known()
-    if isinstance(condition, torch.Tensor) or is_unbacked(condition):
-        return None
-    return True
 
 
 def _in_graph(

@@ -78,6 +78,24 @@ def over_a_size_with_break(x: torch.Tensor):
     return total, -1
 
 
+def while_a_size_says(x: torch.Tensor):
+    total = torch.zeros(3)
+    i, k, n = 0, 0, x.size(0)
+    while i < x.size(0):
+        total = total * 0.5 + x[i]
+        i += 2
+    while n > 1:
+        n = n // 2
+        k += 1
+    last = 3
+    while last < x.size(0):
+        total = total + 2
+        last += 1
+        if bool(total.sum() > 10):
+            break
+    return total, x[:k], i, k, n, last
+
+
 def over_a_size_backwards(x: torch.Tensor):
     total = torch.ones(3)
     n = 0
@@ -196,6 +214,7 @@ LOOPS = [
     over_a_size,
     over_a_size_with_continue,
     over_a_size_with_break,
+    while_a_size_says,
     over_a_size_backwards,
     over_a_number_of_a_tensor,
     nested,

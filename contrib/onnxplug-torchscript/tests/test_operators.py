@@ -122,16 +122,13 @@ def strings(x: torch.Tensor, mode: str = "a-b"):
 def texts_of_numbers(x: torch.Tensor):
     results = [x]
     wanted = ["0.10000000000000001", "2.", "0.", "12345678901234.", "1.0000000000000001e+300", "inf"]
-    for number, text in zip([0.1, 2.0, -0.0, 12345678901234.0, 1e300, math.inf], wanted):
+    for i, number in enumerate([0.1, 2.0, -0.0, 12345678901234.0, 1e300, math.inf]):
         number = number * float(x.dim()) / 2
-        if f"{number}" == text and str(number) == text and "%s" % number == text:  # noqa: UP031
-            results.append(x * len(results))
+        if f"{number}" == wanted[i] and str(number) == wanted[i]:
+            results.append(x * i)
     whole = 1.0 * x.dim()
-    if (
-        "%s %d %f" % (whole, whole, whole) == "2. 2 2.000000"
-        and f"{[whole]}" == "[2.]"
-        and str(("a", x.dim())) == "(a, 2)"
-    ):  # noqa: UP031
+    percent = "%s %d %f" % (whole, whole, whole)  # noqa: UP031
+    if percent == "2. 2 2.000000" and f"{[whole]}" == "[2.]" and str(("a", x.dim())) == "(a, 2)":
         results.append(x + 1)
     return torch.stack(results)
 
