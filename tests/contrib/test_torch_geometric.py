@@ -205,6 +205,8 @@ MORE: dict[str, Callable[[], Taking]] = {
     "to_dense_adj": lambda: Taking("edge_index batch", pyg.to_dense_adj),
     "to_undirected": lambda: pair(lambda x, e: pyg.to_undirected(e)),
     "subgraph": lambda: pair(lambda x, e: pyg.subgraph(x[:, 0] > 0, e, relabel_nodes=True, num_nodes=x.size(0))[0]),
+    "cumsum": lambda: Taking("edge_type", lambda kind: (pyg.cumsum(kind.int()), pyg.cumsum(kind))),
+    "softmax of runs": lambda: Taking("x", lambda x: pyg.softmax(x, ptr=torch.tensor([0, 1]) * x.size(0))),
     "coalesce edges": lambda: attributed(lambda x, e, a: pyg.coalesce(e, [a, a * 2], x.size(0), sort_by_row=False)),
 }
 LSTM = gnn.SAGEConv(8, 16, aggr="lstm")

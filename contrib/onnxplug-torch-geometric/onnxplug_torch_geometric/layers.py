@@ -29,9 +29,9 @@ def hetero_linear(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
 
 
 def cumsum(x: Tensor, dim: int = 0) -> Tensor:
-    """torch_geometric's ``cumsum``, sums with a 0 in front, without writes to parts of an empty tensor."""
+    """torch_geometric's ``cumsum``, sums of the dtype of ``x`` with a 0 in front, without writes to parts of an empty tensor."""
     zero = x.new_zeros((*x.shape[:dim], 1, *x.shape[dim + 1 :]))
-    return torch.cat([zero, x.cumsum(dim)], dim)
+    return torch.cat([zero, x.cumsum(dim, dtype=x.dtype)], dim)
 
 
 def any_size(size: Any) -> None:
