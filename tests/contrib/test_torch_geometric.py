@@ -301,6 +301,26 @@ def test_batches_as_inputs() -> None:
         assert program(inputs)[0].shape == (len(sizes), 3)
 
 
+def test_a_stored_number_of_nodes_is_not_a_constant() -> None:
+    """Data sets such as OGB's store it beside the tensors of nodes."""
+    from onnxplug_torch_geometric import data_shapes
+
+    class Model(nn.Module):
+        def forward(self, data: Any) -> Any:
+            return data.x / data.num_nodes
+
+    def numbered(nodes: int) -> Data:
+        data = graph(nodes, 4)
+        data.num_nodes = nodes
+        return data
+
+    for examples in ([numbered(n) for n in (3, 1, 6)], [Batch.from_data_list([numbered(n)] * n) for n in (3, 2)]):
+        shapes = (data_shapes(examples[0]),)
+        program = onnxplug.to_onnx(Model(), (examples[0],), dynamic_shapes=shapes, registry=REGISTRY)
+        for inputs in examples:
+            torch.testing.assert_close(program(inputs)[0], Model()(inputs))
+
+
 def test_one_graph_as_input() -> None:
     from onnxplug_torch_geometric import data_shapes
 
