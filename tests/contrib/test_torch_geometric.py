@@ -203,6 +203,13 @@ MORE: dict[str, Callable[[], Taking]] = {
     "AttentiveFP": lambda: Taking("x edge_index edge_attr batch", gnn.AttentiveFP(8, 16, 4, 4, 2, 2)),
     "LabelPropagation": lambda: pair(lambda x, e: gnn.LabelPropagation(2, 0.5)(x, e)),
     "to_dense_adj": lambda: Taking("edge_index batch", pyg.to_dense_adj),
+    "to_dense_adj of one graph": lambda: Taking(
+        "edge_index edge_attr", lambda e, a: (pyg.to_dense_adj(e, edge_attr=a), pyg.to_dense_adj(e, batch_size=2))
+    ),
+    # PyTorch leaves the order of equal edges open: equal edges have equal attributes here.
+    "sort_edge_index": lambda: Taking(
+        "edge_index", lambda e: (pyg.sort_edge_index(e, e[0] - e[1]), pyg.sort_edge_index(e, sort_by_row=False))
+    ),
     "to_undirected": lambda: pair(lambda x, e: pyg.to_undirected(e)),
     "subgraph": lambda: pair(lambda x, e: pyg.subgraph(x[:, 0] > 0, e, relabel_nodes=True, num_nodes=x.size(0))[0]),
     "cumsum": lambda: Taking("edge_type", lambda kind: (pyg.cumsum(kind.int()), pyg.cumsum(kind))),
