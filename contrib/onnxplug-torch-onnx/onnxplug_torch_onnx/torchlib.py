@@ -259,6 +259,12 @@ class Tensor:
     def __rmod__(self, other: Any) -> Any:
         return self._mod(other, self)
 
+    def __rpow__(self, other: Any) -> Any:
+        # A power has the dtype of its base, and a number as the base the dtype of a real exponent.
+        dtype = self.value.dtype
+        real = isinstance(other, int | float) and dtype is not None and dtype.is_floating_point()
+        return self._call("Pow", self._recorder._g.const(other, dtype) if real else other, self)
+
     def __neg__(self) -> Any:
         return self._call("Neg", self)
 
@@ -284,7 +290,8 @@ for _method, _name in {
     "or": "Or",
 }.items():
     setattr(Tensor, f"__{_method}__", _binary(_name))
-    setattr(Tensor, f"__r{_method}__", _binary(_name, swapped=True))
+    if _name != "Pow":
+        setattr(Tensor, f"__r{_method}__", _binary(_name, swapped=True))
 for _method, _name in {
     "eq": "Equal",
     "lt": "Less",

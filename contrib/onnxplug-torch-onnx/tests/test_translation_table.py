@@ -204,6 +204,16 @@ def test_an_operator_of_another_meaning_at_the_target() -> None:
         torch.testing.assert_close(program(x, y)[0], x + y.softmax(-1))
 
 
+def test_powers_of_a_number() -> None:
+    def powers(a, b, alpha: float = 1.0):
+        return op.Cast(2**a, to=1) + 3.0**b
+
+    table = {torch.ops.ct.mix.default: powers}
+    program = onnxplug.to_onnx(lambda x, y: torch.ops.ct.mix(x, y), PAIR, custom_translation_table=table)
+    for x, y in (PAIR, tuple(2 * value for value in PAIR)):
+        torch.testing.assert_close(program(x, y)[0], 2**x + 3**y)
+
+
 def test_eager_onnxscript_goes_on_beside_an_export() -> None:
     import numpy as np
 
