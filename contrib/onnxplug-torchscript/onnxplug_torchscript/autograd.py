@@ -231,7 +231,7 @@ class _Operator:
         leaves, spec = pytree.tree_flatten(tuple(args))
         tensors: list[torch.Tensor] = []
         sizes: list[Any] = []
-        places = []
+        places: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 places.append(_Tensor("tensor", len(tensors)))
