@@ -153,7 +153,7 @@ def segment_reduce(g: GraphBuilder, node: FxNode) -> Value:
     count = g.as_scalar(g.dim(starts, 0))
     bounds = g.op.Concat(starts, g.op.Slice(ends, np.array([-1]), np.array([_MOST]), np.array([0])), axis=0)
     segment = run_of_each(g, bounds, g.dim(x, 0))
-    name = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "min": "amin"}[reduction]
+    name = {"mean": "sum", "max": "amax", "min": "amin"}.get(reduction, reduction)
     result = scatter_rows(g, x, segment, g.op.Add(count, g.const(1)), name, dtype)
     result = g.op.Slice(result, np.array([0]), np.array([-1]), np.array([0]))
     start = float(initial) if initial is not None else neutral(name, dtype)

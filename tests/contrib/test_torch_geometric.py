@@ -203,8 +203,17 @@ MORE: dict[str, Callable[[], Taking]] = {
     "AttentiveFP": lambda: Taking("x edge_index edge_attr batch", gnn.AttentiveFP(8, 16, 4, 4, 2, 2)),
     "LabelPropagation": lambda: pair(lambda x, e: gnn.LabelPropagation(2, 0.5)(x, e)),
     "to_dense_adj": lambda: Taking("edge_index batch", pyg.to_dense_adj),
+    "to_dense_adj of one graph": lambda: Taking(
+        "edge_index edge_attr", lambda e, a: (pyg.to_dense_adj(e, edge_attr=a), pyg.to_dense_adj(e, batch_size=2))
+    ),
+    # PyTorch leaves the order of equal edges open: equal edges have equal attributes here.
+    "sort_edge_index": lambda: Taking(
+        "edge_index", lambda e: (pyg.sort_edge_index(e, e[0] - e[1]), pyg.sort_edge_index(e, sort_by_row=False))
+    ),
     "to_undirected": lambda: pair(lambda x, e: pyg.to_undirected(e)),
     "subgraph": lambda: pair(lambda x, e: pyg.subgraph(x[:, 0] > 0, e, relabel_nodes=True, num_nodes=x.size(0))[0]),
+    "cumsum": lambda: Taking("edge_type", lambda kind: (pyg.cumsum(kind.int()), pyg.cumsum(kind))),
+    "softmax of runs": lambda: Taking("x", lambda x: pyg.softmax(x, ptr=torch.tensor([0, 1]) * x.size(0))),
     "coalesce edges": lambda: attributed(lambda x, e, a: pyg.coalesce(e, [a, a * 2], x.size(0), sort_by_row=False)),
 }
 LSTM = gnn.SAGEConv(8, 16, aggr="lstm")
@@ -297,6 +306,26 @@ def test_batches_as_inputs() -> None:
         inputs = Batch.from_data_list([graph(*size) for size in sizes])
         torch.testing.assert_close(program(inputs)[0], model(inputs))
         assert program(inputs)[0].shape == (len(sizes), 3)
+
+
+def test_a_stored_number_of_nodes_is_not_a_constant() -> None:
+    """Data sets such as OGB's store it beside the tensors of nodes."""
+    from onnxplug_torch_geometric import data_shapes
+
+    class Model(nn.Module):
+        def forward(self, data: Any) -> Any:
+            return data.x / data.num_nodes
+
+    def numbered(nodes: int) -> Data:
+        data = graph(nodes, 4)
+        data.num_nodes = nodes
+        return data
+
+    for examples in ([numbered(n) for n in (3, 1, 6)], [Batch.from_data_list([numbered(n)] * n) for n in (3, 2)]):
+        shapes = (data_shapes(examples[0]),)
+        program = onnxplug.to_onnx(Model(), (examples[0],), dynamic_shapes=shapes, registry=REGISTRY)
+        for inputs in examples:
+            torch.testing.assert_close(program(inputs)[0], Model()(inputs))
 
 
 def test_one_graph_as_input() -> None:

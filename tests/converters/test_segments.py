@@ -88,7 +88,7 @@ def test_weights_of_a_bag() -> None:
 
 
 @pytest.mark.parametrize("initial", [None, 1.5])
-@pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min", "prod", "amax", "amin"])
 def test_segment_reduce(reduction: str, initial: float | None) -> None:
     lengths = torch.tensor([2, 0, 3, 4])
     for x in (torch.randn(9), torch.randn(9, 2, 3)):

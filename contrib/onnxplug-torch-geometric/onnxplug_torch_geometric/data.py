@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch_geometric.data import Batch, Data
+from torch_geometric.data.storage import N_KEYS
 
 from onnxplug.torch_private import pytree
 
@@ -49,7 +50,10 @@ def unflatten(values: Iterable[Any], context: str) -> Any:
 def _parts(data: Any) -> tuple[list[str], str]:
     names: list[str] = []
     rest: dict[str, Any] = {}
-    for name in sorted(data.keys()):
+    keys = set(data.keys())
+    if keys & N_KEYS:
+        keys.discard("num_nodes")  # torch_geometric takes it from these tensors then, at any size
+    for name in sorted(keys):
         value = data[name]
         # torch puts other objects in place of tensors while it handles the tree's form: they count as tensors.
         if isinstance(value, bool | int | float | str):

@@ -29,9 +29,9 @@ def hetero_linear(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
 
 
 def cumsum(x: Tensor, dim: int = 0) -> Tensor:
-    """torch_geometric's ``cumsum``, sums with a 0 in front, without writes to parts of an empty tensor."""
+    """torch_geometric's ``cumsum``, sums of the dtype of ``x`` with a 0 in front, without writes to parts of an empty tensor."""
     zero = x.new_zeros((*x.shape[:dim], 1, *x.shape[dim + 1 :]))
-    return torch.cat([zero, x.cumsum(dim)], dim)
+    return torch.cat([zero, x.cumsum(dim, dtype=x.dtype)], dim)
 
 
 def any_size(size: Any) -> None:
@@ -188,9 +188,26 @@ def num_nodes(original: Callable[..., Any]) -> Callable[..., Any]:
     def maybe_num_nodes(edge_index: Any, num_nodes: Any = None) -> Any:
         if num_nodes is not None or not _is_plain(edge_index):
             return original(edge_index, num_nodes)
-        return places(edge_index, None)
+        count = places(edge_index, None)
+        torch._check(count < 2**31)  # sort_edge_index asks whether the square is an int64
+        return count
 
     return maybe_num_nodes
+
+
+def to_dense_adj(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``to_dense_adj`` of a single graph without a branch on the number of nodes."""
+
+    @functools.wraps(original)
+    def to_dense_adj(
+        edge_index: Tensor, batch: Any = None, edge_attr: Any = None, max_num_nodes: Any = None, batch_size: Any = None
+    ) -> Tensor:
+        if batch is None:
+            batch = edge_index.new_zeros((places(edge_index, None),))
+            batch_size = 1 if batch_size is None else batch_size
+        return original(edge_index, batch, edge_attr, max_num_nodes, batch_size)
+
+    return to_dense_adj
 
 
 def coalesce(original: Callable[..., Any]) -> Callable[..., Any]:

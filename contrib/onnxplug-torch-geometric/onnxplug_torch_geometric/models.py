@@ -72,6 +72,7 @@ def _changes() -> list[tuple[Any, str, Any]]:
         *_everywhere(utils.cumsum, layers.cumsum),
         *_everywhere(utils.scatter, layers.scatter(utils.scatter)),
         *_everywhere(utils.to_dense_batch, layers.to_dense_batch(utils.to_dense_batch)),
+        *_everywhere(utils.to_dense_adj, layers.to_dense_adj(utils.to_dense_adj)),
         *_everywhere(utils.coalesce, layers.coalesce(utils.coalesce)),
         *_everywhere(known, layers.num_nodes(known)),
         *((module, "int", Int) for module in _modules() if module.__name__.startswith(_PACKAGES)),

@@ -244,15 +244,14 @@ def _in_order(dynamic_shapes: Any, inputs: Sequence[Any]) -> list[Any]:
     """
     if not isinstance(dynamic_shapes, Mapping):
         return list(dynamic_shapes)
-    places = {}
+    # The leaves of "past" are "past_0" and "past_1"; "past_key" may be an input of its own.
+    owners = [max((n for n in dynamic_shapes if f"{i}_".startswith(f"{n}_")), key=len, default=None) for i in inputs]
     for name in dynamic_shapes:
-        positions = [number for number, i in enumerate(inputs) if i == name or str(i).startswith(f"{name}_")]
-        if not positions:
+        if name not in owners:
             raise UsageError(
                 f"dynamic_shapes names {name!r}, but the inputs of the ExportedProgram are {', '.join(map(str, inputs))}"
             )
-        places[name] = positions[0]
-    return [dynamic_shapes[name] for name in sorted(places, key=lambda name: places[name])]
+    return [dynamic_shapes[name] for name in dict.fromkeys(owners) if name is not None]
 
 
 def _is_axes(spec: Any) -> bool:

@@ -12,7 +12,7 @@ from onnxplug.errors import ConversionError, Decline, Unsupported, UsageError
 from onnxplug_torch_onnx.binding import Parameter, bind, mismatch, parameters_of
 
 #: Operators whose semantics changed at an opset while the node's form stayed the same.
-_CHANGED = {("Softmax", 13), ("LogSoftmax", 13), ("Hardmax", 13), ("GroupNormalization", 21)}
+_CHANGED = {("Softmax", 13), ("LogSoftmax", 13), ("Hardmax", 13), ("RoiAlign", 16), ("GroupNormalization", 21)}
 
 
 def function_body(
@@ -195,23 +195,14 @@ class _Replay:
             return getattr(g.domain(node.domain, version), node.op_type)(
                 *inputs, _outputs=len(node.outputs), **attributes
             )
-        self._check_version(node.op_type)
+        written = self._function.opset_imports.get("", g.opset)
+        check_meaning(node.op_type, written, g.opset, self._function.name)
         if node.op_type == "Constant" and not any(a.is_ref() for a in attributes.values()):
             return g.const(_constant(attributes))
         result = getattr(g.op, node.op_type)(*inputs, _outputs=len(node.outputs), **attributes)
         if node.op_type == "Constant":
             _type_constant(result, attributes)
         return result
-
-    def _check_version(self, op_type: str) -> None:
-        written = self._function.opset_imports.get("", self._g.opset)
-        for name, since in _CHANGED:
-            if name == op_type and min(written, self._g.opset) < since <= max(written, self._g.opset):
-                raise Unsupported(
-                    f"the function {self._function.name!r} is written for opset {written}, and {op_type} means something "
-                    f"else at opset {self._g.opset}",
-                    hint=f"Write the function for opset {self._g.opset}, or use an opset range for its rule.",
-                )
 
     def _attribute(self, attr: ir.Attr, env: Mapping[int, Any], attributes: Mapping[str, ir.Attr]) -> Any:
         if attr.is_ref():
@@ -234,6 +225,26 @@ class _Replay:
             for v in graph.inputs
         ]
         return self._g.subgraph(build, formals)
+
+
+def check_meaning(op_type: str, written: int, opset: int, function: str) -> None:
+    """Refuses an operator that means something else at an opset than where a function is written for.
+
+    Args:
+        op_type: The operator.
+        written: The opset that the function is written for.
+        opset: The opset that the operator is emitted at.
+        function: The function's name.
+
+    Raises:
+        Unsupported: It means something else.
+    """
+    for name, since in _CHANGED:
+        if name == op_type and min(written, opset) < since <= max(written, opset):
+            raise Unsupported(
+                f"the function {function!r} is written for opset {written}, and {op_type} means something else at opset {opset}",
+                hint=f"Write the function for opset {opset}, or use an opset range for its rule.",
+            )
 
 
 def _constant(attributes: Mapping[str, Any]) -> Any:

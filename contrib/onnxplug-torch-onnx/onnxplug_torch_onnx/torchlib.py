@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxplug.errors import ConversionError, Decline, UsageError
 from onnxplug_torch_onnx.binding import Parameter, bind, mismatch, parameters_of
-from onnxplug_torch_onnx.functions import function_body, is_function
+from onnxplug_torch_onnx.functions import check_meaning, function_body, is_function
 
 _INSTALL = threading.RLock()
 
@@ -22,7 +22,8 @@ def onnxscript_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The function is called with the operator's arguments, and each ``op.Foo(...)`` in it emits a node. Parameters that
     are annotated as Python numbers, text or lists of them are attributes, all others inputs. An operator that was
-    written with another version of the opset is emitted, and checked, at the target's version.
+    written with another version of the opset is emitted, and checked, at the target's version; one that means something
+    else there is refused.
 
     Args:
         function: The function. An ``@onnxscript.script()`` function goes to :func:`function_body` instead.
@@ -42,7 +43,7 @@ def onnxscript_function(function: Callable[..., Any]) -> Callable[..., Any]:
         reason = mismatch(parameters, bound)
         if reason is not None:
             raise Decline(reason)
-        recorder = _Recorder(g)
+        recorder = _Recorder(g, name)
         with _evaluating(recorder):
             keywords = {k: recorder.wrap(v) for k, v in bound.items()}
             # By position as far as it goes: a parameter may be called self.
@@ -120,8 +121,9 @@ class _PerThread:
 class _Recorder:
     """Emits the operators that a torchlib-style function evaluates."""
 
-    def __init__(self, g: Any) -> None:
+    def __init__(self, g: Any, name: str) -> None:
         self._g = g
+        self._name = name  # of the function
 
     def wrap(self, item: Any) -> Any:
         """Wraps values, so that they have Python's operators."""
@@ -143,7 +145,11 @@ class _Recorder:
         if signature is not None:
             inputs, attributes = _sorted(signature, inputs, attributes)
         domain = op.domain
-        opset = self._g.op if domain in ("", "ai.onnx") else self._domain(domain, op.opset.version)
+        if domain in ("", "ai.onnx"):
+            check_meaning(op.name, op.opset.version, self._g.opset, self._name)
+            opset = self._g.op
+        else:
+            opset = self._domain(domain, op.opset.version)
         count = len(outputs) if isinstance(outputs, list | tuple) else outputs
         if count is None:
             count = _output_count(signature, inputs, attributes) if signature is not None else 1
@@ -253,6 +259,12 @@ class Tensor:
     def __rmod__(self, other: Any) -> Any:
         return self._mod(other, self)
 
+    def __rpow__(self, other: Any) -> Any:
+        # A power has the dtype of its base, and a number as the base the dtype of a real exponent.
+        dtype = self.value.dtype
+        real = isinstance(other, int | float) and dtype is not None and dtype.is_floating_point()
+        return self._call("Pow", self._recorder._g.const(other, dtype) if real else other, self)
+
     def __neg__(self) -> Any:
         return self._call("Neg", self)
 
@@ -278,7 +290,8 @@ for _method, _name in {
     "or": "Or",
 }.items():
     setattr(Tensor, f"__{_method}__", _binary(_name))
-    setattr(Tensor, f"__r{_method}__", _binary(_name, swapped=True))
+    if _name != "Pow":
+        setattr(Tensor, f"__r{_method}__", _binary(_name, swapped=True))
 for _method, _name in {
     "eq": "Equal",
     "lt": "Less",

@@ -244,6 +244,20 @@ def test_an_exported_program_gets_names() -> None:
         onnxplug.export(exported_program, dynamic_shapes=({0: "rows"}, None))
 
 
+@pytest.mark.parametrize("scale", [torch.ones(3, 4), [torch.ones(3, 4)]])
+def test_an_input_of_an_exported_program_whose_name_begins_like_another(scale: Any) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x_scale: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.sum() * (x_scale if isinstance(x_scale, torch.Tensor) else x_scale[0])
+
+    axes = {0: Dim.DYNAMIC}
+    shapes = {"x_scale": axes if isinstance(scale, torch.Tensor) else [axes], "x": axes}
+    two = torch.export.export(Scaled(), (scale, torch.ones(5)), dynamic_shapes=shapes)
+    named = {"x": {0: "items"}, "x_scale": {0: "rows"} if isinstance(scale, torch.Tensor) else [{0: "rows"}]}
+    program = exported(two, (), dynamic_shapes=named)
+    assert [dims(v) for v in program.model.graph.inputs] == [["rows", 4], ["items"]]
+
+
 def test_more_names_than_values() -> None:
     with pytest.warns(ExportWarning, match="input_names has 1 more names than the graph has values: b"):
         program = exported(net(), (X,), input_names=["a", "b"])

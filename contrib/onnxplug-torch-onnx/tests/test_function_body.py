@@ -124,6 +124,13 @@ def test_refusals() -> None:
         onnxplug.to_onnx(
             lambda x: torch.ops.cf.cap(x), (torch.randn(2),), rules=[Rule("cf::cap", compat.function_body(old))]
         )
+    boxes = onnx.parser.parse_function(
+        '<domain: "com.acme", opset_import: ["" : 15]> Boxes (x) => (y) { y = RoiAlign(x, x, x) }'
+    )
+    with pytest.raises(onnxplug.Unsupported, match="opset 15, and RoiAlign means something else at opset 21"):
+        onnxplug.to_onnx(
+            lambda x: torch.ops.cf.cap(x), (torch.randn(2),), rules=[Rule("cf::cap", compat.function_body(boxes))]
+        )
     few = onnx.parser.parse_function('<domain: "com.acme", opset_import: ["" : 18]> Few (x) => (y) { y = Abs(x) }')
     with pytest.raises(
         onnxplug.ConversionError, match=r"com\.acme::Few has no parameter for the argument 1 of cf::cap"

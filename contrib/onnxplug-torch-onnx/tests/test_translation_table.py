@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import onnxscript
 import pytest
 import torch
-from onnxscript import DOUBLE, FLOAT, FLOAT16, INT64, opset18 as op, script
+from onnxscript import DOUBLE, FLOAT, FLOAT16, INT64, opset12 as op12, opset13 as op13, opset18 as op, script
 
 import onnxplug
 from onnxplug import compat
@@ -182,6 +182,36 @@ def test_torchlib_itself() -> None:
         dynamic=[{0: "n"}],
         custom_translation_table=table,
     )
+
+
+def test_an_operator_of_another_meaning_at_the_target() -> None:
+    """Softmax is over all axes from 1 on below opset 13: emitted at another opset, its numbers were others."""
+
+    def older(a, b, alpha: float = 1.0):
+        return op12.Add(op12.Softmax(a), b)
+
+    def newer(a, b, alpha: float = 1.0):
+        return op13.Add(a, op13.Log(op13.Exp(op13.Softmax(b, axis=-1))))
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.ops.ct.mix(x, y)
+
+    overload = torch.ops.ct.mix.default
+    with pytest.raises(onnxplug.Unsupported, match="'older' is written for opset 12, and Softmax means something else"):
+        onnxplug.to_onnx(model, PAIR, custom_translation_table={overload: older})
+    program = onnxplug.to_onnx(model, PAIR, custom_translation_table={overload: newer})
+    for x, y in (PAIR, tuple(2 * value for value in PAIR)):
+        torch.testing.assert_close(program(x, y)[0], x + y.softmax(-1))
+
+
+def test_powers_of_a_number() -> None:
+    def powers(a, b, alpha: float = 1.0):
+        return op.Cast(2**a, to=1) + 3.0**b
+
+    table = {torch.ops.ct.mix.default: powers}
+    program = onnxplug.to_onnx(lambda x, y: torch.ops.ct.mix(x, y), PAIR, custom_translation_table=table)
+    for x, y in (PAIR, tuple(2 * value for value in PAIR)):
+        torch.testing.assert_close(program(x, y)[0], 2**x + 3**y)
 
 
 def test_eager_onnxscript_goes_on_beside_an_export() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from onnxplug import torch_private
+from onnxplug.capture.locations import runs_models
 from onnxplug.errors import UsageError
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import pytree
@@ -79,6 +80,7 @@ def keep_autograd_functions(*functions: type) -> Iterator[None]:
     Raises:
         UsageError: A function is not an ``autograd.Function``, or has no ``symbolic``.
     """
+    runs_models(__file__)
     operators = {function: _operator(function) for function in functions}
     before: dict[type, _Operator] = getattr(_KEPT, "operators", {})
     for function in operators:
@@ -229,7 +231,7 @@ class _Operator:
         leaves, spec = pytree.tree_flatten(tuple(args))
         tensors: list[torch.Tensor] = []
         sizes: list[Any] = []
-        places = []
+        places: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 places.append(_Tensor("tensor", len(tensors)))
@@ -238,7 +240,9 @@ class _Operator:
                 places.append(_Tensor("size", len(sizes)))
                 sizes.append(leaf)
             else:
-                places.append(leaf)
+                # The operator takes no other numbers of dynamic sizes: these are guarded to be the example's.
+                fixed = {torch.SymFloat: float, torch.SymBool: bool}.get(type(leaf))
+                places.append(leaf if fixed is None else fixed(leaf))
         call = self._index(places, spec)
         results = getattr(getattr(torch.ops, NAMESPACE), self.name)(tensors, sizes, call)
         return self.calls[call].rebuild(results)

@@ -18,6 +18,7 @@ from onnxplug_torchscript.values import (
     dtype_code,
     is_symbolic,
     leaves,
+    mapped,
     scalar,
 )
 
@@ -72,12 +73,40 @@ def _unpacked(value: Any) -> Any:
     return tuple(value)
 
 
+class _Real(float):
+    """A real number that is written as a script writes it: ``2.`` and ``0.10000000000000001``."""
+
+    def __repr__(self) -> str:
+        return f"{int(self)}." if self.is_integer() and -(2**63) <= self < 2**63 else f"{self:.17g}"
+
+
+class _Text(str):
+    """A text that is written without quotes in a list or tuple."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _written(value: Any) -> Any:
+    """A value that Python's formats write as a script's do."""
+    kinds = ((float, _Real), (str, _Text))
+    return mapped(value, lambda leaf: next((kind(leaf) for plain, kind in kinds if isinstance(leaf, plain)), leaf))
+
+
 def _format(template: str, *values: Any) -> str:
-    return template.format(*values)
+    return template.format(*_written(values))
 
 
-def _percent_format(template: str, *values: Any) -> str:
-    return template % values
+def _percent_format(template: str, values: Any) -> str:
+    return template % _written(values if isinstance(values, tuple) else (values,))
+
+
+def _first_item(items: dict[Any, Any]) -> tuple[Any, Any]:
+    """``items.popitem()``, in a script the oldest item."""
+    key = next(iter(items))
+    return key, items.pop(key)
 
 
 def _unwrapped(value: Any) -> Any:
@@ -201,7 +230,7 @@ GENERIC: dict[str, Callable[..., Any]] = {
     "aten::extend": _extended,
     "aten::insert": _insert,
     "aten::pop": _like("pop"),
-    "aten::popitem": _like("popitem"),
+    "aten::popitem": _first_item,
     "aten::clear": _like("clear"),
     "aten::reverse": _like("reverse"),
     "aten::remove": _like("remove"),
@@ -232,7 +261,7 @@ GENERIC: dict[str, Callable[..., Any]] = {
     "aten::_unwrap_optional": _unwrapped,
     "aten::format": _format,
     "aten::percentFormat": _percent_format,
-    "aten::str": str,
+    "aten::str": lambda value: str(_written(value)),
     "aten::hash": hash,
     "aten::Size": list,
     "aten::size": lambda value: list(value.shape),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
@@ -48,36 +49,56 @@ def loop(interpreter: Interpreter, step: Step, values: Values) -> list[Any]:
     carried = [values[number] for number in step.inputs[2:]]
     index = 0
     while True:
-        if is_symbolic(count) or is_unbacked(count) or decided(step, going) is None:
+        follows_sizes = index == 0 and _follows_sizes(going)
+        if is_symbolic(count) or is_unbacked(count) or (not follows_sizes and decided(step, going) is None):
             return _in_graph(interpreter, step, values, index, count, going, carried)
-        if index >= count or not decided(step, going):
+        if index >= count or not (follows_sizes or decided(step, going)):
             return carried
-        if index == 0 and _depends_on_data(interpreter, step, values, count, going, carried):
-            return _in_graph(interpreter, step, values, index, count, going, carried)
+        if index == 0:
+            following = going if follows_sizes else _after_one(interpreter, step, values, carried)
+            if isinstance(following, torch.Tensor) or is_unbacked(following):
+                return _in_graph(interpreter, step, values, index, count, going, carried)
+            if _follows_sizes(following):
+                try:
+                    return _in_graph(interpreter, step, values, index, count, going, carried)
+                except CaptureError:
+                    pass  # unrolled as often as for the example's sizes, which is a guard
+            if not decided(step, going):
+                return carried
         going, *carried = _iterated(interpreter, step, values, index, carried)
         index += 1
+
+
+def _follows_sizes(condition: Any) -> bool:
+    """Whether a condition is true for some sizes of the inputs, false for others."""
+    if not is_symbolic(condition) or is_unbacked(condition):
+        return False
+    return not (statically_known_true(condition) or statically_known_true(torch.sym_not(condition)))
 
 
 def _turns(step: Step, values: Values) -> tuple[Any, Any]:
     """The number of iterations, and whether to begin.
 
-    With ``continue`` in it, a script has ``for`` over a size as a ``while`` with a counter: ``counter + 1 < size``, and True.
+    With ``continue`` or ``break`` in it, a script has ``for`` over a size as a ``while`` with a counter, which begins by
+    ``size > first`` and goes on by ``counter + 1 < size``, alone or ``and`` that there was no ``break``.
     """
     count, going = values[step.inputs[0]], values[step.inputs[1]]
     (body,) = step.blocks
     made = {number: inner for inner in body.steps for number in inner.outputs}
     outside = {number: value for number, value in values.items() if number not in made and number not in body.inputs}
-    less = made.get(body.outputs[0])
-    if less is not None and less.kind == "aten::__and__":
-        less = next((made.get(a) for a, b in (less.inputs, less.inputs[::-1]) if outside.get(b) is True), None)
-    following = made.get(less.inputs[0]) if less is not None and less.kind == "aten::lt" else None
-    if less is None or following is None or following.kind != "aten::add":
-        return count, going
-    counters = zip(body.outputs[1:], body.inputs[1:], step.inputs[2:], strict=True)
-    first: Any = next((values[a] for b, c, a in counters if (b, c) == (less.inputs[0], following.inputs[0])), None)
-    size: Any = outside.get(less.inputs[1])
-    counts = isinstance(size, torch.SymInt) and type(first) is int and outside.get(following.inputs[1]) == 1
-    return (size - first, True) if counts and str(going) == str(size > first) else (count, going)
+    condition = made.get(body.outputs[0])
+    both = condition is not None and condition.kind == "aten::__and__"
+    for less in [made.get(number) for number in condition.inputs] if condition is not None and both else [condition]:
+        following = made.get(less.inputs[0]) if less is not None and less.kind == "aten::lt" else None
+        if less is None or following is None or following.kind != "aten::add":
+            continue
+        counters = zip(body.outputs[1:], body.inputs[1:], step.inputs[2:], strict=True)
+        first: Any = next((values[a] for b, c, a in counters if (b, c) == (less.inputs[0], following.inputs[0])), None)
+        size: Any = outside.get(less.inputs[1])
+        counts = isinstance(size, torch.SymInt) and type(first) is int and outside.get(following.inputs[1]) == 1
+        if counts and str(going) == str(size > first):
+            return size - first, True
+    return count, going
 
 
 def _iterated(interpreter: Interpreter, step: Step, values: Values, index: Any, carried: Sequence[Any]) -> list[Any]:
@@ -86,20 +107,19 @@ def _iterated(interpreter: Interpreter, step: Step, values: Values, index: Any, 
     return interpreter.run(body, values)
 
 
-def _depends_on_data(
-    interpreter: Interpreter, step: Step, values: Values, count: Any, going: Any, carried: Sequence[Any]
-) -> bool:
-    """Whether a ``while`` whose first iteration is certain goes on by a tensor's values."""
+def _after_one(interpreter: Interpreter, step: Step, values: Values, carried: Sequence[Any]) -> Any:
+    """Whether a ``while`` goes on after its first iteration; True where that follows from no value of the iteration."""
     (body,) = step.blocks
     constant = {s.outputs[0] for s in body.steps if s.kind == "prim::Constant"}
     if body.outputs[0] in constant or body.outputs[0] not in {n for s in body.steps for n in s.outputs}:
-        return False
+        return True
     region = Region(interpreter, step, values)
     try:
         after = region.tried(lambda operands: region.function(body, [0, *carried])(operands))
     except ContainerChanged:
-        return False
-    return _decided_quietly(step, next(iter(after), True)) is None
+        return True
+    condition = next(iter(after), True)
+    return condition.known() if isinstance(condition, ScalarTensor) else condition
 
 
 def _never_leaves(step: Step, values: Values) -> bool:
@@ -109,14 +129,6 @@ def _never_leaves(step: Step, values: Values) -> bool:
     going = body.outputs[0]
     computed = {number for s in body.steps for number in s.outputs}
     return constants.get(going) is True if going in computed else values.get(going) is True
-
-
-def _decided_quietly(step: Step, condition: Any) -> bool | None:
-    if isinstance(condition, ScalarTensor):
-        condition = condition.known()
-    if isinstance(condition, torch.Tensor) or is_unbacked(condition):
-        return None
-    return True
 
 
 def _in_graph(

@@ -92,6 +92,15 @@ def _logical(on_tensors: Callable[..., Any], on_numbers: Callable[..., Any]) -> 
     return apply
 
 
+def _exclusive(a: Any, b: Any) -> Any:
+    """``a ^ b``; torch.export has no such operator of symbolic numbers."""
+    return (a & torch.sym_not(b)) | (torch.sym_not(a) & b) if _is_truth(a) and _is_truth(b) else (a | b) - (a & b)
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool | torch.SymBool)
+
+
 def _pow(a: Any, b: Any) -> Any:
     return a**b
 
@@ -154,7 +163,9 @@ SYMBOLIC: dict[str, Callable[..., Any]] = {
     "aten::__not__": _not,
     "aten::__and__": _logical(torch.logical_and, operator.and_),
     "aten::__or__": _logical(torch.logical_or, operator.or_),
-    "aten::__xor__": _logical(torch.logical_xor, operator.xor),
+    "aten::__xor__": _logical(torch.logical_xor, _exclusive),
+    "aten::__lshift__": operator.lshift,
+    "aten::__rshift__": operator.rshift,
     "aten::Int": as_int,
     "aten::Float": as_float,
     "aten::Bool": as_bool,

@@ -295,6 +295,8 @@ def is_computed(value: Any) -> bool:
 def same(a: Any, b: Any) -> bool:
     if a is b:
         return True
+    if type(a) is float and type(b) is float:
+        return repr(a) == repr(b)  # -0.0 is another number than 0.0, and NaN is one number
     return type(a) is type(b) and not is_symbolic(a) and not isinstance(a, torch.Tensor) and bool(a == b)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from onnxplug.errors import CaptureError
 from onnxplug_torchscript.graphs import Step
-from onnxplug_torchscript.values import ScalarTensor, Stacked, tensors_in
+from onnxplug_torchscript.values import ScalarTensor, Stacked
 
 
 class Growing:
@@ -20,11 +20,22 @@ class Growing:
 
     def extend(self, items: Sequence[Any]) -> Growing:
         """Adds the items of an iteration."""
-        tensors = [item.tensor() if isinstance(item, ScalarTensor) else item for item in items]
+        tensors = _tensors(items)
         if not all(isinstance(item, torch.Tensor) for item in tensors):
             raise TypeError("it appends something that is not a tensor")
         self.items += tensors
         return self
+
+
+def _tensors(items: Sequence[Any]) -> list[Any]:
+    """The items of a list, those of a known number as tensors too."""
+    return [item.tensor() if isinstance(item, ScalarTensor) else item for item in items]
+
+
+def _check_one_kind(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuses tensors that ``stack`` or ``cat`` would convert to one dtype: the items of a list keep theirs."""
+    if len({(tensor.dtype, tensor.dim()) for tensor in tensors}) > 1:
+        raise RuntimeError("the list would hold tensors of several dtypes or ranks")
 
 
 def stacked(before: Sequence[torch.Tensor] | Stacked, added: Sequence[torch.Tensor]) -> Stacked:
@@ -33,6 +44,7 @@ def stacked(before: Sequence[torch.Tensor] | Stacked, added: Sequence[torch.Tens
     Args:
         added: The tensors that an iteration adds, each with the iterations along its first axis.
     """
+    _check_one_kind(added)
     new = torch.stack(list(added), 1).flatten(0, 1) if len(added) > 1 else added[0]
     return _joined(before, Stacked(new))
 
@@ -66,13 +78,14 @@ def on_sequence(step: Step, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _joined(first: Sequence[torch.Tensor] | Stacked, second: Sequence[torch.Tensor] | Stacked) -> Stacked:
-    parts = [
-        part.tensor if isinstance(part, Stacked) else torch.stack(list(tensors_in(list(part))))
-        for part in (first, second)
-        if isinstance(part, Stacked) or part
-    ]
-    if len({(part.dtype, part.dim()) for part in parts}) > 1:
-        raise RuntimeError("the list would hold tensors of several dtypes or ranks")
+    parts = []
+    for part in (first, second):
+        if isinstance(part, Stacked):
+            parts.append(part.tensor)
+        elif part:
+            _check_one_kind(tensors := _tensors(part))
+            parts.append(torch.stack(tensors))
+    _check_one_kind(parts)
     return Stacked(torch.cat(parts) if len(parts) > 1 else parts[0])
 
 

@@ -159,6 +159,17 @@ def test_a_subclass_and_a_parent_are_kept_each_by_itself(expect_graph: Any) -> N
     assert "forward" not in vars(Child)
 
 
+def test_a_real_number_of_a_dynamic_size_is_not_fixed_silently() -> None:
+    def model(x: Any) -> Any:
+        return Cap.apply(x, x.shape[0] / 2)
+
+    x, rule = torch.randn(2, 3), compat.autograd_function(Cap)
+    with pytest.raises(onnxplug.FixedDimensionError, match=r"test_autograd\.py"):
+        onnxplug.to_onnx(model, (x,), rules=[rule], dynamic_shapes=({0: "batch"},))
+    check(model, x, rules=[rule])
+    check(model, torch.randn(5, 3), rules=[rule])
+
+
 def test_refusals() -> None:
     with pytest.raises(onnxplug.UsageError, match="has no static method symbolic"):
         compat.autograd_function(Plain)

@@ -37,6 +37,13 @@ def nested(x: torch.Tensor):
     return y, z
 
 
+def keeps_the_sign_of_zero(x: torch.Tensor):
+    number = float(x.dim() - 2)
+    if x.sum() < 0:
+        number = -number
+    return 1 / (torch.ones(3) * number)
+
+
 def returns_early(x: torch.Tensor):
     if x.sum() > 50:
         return x, x.max()
@@ -150,6 +157,7 @@ def writes_to_its_result(x: torch.Tensor):
 
 
 TENSORS = [
+    keeps_the_sign_of_zero,
     writes_to_its_result,
     on_a_sum,
     nested,

@@ -207,6 +207,23 @@ def test_recurrent_layers(seeded: None) -> None:
     assert sum(node.op_type == "Loop" for node in program.model.graph) == 2
 
 
+class AroundConstants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor):
+        results = [self.level, x.sum()]
+        for i in range(x.size(0)):
+            results.append(x[i].sum() * self.level)
+        results.append(self.level)
+        return torch.stack(results)
+
+
+def test_constants_of_a_frozen_script_in_a_list() -> None:
+    check_script(torch.jit.freeze(scripted(AroundConstants().eval())), (X,), (Y,), (ONE,), dynamic=TIME)
+
+
 def test_known_length_is_unrolled() -> None:
     program = check_script(scripted(appends), (X,), (X * 2,))
     assert all(node.op_type != "Loop" for node in program.model.graph)
@@ -242,6 +259,21 @@ def of_numbers(x: torch.Tensor):
     for i in range(x.size(0)):
         results.append(i * 2)
     return torch.tensor(results)
+
+
+def of_two_dtypes(x: torch.Tensor):
+    results: list[torch.Tensor] = []
+    for i in range(x.size(0)):
+        results.append(x[i])
+        results.append(torch.tensor([i, 1, 2]))
+    return results[1]
+
+
+def of_another_dtype_before(x: torch.Tensor):
+    results = [torch.tensor([3, 1, 2]), x[0]]
+    for i in range(x.size(0)):
+        results.append(x[i])
+    return results[0]
 
 
 def within_a_dict(x: torch.Tensor):
@@ -289,6 +321,8 @@ REFUSED = [
     (reads_the_list_later, "reads by aten::__getitem__ a list that it adds to"),
     (of_other_shapes, "adds to a list"),
     (of_numbers, "dynamic"),
+    (of_two_dtypes, "tensors of several dtypes"),
+    (of_another_dtype_before, "tensors of several dtypes"),
     (within_a_dict, "dynamic"),
     (of_a_caller, "dynamic"),
     (returns_the_list, "the script returns a list of tensors whose length is a dynamic size"),

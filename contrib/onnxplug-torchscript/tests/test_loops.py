@@ -63,6 +63,39 @@ def over_a_size_with_continue(x: torch.Tensor):
     return total
 
 
+def over_a_size_with_break(x: torch.Tensor):
+    total = torch.zeros(3)
+    for i in range(x.size(0)):
+        for j in range(1, x.size(0)):
+            if x[j, 0] > x[i, 1]:
+                break
+            total = total + x[j] * j
+        if i == 2:
+            break
+        if x[i, 0] > 10:
+            return total, i
+        total = total * 0.5
+    return total, -1
+
+
+def while_a_size_says(x: torch.Tensor):
+    total = torch.zeros(3)
+    i, k, n = 0, 0, x.size(0)
+    while i < x.size(0):
+        total = total * 0.5 + x[i]
+        i += 2
+    while n > 1:
+        n = n // 2
+        k += 1
+    last = 3
+    while last < x.size(0):
+        total = total + 2
+        last += 1
+        if bool(total.sum() > 10):
+            break
+    return total, x[:k], i, k, n, last
+
+
 def over_a_size_backwards(x: torch.Tensor):
     total = torch.ones(3)
     n = 0
@@ -180,6 +213,8 @@ LOOPS = [
     breaks_and_continues,
     over_a_size,
     over_a_size_with_continue,
+    over_a_size_with_break,
+    while_a_size_says,
     over_a_size_backwards,
     over_a_number_of_a_tensor,
     nested,

@@ -119,6 +119,32 @@ def strings(x: torch.Tensor, mode: str = "a-b"):
     return x, len(str(3))
 
 
+def texts_of_numbers(x: torch.Tensor):
+    results = [x]
+    wanted = ["0.10000000000000001", "2.", "0.", "12345678901234.", "1.0000000000000001e+300", "inf"]
+    for i, number in enumerate([0.1, 2.0, -0.0, 12345678901234.0, 1e300, math.inf]):
+        number = number * float(x.dim()) / 2
+        if f"{number}" == wanted[i] and str(number) == wanted[i]:
+            results.append(x * i)
+    whole = 1.0 * x.dim()
+    percent = "%s %d %f" % (whole, whole, whole)  # noqa: UP031
+    if percent == "2. 2 2.000000" and f"{[whole]}" == "[2.]" and str(("a", x.dim())) == "(a, 2)":
+        results.append(x + 1)
+    return torch.stack(results)
+
+
+def oldest_items(x: torch.Tensor):
+    named = {"a": x, "b": x + 1}
+    _, first = named.popitem()
+    named["c"] = x * 3
+    return first, list(named.values())
+
+
+def bits_of_sizes(x: torch.Tensor):
+    n, m = x.size(0), int(x.sum())
+    return torch.tensor([n ^ 5, m ^ n, -n ^ 3, n << 2, n >> 1, -m >> 1, n & 3, n | 8]), (n > 2) ^ (x.numel() > 7)
+
+
 class Point(NamedTuple):
     at: torch.Tensor
     weight: int
@@ -296,6 +322,9 @@ FUNCTIONS: list[tuple[Any, tuple[Any, ...], tuple[Any, ...], Any]] = [
     (dicts, (X,), (Y,), BATCH),
     (strings, (X,), (Y,), BATCH),
     (strings, (X, "a-bb"), (Y, "a-bb"), ({0: "batch"}, None)),
+    (texts_of_numbers, (X,), (Y,), BATCH),
+    (oldest_items, (X,), (Y,), BATCH),
+    (bits_of_sizes, (X,), (Y,), BATCH),
     (tuples, (X,), (Y,), BATCH),
     (unions, (X,), (X + 1,), None),
     (unions, ([X, X * 2], (2, 0.5)), ([X + 3, X], (2, 0.5)), None),

@@ -72,7 +72,7 @@ def _is_of_flash(inp: Any) -> bool:
     """Whether numbers alone describe a bias: masks that end in the lower right corner, and lengths of sequences."""
     kernels, biases = (sys.modules[f"xformers.ops.fmha.{name}"] for name in ("flash", "attn_bias"))
     bias = inp.attn_bias
-    if type(bias) is biases.BlockDiagonalCausalMask:
+    if isinstance(bias, biases.BlockDiagonalCausalMask):  # with a window, too: both begin in the upper left corner
         return bool(bias.k_seqinfo.seqstart_py == bias.q_seqinfo.seqstart_py)
     same = inp.query.shape[-1] == inp.value.shape[-1]
     return (

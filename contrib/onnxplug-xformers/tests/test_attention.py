@@ -91,6 +91,7 @@ SEQUENCES = {
     "BlockDiagonalCausal, unequal": lambda: biases.BlockDiagonalMask.from_seqlens([2, 3], [4, 1]).make_causal(),
     "from the corner": lambda: biases.BlockDiagonalMask.from_seqlens([2, 3], [4, 8]).make_causal_from_bottomright(),
     "local": lambda: biases.BlockDiagonalMask.from_seqlens([2, 3], [2, 3]).make_local_attention(2),
+    "local, unequal": lambda: biases.BlockDiagonalMask.from_seqlens([2, 3], [4, 8]).make_local_attention(2),
     "padded keys": lambda: biases.BlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens(
         q_seqlen=[2, 3], kv_padding=6, kv_seqlen=[4, 3]
     ),
@@ -100,7 +101,7 @@ SEQUENCES = {
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_concatenated_sequences(name: str) -> None:
     """The lengths are the mask's own; heads in one dimension, and in two."""
-    columns = 12 if name in ("padded keys", "from the corner") else 5
+    columns = 12 if name in ("padded keys", "from the corner", "local, unequal") else 5
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return (xops.memory_efficient_attention(q, k, v, SEQUENCES[name]()),)
