@@ -434,3 +434,24 @@ def test_results_that_are_never_finite() -> None:
     """NaN at the example inputs too: its places are compared."""
     program = onnxplug.to_onnx(Call(lambda x: torch.log(-x.abs() - 1)), (torch.rand(4, 8),))
     assert len(program.verify().cases) == 4
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_tensors_written_in_place_that_are_no_buffers(strict: bool) -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state, self.states = torch.ones(3), [torch.zeros(3), torch.ones(3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.state.mul_(0.5).add_(x.mean(0))
+            self.states[1].add_(x[0])
+            return x + self.state * self.states[1]
+
+    model, n = nn.Sequential(Written()), torch.export.Dim("n")
+    program = onnxplug.to_onnx(model, (torch.randn(4, 3),), dynamic_shapes=({0: n},), strict=strict)
+    assert len(program.model.graph.outputs) == 3
+    assert len(program.verify().cases) == 4
+    program.model.graph.outputs[1], program.model.graph.outputs[2] = list(program.model.graph.outputs)[:0:-1]
+    with pytest.raises(VerificationError, match="differs"):
+        program.verify()
