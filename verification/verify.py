@@ -582,9 +582,11 @@ def attributes_of(model: Any) -> dict[str, Any]:
     }
 
 
-def _state_of_attribute(value: Any) -> Any:
+def _state_of_attribute(value: Any, depth: int = 3) -> Any:
+    """The state of an attribute, and of the items in a list or dict as deep as that."""
     if isinstance(value, torch.Tensor):
         return id(value), value._version
     if isinstance(value, int | float | str | complex | None):
         return type(value), repr(value)
-    return id(value), len(value) if isinstance(value, list | dict | set) else 0
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return id(value), [_state_of_attribute(item, depth - 1) for item in items] if depth else len(items)

@@ -455,3 +455,37 @@ def test_tensors_written_in_place_that_are_no_buffers(strict: bool) -> None:
     program.model.graph.outputs[1], program.model.graph.outputs[2] = list(program.model.graph.outputs)[:0:-1]
     with pytest.raises(VerificationError, match="differs"):
         program.verify()
+
+
+class Stateful(nn.Module):
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads, self.calls, self.last, self.states = reads, 0, torch.zeros(3), [torch.zeros(3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls, self.last = self.calls + 1, x + 1
+        self.states[0] = self.states[0] + x.mean(0)
+        return x * self.states[0] if self.reads else x * 2
+
+
+def test_a_verified_model_is_what_it_was() -> None:
+    model = Stateful(reads=False)
+    before = (model.last, *model.states)
+    program = onnxplug.to_onnx(
+        model, (torch.randn(4, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n")}}, verify=True
+    )
+    assert len(program.verify().cases) == 4
+    assert model.calls == 0
+    assert all(x is y for x, y in zip((model.last, *model.states), before, strict=True))
+
+
+def test_the_list_that_a_model_changes_is_named() -> None:
+    model = Stateful(reads=True)
+    with pytest.warns(UserWarning, match=r"'states\[0\]'"):
+        program = onnxplug.to_onnx(model, (torch.randn(4, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    state = model.states[0]
+    with pytest.raises(VerificationError) as caught:
+        program.verify()
+    assert "forward changes" in str(caught.value.hint)
+    assert "states" in str(caught.value.hint)
+    assert model.states[0] is state
