@@ -43,14 +43,13 @@ def assigned_tensors_noted(request: CaptureRequest) -> Iterator[None]:
     ``request.shared["replaced"]`` receives other tensors of modules that were replaced, with their names.
     """
     root = request.module
-    buffers, plain = (
-        (list(_buffers(root)), list(plain_tensors(root))) if isinstance(root, torch.nn.Module) else ([], [])
-    )
+    is_module = isinstance(root, torch.nn.Module)
+    buffers, others = (list(_buffers(root)), list(_others(root, request.strict))) if is_module else ([], [])
     replaced = request.shared["replaced"] = dict[str, torch.Tensor]()
-    if not (buffers or plain) or type(root).__call__ is not torch.nn.Module.__call__:  # which calls the hooks
+    if not (buffers or others) or type(root).__call__ is not torch.nn.Module.__call__:  # which calls the hooks
         yield
         return
-    places, count = [*buffers, *(place for place, _ in plain)], len(buffers)
+    places, count = [*buffers, *(place for place, _ in others)], len(buffers)
     before: list[Any] = []
     calls: list[None] = []  # of the outermost module, which may call itself
     strict = request.strict
@@ -59,7 +58,7 @@ def assigned_tensors_noted(request: CaptureRequest) -> Iterator[None]:
     def leave_away(number: int) -> None:
         """Notes a tensor whose new value is lost. Dynamo runs it while it traces."""
         if number >= count:
-            replaced[str(places[number])] = plain[number - count][1]
+            replaced[str(places[number])] = others[number - count][1]
             return
         request.warnings.append(
             f"the exported model leaves away what the model's code assigns to the buffer {str(places[number])!r}: it is no tensor "
@@ -111,6 +110,13 @@ def _buffers(root: torch.nn.Module) -> Iterator[Place]:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 yield Place.of(path, name)
+
+
+def _others(root: torch.nn.Module, strict: bool) -> Iterator[tuple[Place, torch.Tensor]]:
+    yield from plain_tensors(root)
+    for path, parameter in root.named_parameters() if not strict else ():  # Dynamo replaces none
+        module, _, name = path.rpartition(".")
+        yield Place.of(module, name), parameter
 
 
 def _can_be_written(buffer: torch.Tensor, new: Any, strict: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Tensors that a model has beside its parameters and buffers, by their places: attributes of modules, and lists and dicts there."""
+"""A model's tensors by their places: attributes of modules, and lists and dicts there."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ An example: ``self.state = self.state * 0.5 + x``. The exported model has the st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -28,9 +29,13 @@ def replaced_texts(program: torch.export.ExportedProgram, replaced: Mapping[str,
         if node.op == "output" or node in needed or getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             needed.update(node.all_input_nodes)
     inputs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
-    nodes = {id(program.constants[spec.target]): node for node, spec in inputs if spec.target in program.constants}
+    nodes: dict[Any, torch.fx.Node] = {}
+    for node, spec in inputs:
+        nodes[spec.target] = node
+        if spec.target in program.constants:  # torch counts those in lists
+            nodes[id(program.constants[spec.target])] = node
     for name, tensor in replaced.items():
-        node = nodes.get(id(tensor))
+        node = nodes.get(id(tensor)) or nodes.get(name)
         if node is None or node not in needed:
             continue
         place = next(filter(None, map(_place_of, needed & node.users.keys())), None)

@@ -230,6 +230,20 @@ def test_a_replaced_tensor_that_is_no_buffer_is_said(function: Any, name: str, s
     assert __file__ in text
 
 
+def test_a_replaced_parameter_is_said() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.layer.weight = nn.Parameter(self.layer.weight * 0.5)
+            return self.layer(x)
+
+    (text,) = texts_of(nn.Sequential(Halved()), False)
+    assert "'0.layer.weight'" in text
+
+
 def only_shown(m: Plain, x: torch.Tensor) -> Any:
     m.state = m.state * 0.9 + x.mean(0)
     return x + 1
