@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import warnings
 from typing import Any
@@ -489,3 +490,21 @@ def test_the_list_that_a_model_changes_is_named() -> None:
     assert "forward changes" in str(caught.value.hint)
     assert "states" in str(caught.value.hint)
     assert model.states[0] is state
+
+
+def test_verification_leaves_what_others_share() -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.rand(3)
+            os.environ["ONNXPLUG_TEST_VERIFY"] = "1"
+            return x * 2
+
+    program = onnxplug.to_onnx(Drawing(), (torch.randn(3),))
+    os.environ.pop("ONNXPLUG_TEST_VERIFY", None)
+    before = torch.get_rng_state()
+    try:
+        program.verify()
+        assert os.environ.get("ONNXPLUG_TEST_VERIFY") == "1"
+        assert not torch.equal(torch.get_rng_state(), before)
+    finally:
+        os.environ.pop("ONNXPLUG_TEST_VERIFY", None)
