@@ -60,7 +60,8 @@ class Reads:
         #: The storages of which numbers were read, each with the place of the first read.
         self._read: dict[int, str | None] = {}
         #: The storages of the model's other tensors, and those that were written: their nodes are no constants after the trace.
-        self._plain = {_memory(tensor) for _, tensor in plain_tensors(module)} - {None}
+        memories = (_memory(tensor) for _, tensor in plain_tensors(module))
+        self._plain = {memory for memory in memories if memory is not None}
         self._plain_written: set[int] = set()
 
     def call(self, mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
@@ -94,7 +95,7 @@ class Reads:
         """The number; ``_UNKNOWN`` where it may be another one at another call."""
         slots = [proxies.get_proxy_slot(a, tracer, None) for a in args if isinstance(a, torch.Tensor)]
         memory = _memory(args[0]) if slots == [None] else None
-        if memory in self._plain and memory is not None:  # torch reads its number, as of every constant of one element
+        if memory is not None and memory in self._plain:  # torch reads its number, as of every constant of one element
             self._read.setdefault(memory, place_of(sys._getframe(2)))
         needed = _behind([slot.proxy.node for slot in slots], _all_operands, _MOST) if None not in slots else None
         if not needed:
