@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from onnxplug.capture.patching import patched
+from onnxplug.capture.places import plain_tensors
 from onnxplug.capture.questions import place_of
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
@@ -23,7 +24,7 @@ from onnxplug.functionalize.effects import aliased_arguments, effects_of, writte
 from onnxplug.patches.kinds import id_of
 from onnxplug.patches.seeds import is_random
 from onnxplug.plugin_api import CaptureRequest
-from onnxplug.torch_private import FakeTensor, OpOverload, proxies, unset_fake_temporarily
+from onnxplug.torch_private import FakeTensor, OpOverload, is_transformed, proxies, pytree, unset_fake_temporarily
 
 #: The most operators that a number may depend on.
 _MOST = 256
@@ -58,6 +59,10 @@ class Reads:
         self._written: set[fx.Node] = set()
         #: The storages of which numbers were read, each with the place of the first read.
         self._read: dict[int, str | None] = {}
+        #: The storages of the model's other tensors, and those that were written: their nodes are no constants after the trace.
+        memories = (_memory(tensor) for _, tensor in plain_tensors(module))
+        self._plain = {memory for memory in memories if memory is not None}
+        self._plain_written: set[int] = set()
 
     def call(self, mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
         """Replaces torch's ``proxy_call``: a read of a number that is known returns the number."""
@@ -68,11 +73,30 @@ class Reads:
             value = self._value(mode.tracer, func, args)
             if value is not _UNKNOWN:
                 return value
+        if mode is self._mode and isinstance(func, OpOverload) and effects_of(func).written and func is not _DETACH:
+            self._plain_written |= self._plain & self._constants_in(mode.tracer, args)
         return self._original(mode, func, pre_dispatch, args, kwargs)
+
+    def _constants_in(self, tracer: Any, args: Any) -> set[int]:
+        """The storages of the constants among the arguments of a call, and of those whose memory an argument may share."""
+        found, nodes = set[int](), []
+        for tensor in pytree.tree_leaves(args):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            slot = proxies.get_proxy_slot(tensor, tracer, None)
+            if slot is not None:
+                nodes.append(slot.proxy.node)
+            elif (memory := _memory(tensor)) is not None:
+                found.add(memory)
+        constants = [node for node in _behind(nodes, _viewed) or () if node.op == "get_attr"]
+        return found | self._storages(tracer, constants)
 
     def _value(self, tracer: Any, func: Any, args: Any) -> Any:
         """The number; ``_UNKNOWN`` where it may be another one at another call."""
         slots = [proxies.get_proxy_slot(a, tracer, None) for a in args if isinstance(a, torch.Tensor)]
+        memory = _memory(args[0]) if slots == [None] else None
+        if memory is not None and memory in self._plain:  # torch reads its number, as of every constant of one element
+            self._read.setdefault(memory, place_of(sys._getframe(2)))
         needed = _behind([slot.proxy.node for slot in slots], _all_operands, _MOST) if None not in slots else None
         if not needed:
             return _UNKNOWN
@@ -126,13 +150,28 @@ class Reads:
         if not self._read:
             return
         tracer = self._mode.tracer
-        for storage in self._storages(tracer, self._written_so_far(tracer)) & self._read.keys():
+        for storage in (self._storages(tracer, self._written_so_far(tracer)) | self._plain_written) & self._read.keys():
             place = self._read[storage]
             raise CaptureError(
-                f"the model's code{f' at {place}' if place else ''} reads a number from a buffer that it writes afterwards",
+                f"the model's code{f' at {place}' if place else ''} reads a number from a tensor that it writes afterwards",
                 hint="Its next call may read another number. Keep the number in a tensor (torch.where, torch.cond), or export "
                 "the model in the state in which it writes the buffer no more.",
             )
+
+    def replaced_texts(self, replaced: Mapping[str, torch.Tensor]) -> Iterator[str]:
+        """A warning for each tensor of the model that its code has replaced and of which it has read a number.
+
+        Args:
+            replaced: The tensors before the call, by their names in the model.
+        """
+        for name, tensor in replaced.items():
+            memory = _memory(tensor)
+            if memory in self._read and memory is not None:
+                place = self._read[memory]
+                yield (
+                    f"the model's code{f' at {place}' if place else ''} reads a number from the tensor {name!r}, and replaces it: "
+                    "the exported model has the number of the export at every call. Make it an input, or compute with the tensor."
+                )
 
     def _placeholders(self, tracer: Any) -> dict[fx.Node, torch.Tensor]:
         """The model's parameters and buffers by the placeholders of the trace that stand for them: before the first operator."""
@@ -145,6 +184,12 @@ class Reads:
         constants = [getattr(tracer.root, str(node.target)) for node in nodes if node.op == "get_attr"]
         tensors = [*constants, *(self._roots[node] for node in nodes if node in self._roots)]
         return {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor)}
+
+
+def _memory(tensor: Any) -> int | None:
+    """A number that is the same for plain tensors that share memory; ``None`` for other tensors."""
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not is_transformed(tensor)
+    return int(tensor.untyped_storage()._cdata) if is_plain else None
 
 
 def _behind(
@@ -207,3 +252,4 @@ def numbers_of_buffers(request: CaptureRequest) -> Iterator[None]:
     with patched(proxies, "proxy_call", reads.call):
         yield
     reads.check()
+    request.warnings.extend(reads.replaced_texts(request.shared.get("replaced", {})))

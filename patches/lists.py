@@ -255,7 +255,7 @@ _REPLACED: dict[Any, Callable[..., Tensor | None]] = {
     torch.tensor: _of_data,
 }
 #: The arguments that the functions above know.
-_KNOWN = frozenset(("dim", "dtype", "device"))
+_KNOWN = frozenset(("tensors", "data", "dim", "dtype", "device"))
 
 
 def _overriding(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +266,8 @@ def _overriding(original: Callable[..., Any]) -> Callable[..., Any]:
 
         kwargs = kwargs or {}
         replacement = _REPLACED.get(func)
-        if replacement is not None and args and kwargs.keys() <= _KNOWN:
+        is_given = args or "tensors" in kwargs or "data" in kwargs
+        if replacement is not None and is_given and kwargs.keys() <= _KNOWN:
             result = replacement(call, *args, **kwargs)
             if result is not None:
                 return (lambda: result), (), {}

@@ -36,7 +36,6 @@ from onnxplug.fake import is_fake
 from onnxplug.patches.marks import advances, drawn_text, has_own_class, mark_of, path_to
 from onnxplug.plugin_api import CaptureRequest
 from onnxplug.torch_private import FakeTensor, is_transformed
-from onnxplug.warn import warn
 
 _ABSENT: Any = object()
 #: Packages whose objects are left alone: other threads may use them.
@@ -246,7 +245,7 @@ _HOOKS = [
     x for name, x in vars(torch.nn.modules.module).items() if name.startswith("_global_") and type(x) is OrderedDict
 ]
 #: The generators that torch's, Python's and NumPy's functions use.
-_SHARED = (torch.default_generator, *(getattr(f, "__self__", None) for f in (random.getstate, np.random.get_state)))
+SHARED = (torch.default_generator, *(getattr(f, "__self__", None) for f in (random.getstate, np.random.get_state)))
 _EMPTY = frozenset((dict, OrderedDict, list, set))
 
 
@@ -280,7 +279,7 @@ class State:
         self.of_own_class: list[torch.Tensor] = []
         self._keep(None, torch, _SETTINGS)
         self._keep(None, os.environ, _ENVIRON)
-        self._walk([model, *_SHARED], None)
+        self._walk([model, *SHARED], None)
         self._walk(_HOOKS, torch.nn.modules.module.__name__)
         for function in mentions.functions:
             self._note_function(function)
@@ -497,18 +496,6 @@ def state_of(request: CaptureRequest) -> State:
         mentions: Any = request.mentions
         state = request.shared["state"] = State(request.module, mentions)
     return state
-
-
-@contextlib.contextmanager
-def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Restores the state of a model and its code afterwards."""
-    state = State(model, Mentions(model))
-    try:
-        yield
-    finally:
-        state.restore()
-        for text in state.texts:
-            warn(text)
 
 
 def _is_others(kind: type) -> bool:

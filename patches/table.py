@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from onnxplug.capture.patches import TorchPatch
-from onnxplug.patches.assigned import assigned_buffers_written
+from onnxplug.patches.assigned import assigned_tensors_noted
 from onnxplug.patches.associative import associative_scans_of_any_size
 from onnxplug.patches.attention import attention_by_its_masks
 from onnxplug.patches.complex_sizes import sizes_beside_complex_numbers
@@ -166,12 +166,13 @@ PATCHES: tuple[TorchPatch, ...] = (
         enter=lambda request: state_of(request).restored(request.warnings),
     ),
     TorchPatch(
-        name="assigned buffers",
+        name="assigned tensors",
         scope="attempt",
         target="torch.export._trace.register_buffer_assignment_hook, hooks of the model",
-        why="torch.export records no assignment to a buffer of an inner module, and for the outermost module copies one by one.",
+        why="torch.export records no assignment to a buffer of an inner module, for the outermost module copies one by one, and "
+        "leaves away without a word what is assigned to other tensors.",
         test="tests/capture/test_assigned.py::test_written[inner-mean]",
-        enter=assigned_buffers_written,
+        enter=assigned_tensors_noted,
     ),
     TorchPatch(
         name="onnx flag in Dynamo",

@@ -136,8 +136,8 @@ def onnxplug_refusals() -> Iterable[str]:
 
 @hookimpl(trylast=True)
 def onnxplug_verifier(program: Any) -> Callable[[Any, Any], Any]:
-    """The comparison with eager PyTorch."""
-    from onnxplug.verification.verify import verify
+    """The comparison with eager PyTorch, which leaves the model as it was."""
+    from onnxplug.plugins.verifier import verify
 
     return verify
 

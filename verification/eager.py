@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from onnxplug.capture.eager import inference
+from onnxplug.capture.places import plain_tensors
 from onnxplug.capture.signature import FunctionalGraph, InputKind
 from onnxplug.errors import VerificationError
 from onnxplug.fake import is_fake
@@ -70,12 +71,14 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def state_of(model: Any, name: str) -> torch.Tensor | None:
-    """A model's buffer or parameter by its name; of a ScriptModule also a tensor in another attribute, or in a list there."""
+    """A model's tensor by its name: a buffer, a parameter, or a tensor in another attribute, or in a list there."""
     if not isinstance(model, torch.nn.Module):
         return None
     known = tensors_of(model)
-    if name in known or not isinstance(model, torch.jit.ScriptModule):
-        return known.get(name)
+    if name in known:
+        return known[name]
+    if not isinstance(model, torch.jit.ScriptModule):
+        return next((tensor for place, tensor in plain_tensors(model) if str(place) == name), None)
     owner: Any = model
     *path, last = name.split(".")
     for part in path:

@@ -14,6 +14,7 @@ import torch
 
 from onnxplug import logs
 from onnxplug.capture.eager import full_float32, inference
+from onnxplug.capture.places import plain_tensors
 from onnxplug.capture.signature import Captured, InputKind, OutputKind
 from onnxplug.errors import UsageError, VerificationError
 from onnxplug.fake import is_fake
@@ -547,7 +548,9 @@ def eager_outputs(
         if slot.kind is OutputKind.USER or slot.value is None:
             continue
         source = inputs.get(slot.target or "")
-        state = state_of(model, slot.target or "") if slot.kind is OutputKind.BUFFER_MUTATION else None
+        state = None
+        if slot.kind is OutputKind.BUFFER_MUTATION:
+            state = state_of(model, _name_in(reference, slot.target or "", program))
         if state is not None:
             expected.append((slot.name, state))
         elif slot.kind is OutputKind.INPUT_MUTATION and source is not None and source.position is not None:
@@ -557,6 +560,14 @@ def eager_outputs(
                 f"the output {slot.name!r} holds the new value of {slot.target!r}, which the PyTorch model does not have"
             )
     return expected
+
+
+def _name_in(reference: Any, target: str, program: OnnxProgram) -> str:
+    """The name in the model of a tensor of the captured program, which counts those that are in lists of modules."""
+    constant = _captured(program)[1].constants.get(target)
+    if constant is None or not isinstance(reference, torch.nn.Module):
+        return target
+    return next((str(place) for place, tensor in plain_tensors(reference) if tensor is constant), target)
 
 
 def attributes_of(model: Any) -> dict[str, Any]:
@@ -571,9 +582,11 @@ def attributes_of(model: Any) -> dict[str, Any]:
     }
 
 
-def _state_of_attribute(value: Any) -> Any:
+def _state_of_attribute(value: Any, depth: int = 3) -> Any:
+    """The state of an attribute, and of the items in a list or dict as deep as that."""
     if isinstance(value, torch.Tensor):
         return id(value), value._version
     if isinstance(value, int | float | str | complex | None):
         return type(value), repr(value)
-    return id(value), len(value) if isinstance(value, list | dict | set) else 0
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return id(value), [_state_of_attribute(item, depth - 1) for item in items] if depth else len(items)

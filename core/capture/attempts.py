@@ -46,6 +46,7 @@ from onnxplug.capture.questions import Fixing, Recorded
 from onnxplug.capture.quiet import quiet
 from onnxplug.capture.refusals import LIMIT as REFUSALS, Answers, Doubt, Refusal, Zero, refusal_texts
 from onnxplug.capture.release import forget_compiled_wrappers, release_inputs
+from onnxplug.capture.replaced import replaced_texts
 from onnxplug.capture.size_guards import (
     Condition,
     FixedExpressionError,
@@ -552,6 +553,7 @@ class _Capture:
                 raise self._recorded.unknown
             check_constants(program)
             release_inputs(program)
+            request.warnings.extend(replaced_texts(program, request.shared.get("replaced", {})))
         self.repeated, self._of_patches = request.counts.get("repeated", 0), request.warnings
         return program
 

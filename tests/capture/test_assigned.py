@@ -1,4 +1,4 @@
-"""Buffers that the model's code assigns: their new values are outputs, as those of buffers that it writes."""
+"""Buffers that the model's code assigns: their new values are outputs, as those of buffers that it writes. Other tensors: a warning."""
 
 from __future__ import annotations
 
@@ -84,6 +84,14 @@ def put_back(m: Inner, x: torch.Tensor) -> Any:
     return y
 
 
+def called_again(m: Inner, x: torch.Tensor) -> Any:
+    m.a = m.a * 0.5 + x.mean(0)
+    m.turn = not getattr(m, "turn", False)
+    y = m(x + m.a) if m.turn else x * m.a
+    m.turn = False
+    return y
+
+
 FUNCTIONS = [
     mean,
     exchanged,
@@ -93,6 +101,7 @@ FUNCTIONS = [
     registered_anew,
     grown,
     put_back,
+    called_again,
 ]
 
 
@@ -127,13 +136,136 @@ def test_written_in_the_strict_mode(function: Function, seeded: None) -> None:
     compare(Outer(function), strict=True)
 
 
-def test_another_dtype_is_said() -> None:
-    def widened(m: Inner, x: torch.Tensor) -> Any:
-        m.a = m.a.double()
-        return x + m.a
-
+def texts_of(model: nn.Module, strict: bool) -> list[str]:
+    """The warnings of an export, whose results are compared with the model's next call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        program = onnxplug.to_onnx(Outer(widened), (X,))
-    assert any("assigns to the buffer 'inner.a'" in str(warning.message) for warning in caught)
-    torch.testing.assert_close(program(X)[0], Outer(widened)(X))
+        program = onnxplug.to_onnx(model, (X,), dynamic_shapes=({0: torch.export.Dim("n")},), strict=strict)
+    for x in (X, *OTHERS):
+        torch.testing.assert_close(program(x)[0], copy.deepcopy(model)(x))
+    return [str(warning.message) for warning in caught]
+
+
+def widened(m: Inner, x: torch.Tensor) -> Any:
+    m.a = m.a.double()
+    return x + m.a.float()
+
+
+def removed(m: Inner, x: torch.Tensor) -> Any:
+    m.a = None
+    return x + 1
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("function", [widened, removed], ids=lambda f: f.__name__)
+def test_what_is_no_value_of_the_buffer_is_said(function: Function, strict: bool) -> None:
+    (text,) = texts_of(Outer(function), strict)
+    assert "assigns to the buffer 'inner.a'" in text
+
+
+@pytest.mark.parametrize("size", [lambda x: x.mean(), lambda x: x * 2], ids=["no axes", "dynamic"])
+def test_another_shape_is_said_in_the_strict_mode(size: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def assigned(m: Inner, x: torch.Tensor) -> Any:
+        m.a = size(x)
+        return x + m.a
+
+    (text,) = texts_of(Outer(assigned), True)
+    assert "assigns to the buffer 'inner.a'" in text
+
+
+class Plain(nn.Module):
+    def __init__(self, function: Callable[[Plain, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.state = torch.arange(3.0)
+        self.states: Any = [torch.ones(3), {"h": torch.ones(3)}]
+        self.pair = (torch.ones(3), torch.zeros(3))
+        self.last: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def decayed(m: Plain, x: torch.Tensor) -> Any:
+    m.state = m.state * 0.5 + x.mean(0)
+    return x + m.state
+
+
+def in_a_list(m: Plain, x: torch.Tensor) -> Any:
+    m.states[0] = m.states[0] + x.mean(0)
+    return x + m.states[0]
+
+
+def in_a_dict(m: Plain, x: torch.Tensor) -> Any:
+    y = x * m.states[1]["h"]
+    m.states[1]["h"] = x.mean(0)
+    return y
+
+
+def in_a_tuple(m: Plain, x: torch.Tensor) -> Any:
+    m.pair = (m.pair[0] * 2, m.pair[1])
+    return x * m.pair[0]
+
+
+def longer(m: Plain, x: torch.Tensor) -> Any:
+    m.state = torch.cat([m.state, x[0]])
+    return x + m.state.sum()
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (decayed, "state"),
+        (in_a_list, "states[0]"),
+        (in_a_dict, "states[1]['h']"),
+        (in_a_tuple, "pair[0]"),
+        (longer, "state"),
+    ],
+    ids=lambda f: getattr(f, "__name__", ""),
+)
+def test_a_replaced_tensor_that_is_no_buffer_is_said(function: Any, name: str, strict: bool, seeded: None) -> None:
+    (text,) = texts_of(nn.Sequential(Plain(function)), strict)
+    assert f"'0.{name}'" in text or f'"0.{name}"' in text
+    assert __file__ in text
+
+
+def test_a_replaced_parameter_is_said() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.layer.weight = nn.Parameter(self.layer.weight * 0.5)
+            return self.layer(x)
+
+    (text,) = texts_of(nn.Sequential(Halved()), False)
+    assert "'0.layer.weight'" in text
+
+
+def only_shown(m: Plain, x: torch.Tensor) -> Any:
+    m.state = m.state * 0.9 + x.mean(0)
+    return x + 1
+
+
+def overwritten(m: Plain, x: torch.Tensor) -> Any:
+    m.last, m.state = x, x * 2
+    return m.state + 1
+
+
+def made_once(m: Plain, x: torch.Tensor) -> Any:
+    if m.last is None:
+        m.last = torch.arange(3.0)
+    return x + m.last
+
+
+def moved(m: Plain, x: torch.Tensor) -> Any:
+    m.state = m.state.to(x.device, x.dtype)
+    return x + m.state
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("function", [only_shown, overwritten, made_once, moved], ids=lambda f: f.__name__)
+def test_by_products_are_not_said(function: Any, strict: bool) -> None:
+    assert texts_of(nn.Sequential(Plain(function)), strict) == []

@@ -145,8 +145,66 @@ def test_a_list_of_many_numbers() -> None:
 
 
 def test_the_error_names_the_read() -> None:
-    with pytest.raises(CaptureError, match=r"test_known_numbers\.py:\d+ reads a number from a buffer that it writes"):
+    with pytest.raises(CaptureError, match=r"test_known_numbers\.py:\d+ reads a number from a tensor that it writes"):
         onnxplug.to_onnx(_Model(REFUSED["written afterwards"]), (X,), strict=False)
+
+
+class _Plain(nn.Module):
+    """A model with tensors that are no buffers."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function, self.one, self.two = function, torch.tensor(2.0), torch.tensor([2.0, 1.0])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def _replaced_after_float(m: Any, x: torch.Tensor) -> torch.Tensor:
+    number, m.one = float(m.one), m.one * 0.5
+    return x * number
+
+
+def _replaced_after_a_branch(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x * 2 if m.two[0] > 1 else x
+    m.two = m.two * 0.5
+    return y
+
+
+def _written_after_a_branch(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x * 2 if m.two[0] > 1 else x
+    m.two.mul_(0.5)
+    return y
+
+
+def _view_written_after_float(m: Any, x: torch.Tensor) -> torch.Tensor:
+    number = float(m.one)
+    m.one.view(1)[0] = 0.5
+    return x * number
+
+
+def _own_tensor_written(m: Any, x: torch.Tensor) -> torch.Tensor:
+    made = torch.tensor([1.0])
+    y = x * 2 if made > 0 else x
+    return y + made.add_(float(m.one))
+
+
+@pytest.mark.parametrize("function", [_replaced_after_float, _replaced_after_a_branch], ids=lambda f: f.__name__)
+def test_a_number_of_a_replaced_tensor_is_said(function: Any) -> None:
+    with pytest.warns(UserWarning, match=r"test_known_numbers\.py:\d+ reads a number from the tensor '(one|two)'"):
+        program = onnxplug.to_onnx(_Plain(function), (X,), strict=False)
+    for x in (X, -X):
+        torch.testing.assert_close(program(x)[0], _Plain(function)(x))
+
+
+@pytest.mark.parametrize("function", [_written_after_a_branch, _view_written_after_float], ids=lambda f: f.__name__)
+def test_a_number_of_a_tensor_that_is_written_is_refused(function: Any) -> None:
+    with pytest.raises(CaptureError, match="reads a number from a tensor that it writes"):
+        onnxplug.to_onnx(_Plain(function), (X,), strict=False)
+
+
+def test_a_number_of_a_tensor_of_each_call() -> None:
+    check(_Plain(_own_tensor_written), X, others=[(-X,)])
 
 
 def test_a_layer_that_begins_with_its_first_input() -> None:

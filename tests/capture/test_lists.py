@@ -35,6 +35,7 @@ TAKEN: dict[str, Callable[[torch.Tensor], Any]] = {
     "list in an index": lambda x: x[:, None][:, [0] * x.shape[0]],
     "nothing": lambda x: x[range(x.shape[0], 1)].sum(0) + x,
     "kept": lambda x: (places := list(range(x.shape[0])), x[places, 0] + x[places, 1])[1],
+    "by name": lambda x: torch.stack(dim=-1, tensors=[x] * x.shape[0]) * torch.tensor(data=[2.0] * x.shape[0]),
 }
 #: Results that need the elements, or their number.
 READ: dict[str, Callable[[torch.Tensor], Any]] = {

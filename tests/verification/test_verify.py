@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import warnings
 from typing import Any
@@ -434,3 +435,76 @@ def test_results_that_are_never_finite() -> None:
     """NaN at the example inputs too: its places are compared."""
     program = onnxplug.to_onnx(Call(lambda x: torch.log(-x.abs() - 1)), (torch.rand(4, 8),))
     assert len(program.verify().cases) == 4
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_tensors_written_in_place_that_are_no_buffers(strict: bool) -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state, self.states = torch.ones(3), [torch.zeros(3), torch.ones(3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.state.mul_(0.5).add_(x.mean(0))
+            self.states[1].add_(x[0])
+            return x + self.state * self.states[1]
+
+    model, n = nn.Sequential(Written()), torch.export.Dim("n")
+    program = onnxplug.to_onnx(model, (torch.randn(4, 3),), dynamic_shapes=({0: n},), strict=strict)
+    assert len(program.model.graph.outputs) == 3
+    assert len(program.verify().cases) == 4
+    program.model.graph.outputs[1], program.model.graph.outputs[2] = list(program.model.graph.outputs)[:0:-1]
+    with pytest.raises(VerificationError, match="differs"):
+        program.verify()
+
+
+class Stateful(nn.Module):
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads, self.calls, self.last, self.states = reads, 0, torch.zeros(3), [torch.zeros(3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls, self.last = self.calls + 1, x + 1
+        self.states[0] = self.states[0] + x.mean(0)
+        return x * self.states[0] if self.reads else x * 2
+
+
+def test_a_verified_model_is_what_it_was() -> None:
+    model = Stateful(reads=False)
+    before = (model.last, *model.states)
+    program = onnxplug.to_onnx(
+        model, (torch.randn(4, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n")}}, verify=True
+    )
+    assert len(program.verify().cases) == 4
+    assert model.calls == 0
+    assert all(x is y for x, y in zip((model.last, *model.states), before, strict=True))
+
+
+def test_the_list_that_a_model_changes_is_named() -> None:
+    model = Stateful(reads=True)
+    with pytest.warns(UserWarning, match=r"'states\[0\]'"):
+        program = onnxplug.to_onnx(model, (torch.randn(4, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    state = model.states[0]
+    with pytest.raises(VerificationError) as caught:
+        program.verify()
+    assert "forward changes" in str(caught.value.hint)
+    assert "states" in str(caught.value.hint)
+    assert model.states[0] is state
+
+
+def test_verification_leaves_what_others_share() -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.rand(3)
+            os.environ["ONNXPLUG_TEST_VERIFY"] = "1"
+            return x * 2
+
+    program = onnxplug.to_onnx(Drawing(), (torch.randn(3),))
+    os.environ.pop("ONNXPLUG_TEST_VERIFY", None)
+    before = torch.get_rng_state()
+    try:
+        program.verify()
+        assert os.environ.get("ONNXPLUG_TEST_VERIFY") == "1"
+        assert not torch.equal(torch.get_rng_state(), before)
+    finally:
+        os.environ.pop("ONNXPLUG_TEST_VERIFY", None)

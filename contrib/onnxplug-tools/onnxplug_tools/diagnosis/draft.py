@@ -12,7 +12,7 @@ import torch
 from onnxplug.capture.eager import copied
 from onnxplug.capture.locations import is_torch_file
 from onnxplug.capture.quiet import quiet
-from onnxplug.patches.state import unchanged
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.torch_private import interned_files
 
 _KINDS = {
