@@ -112,6 +112,16 @@ def test_pipelines(kind: str, pipeline: Callable[[str], Path], tmp_path: Path, r
                 torch.testing.assert_close(torch.from_numpy(result), exact[value.name], **LOOSER["models"][0])
 
 
+def check_unet(session: Any, folder: Path) -> None:
+    """The UNet of a pipeline gives the numbers of diffusers at all sizes."""
+    model = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
+    for sizes in SIZES:
+        inputs = inputs_of(session, sizes)
+        (result,) = session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})
+        exact = expected(model, "unet", dict(inputs))["out_sample"]
+        torch.testing.assert_close(torch.from_numpy(result), exact, **LOOSER["models"][0])
+
+
 def test_a_pipeline_that_refines(pipeline: Callable[[str], Path], tmp_path: Path) -> None:
     """Its UNet takes five numbers of sizes, as the pipeline's own settings say."""
     folder, output = pipeline("refiner"), tmp_path / "onnx"
@@ -119,12 +129,7 @@ def test_a_pipeline_that_refines(pipeline: Callable[[str], Path], tmp_path: Path
     session = inference_session(output / "unet" / "model.onnx")
     shapes = {value.name: value.shape[1:] for value in session.get_inputs()}
     assert (shapes["text_embeds"], shapes["time_ids"]) == ([24], [5])
-    model = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
-    for sizes in SIZES:
-        inputs = inputs_of(session, sizes)
-        (result,) = session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})
-        exact = expected(model, "unet", dict(inputs))["out_sample"]
-        torch.testing.assert_close(torch.from_numpy(result), exact, **LOOSER["models"][0])
+    check_unet(session, folder)
 
 
 def texts_of_another_width(folder: Path, **settings: Any) -> Path:
@@ -139,12 +144,7 @@ def test_a_unet_that_projects_texts(pipeline: Callable[[str], Path], tmp_path: P
     folder = texts_of_another_width(pipeline("stable-diffusion"), encoder_hid_dim=24, encoder_hid_dim_type="text_proj")
     assert run(["export", f"diffusers:{folder}", "-o", str(tmp_path / "onnx")]) == 0
     session = inference_session(tmp_path / "onnx" / "unet" / "model.onnx")
-    model = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
-    for sizes in SIZES:
-        inputs = inputs_of(session, sizes)
-        (result,) = session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})
-        exact = expected(model, "unet", dict(inputs))["out_sample"]
-        torch.testing.assert_close(torch.from_numpy(result), exact, **LOOSER["models"][0])
+    check_unet(session, folder)
 
 
 def left(path: Path) -> list[Path]:
