@@ -170,7 +170,7 @@ def einsum(g: GraphBuilder, node: FxNode) -> Value:
     if any(letter not in string.ascii_letters for letter in letters):
         raise Unsupported(f"the einsum equation {equation!r}")
     plain, tensors = _without_broadcasting(g, plain, tensors)
-    operator = "Einsum" if as_matrices(plain) is None else "MatMul"
+    operator = "Einsum" if as_matrices(g, plain, tensors) is None else "MatMul"
     inner = INT32 if node.dtype == BOOL else computed_in(g, operator, node.dtype)
     return g.cast(sum_of_products(g, plain, [g.cast(x, inner) for x in tensors]), node.dtype)
 

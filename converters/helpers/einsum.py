@@ -29,7 +29,7 @@ def sum_of_products(g: GraphBuilder, equation: str, tensors: Sequence[Value]) ->
         tensors: One for each term, of one dtype; a letter has the same size in all of them.
     """
     left, _, right = equation.partition("->")
-    terms, matrices = left.split(","), as_matrices(equation)
+    terms, matrices = left.split(","), as_matrices(g, equation, tensors)
 
     def at_once(operands: Sequence[Value]) -> Value:
         if matrices is not None:
@@ -63,22 +63,28 @@ class Matrices(NamedTuple):
     result: str
 
 
-def as_matrices(equation: str) -> Matrices | None:
+def as_matrices(g: GraphBuilder, equation: str, tensors: Sequence[Value]) -> Matrices | None:
     """The product of matrices that computes an equation: the product of the fewest Transposes.
 
     MatMul is faster than ONNX Runtime's Einsum, whose own transposition of an operand without elements ends the process,
     and more runtimes have it.
 
+    Args:
+        g: The builder.
+        equation, tensors: As of :func:`sum_of_products`.
+
     Returns:
         The product; ``None`` where the equation has not two operands and one summed letter, where reshapes would be needed,
         as for two letters of each operand that the other one has not, and where ONNX Runtime's MatMul would refuse operands
-        without elements that its Einsum takes: a vector, a batch that is broadcast.
+        without elements that its Einsum takes: a vector, a batch that is broadcast. Of matrices with a batch, the left ones
+        transposed, and without products to add, it leaves the result unwritten.
     """
     left, _, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != 2 or any(len(set(term)) != len(term) for term in (*terms, right)):
         return None
     found = [matrices for order in ((0, 1), (1, 0)) if (matrices := _ordered(terms, order, right)) is not None]
+    found = [matrices for matrices in found if not _may_stay_unwritten(g, matrices, terms, tensors)]
     return min(found, key=lambda matrices: _transposed(terms, matrices), default=None)
 
 
@@ -94,6 +100,12 @@ def _ordered(terms: Sequence[str], order: tuple[int, int], right: str) -> Matric
         return None  # a letter is summed in one operand alone
     outer, row = batch + rows[:-1], rows[-1]
     return Matrices(order, (outer + row + inner, batch + inner + columns, outer + row + columns), right)
+
+
+def _may_stay_unwritten(g: GraphBuilder, matrices: Matrices, terms: Sequence[str], tensors: Sequence[Value]) -> bool:
+    place, (left, _, _) = matrices.operands[0], matrices.letters
+    is_static = isinstance(g.dims(tensors[place])[terms[place].index(left[-1])], int)
+    return not is_static and len(left) > 2 and terms[place] == left[:-2] + left[:-3:-1]
 
 
 def _transposed(terms: Sequence[str], matrices: Matrices) -> int:

@@ -65,7 +65,6 @@ PRODUCTS = {
     "bij,jk->bik": 0,
     "jk,bij->bik": 0,
     "abij,kj->abik": 1,
-    "bij,bik->bjk": 1,
     "bhqd,bhkd->bhqk": 1,
     "bqhd,bkhd->bhqk": 2,
     "bhqk,bkhd->bqhd": 2,
@@ -111,6 +110,18 @@ def test_einsum_that_is_no_product_of_matrices(equation: str) -> None:
     first, second = _sized(equation, (2, 3, 4), 0), _sized(equation, (5, 1), 9)
     program = check(lambda *x: torch.einsum(equation, *x), *first, others=[second], dynamic=True)
     assert [node.op_type for node in program.model.graph] == ["Einsum"]
+
+
+def test_einsum_over_an_axis_without_elements() -> None:
+    """ONNX Runtime fuses the Transpose into the MatMul, which leaves the result unwritten where there is nothing to add."""
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bij,bik->bjk", x, y)
+
+    first, second, empty = ([torch.randn(2, n, 3), torch.randn(2, n, 4)] for n in (5, 7, 0))
+    check(model, *first, others=[second, empty, first, empty], dynamic=({1: N}, {1: N}))
+    program = check(model, *first, others=[[torch.randn(3, 5, 3), torch.randn(3, 5, 4)]], dynamic=({0: N}, {0: N}))
+    assert [node.op_type for node in program.model.graph] == ["Transpose", "MatMul"]
 
 
 @pytest.mark.parametrize(
