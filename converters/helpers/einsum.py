@@ -12,7 +12,7 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.reductions import in_rows, is_long_sum, reduce, reduced
-from onnxplug.converters.helpers.runtimes import INTEGERS_THROUGH_DOUBLE
+from onnxplug.converters.helpers.runtimes import FUSED_PRODUCTS_STAY_UNWRITTEN, INTEGERS_THROUGH_DOUBLE
 
 #: The most products that are added by Einsum itself where there are too many.
 _MOST_INSIDE = 1 << 12
@@ -76,15 +76,15 @@ def as_matrices(g: GraphBuilder, equation: str, tensors: Sequence[Value]) -> Mat
     Returns:
         The product; ``None`` where the equation has not two operands and one summed letter, where reshapes would be needed,
         as for two letters of each operand that the other one has not, and where ONNX Runtime's MatMul would refuse operands
-        without elements that its Einsum takes: a vector, a batch that is broadcast. Of matrices with a batch, the left ones
-        transposed, and without products to add, it leaves the result unwritten.
+        without elements that its Einsum takes: a vector, a batch that is broadcast.
     """
     left, _, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != 2 or any(len(set(term)) != len(term) for term in (*terms, right)):
         return None
     found = [matrices for order in ((0, 1), (1, 0)) if (matrices := _ordered(terms, order, right)) is not None]
-    found = [matrices for matrices in found if not _may_stay_unwritten(g, matrices, terms, tensors)]
+    if FUSED_PRODUCTS_STAY_UNWRITTEN.concerns(g):
+        found = [matrices for matrices in found if not _may_stay_unwritten(g, matrices, terms, tensors)]
     return min(found, key=lambda matrices: _transposed(terms, matrices), default=None)
 
 
@@ -103,6 +103,7 @@ def _ordered(terms: Sequence[str], order: tuple[int, int], right: str) -> Matric
 
 
 def _may_stay_unwritten(g: GraphBuilder, matrices: Matrices, terms: Sequence[str], tensors: Sequence[Value]) -> bool:
+    """Whether ONNX Runtime fuses the left operand's Transpose into a MatMul with a batch, and its rows may have no elements."""
     place, (left, _, _) = matrices.operands[0], matrices.letters
     is_static = isinstance(g.dims(tensors[place])[terms[place].index(left[-1])], int)
     return not is_static and len(left) > 2 and terms[place] == left[:-2] + left[:-3:-1]

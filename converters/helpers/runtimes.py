@@ -130,6 +130,11 @@ EMPTY_SCANS_END_THE_PROCESS = Fault(
     "Scan over slices without elements ends the process by a division by zero; over no slices it is an error",
     "where a size is dynamic, an If: the operand itself where it has no elements",
 )
+FUSED_PRODUCTS_STAY_UNWRITTEN = Fault(
+    "a Transpose of the last two axes fused into a MatMul with a batch (FusedMatMul) leaves its result unwritten where there is "
+    "nothing to add: `x.mT @ y` of no rows",
+    "Einsum for `einsum` where that axis is dynamic; else none",
+)
 LEAST_BIAS_HIDES = Fault(
     "Attention hides keys whose bias is the least finite number, as transformers writes masks: a row of such keys alone is 0",
     "the number next to it",
@@ -150,6 +155,7 @@ FAULTS: tuple[Fault, ...] = (
     RESIZE_ROUNDS_OTHERWISE,
     LONG_SUMS_LOSE_DIGITS,
     EMPTY_SCANS_END_THE_PROCESS,
+    FUSED_PRODUCTS_STAY_UNWRITTEN,
     LEAST_BIAS_HIDES,
     FAR_PLACES_OVERFLOW,
 )
