@@ -107,6 +107,7 @@ FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
         lambda target: bool((run(resized, (IMAGE,), target) - resized(IMAGE)).abs().max() > 5e-6),
     ),
     "scan": (runtimes.EMPTY_SCANS_END_THE_PROCESS, lambda target: _refuses_no_slices(target)),
+    "no rows": (runtimes.FUSED_PRODUCTS_STAY_UNWRITTEN, lambda target: _leaves_unwritten(target)),
     "pool": (runtimes.PADDING_IS_NARROW, lambda target: _refuses(pool, (noise(1, 1, 8, 8),), target)),
     "far places": (
         runtimes.FAR_PLACES_OVERFLOW,
@@ -135,6 +136,19 @@ def _refuses_no_slices(target: str | None) -> bool:
         return program(noise(0, 3))[0].shape != (0, 3)
     except onnxplug.VerificationError as error:
         return "Dimension 0 is 0" in str(error)
+
+
+def _leaves_unwritten(target: str | None) -> bool:
+    """Whether a product without rows to add has the numbers of memory that an earlier run used."""
+    rows = {1: torch.export.Dim.DYNAMIC}
+    program = onnxplug.to_onnx(
+        lambda x, y: torch.einsum("bij,bik->bjk", x, y),
+        (noise(16, 4, 16), noise(16, 4, 16)),
+        dynamic_shapes=(rows, rows),
+        target=target,
+    )
+    results = [program(noise(16, n, 16), noise(16, n, 16))[0] for n in (4, 0) * 8]
+    return any(bool(result.any()) for result in results[1::2])
 
 
 def _has_no_kernel(target: str | None) -> bool:
