@@ -133,7 +133,7 @@ EMPTY_SCANS_END_THE_PROCESS = Fault(
 FUSED_PRODUCTS_STAY_UNWRITTEN = Fault(
     "a Transpose of the last two axes fused into a MatMul with a batch (FusedMatMul) leaves its result unwritten where there is "
     "nothing to add: `x.mT @ y` of no rows",
-    "Einsum for `einsum` where that axis is dynamic; else none",
+    "Einsum for `einsum` that transposes its left operand and adds along a dynamic axis; else none",
 )
 LEAST_BIAS_HIDES = Fault(
     "Attention hides keys whose bias is the least finite number, as transformers writes masks: a row of such keys alone is 0",

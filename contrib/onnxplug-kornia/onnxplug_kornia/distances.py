@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from onnxplug import UsageError
 from onnxplug.torch_private import while_loop_op
+from onnxplug_kornia.loops import goes_on
 
 
 def distance_transform(image: Tensor, kernel_size: int = 3, h: float = 0.35) -> Tensor:
@@ -45,9 +46,6 @@ def distance_transform(image: Tensor, kernel_size: int = 3, h: float = 0.35) -> 
     for size in sizes[1:]:
         longest = torch.sym_max(longest, size)
     rounds = torch.full((), (longest + half - 1) // half, dtype=torch.int64, device=image.device)
-
-    def goes_on(number: Tensor, going: Tensor, *_: Tensor) -> Tensor:
-        return going.clone()
 
     def once(
         number: Tensor, going: Tensor, result: Tensor, sources: Tensor, kernel: Tensor, rounds: Tensor

@@ -12,6 +12,7 @@ from torch import Tensor
 from onnxplug import UsageError
 from onnxplug.torch_private import while_loop_op
 from onnxplug_kornia.boxes import suppressed
+from onnxplug_kornia.loops import goes_on
 
 #: The number of candidates that are sampled together; the result is the same for any number.
 GROUP = 256
@@ -67,9 +68,6 @@ def _are_lines(detector: Any, junctions: Tensor, pairs: Tensor, heatmap: Tensor)
     numbers = torch.arange(GROUP, device=device)
     limits, diagonal = _limits(heatmap)
     around = _circle(detector.local_patch_radius).to(device)
-
-    def goes_on(first: Tensor, going: Tensor, *_: Tensor) -> Tensor:
-        return going.clone()
 
     def once(
         first: Tensor,
@@ -233,9 +231,6 @@ def refine_junction_perturb(
     lines = junctions[pairs]  # [N, 2, 2]
     numbers = torch.arange(pairs.shape[0], device=device)
     limits, _ = _limits(heatmap)
-
-    def goes_on(number: Tensor, going: Tensor, *_: Tensor) -> Tensor:
-        return going.clone()
 
     def once(
         number: Tensor,
