@@ -19,6 +19,8 @@ from onnxplug.warn import warn
 
 #: The first of the sizes that replace examples of 0 and 1; the others are the next odd numbers.
 _LARGER = 11
+#: How many times the example of a size is doubled until the sizes that follow from it exceed 1, such as a 4096th of it.
+_DOUBLINGS = 12
 
 
 @contextlib.contextmanager
@@ -48,8 +50,13 @@ def undone(env: ShapeEnv | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def larger_examples(env: ShapeEnv) -> Iterator[None]:
-    """Within the context, sizes whose example is 0 or 1 have another example, so that torch does not specialise for these two."""
+def larger_examples(env: ShapeEnv, small: Iterable[Any]) -> Iterator[None]:
+    """Within the context, sizes whose example is 0 or 1 have another example, so that torch does not specialise for these two.
+
+    Args:
+        env: torch's notes.
+        small: The sizes that :func:`small_sizes` finds, such as ``(n + 1) // 2`` where n is 2 in the example inputs.
+    """
     import sympy
 
     saved = state_of(env)
@@ -58,6 +65,11 @@ def larger_examples(env: ShapeEnv) -> Iterator[None]:
     changed = [symbol for symbol, value in examples.items() if value in (0, 1)]
     # The last symbol gets the smallest example, so that an order of sizes that torch recorded does not hold by chance.
     examples.update({symbol: sympy.Integer(_LARGER + 2 * i) for i, symbol in enumerate(reversed(changed))})
+    for size in small:
+        for _ in range(_DOUBLINGS):
+            if size.xreplace(examples) not in (0, 1):
+                break
+            examples.update({symbol: 2 * examples[symbol] for symbol in size.free_symbols & examples.keys()})
     env.fake_tensor_cache.clear()
     _forget_answers(env)
     try:
@@ -109,11 +121,12 @@ def _is_layout_question() -> bool:
     )
 
 
-def has_small_examples(env: ShapeEnv, values: Iterable[Any]) -> bool:
-    """Whether a size of some tensors was 0 or 1 in the example inputs."""
+def small_sizes(env: ShapeEnv, values: Iterable[Any]) -> list[Any]:
+    """The dynamic sizes of some tensors that are 0 or 1 for the example inputs, or have a symbol that is."""
     sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
-    symbols = {symbol for s in sizes if isinstance(s, torch.SymInt) for symbol in s.node.expr.free_symbols}
-    return any(backed_values(env).get(symbol) in (0, 1) for symbol in symbols)
+    expressions = dict.fromkeys(s.node.expr for s in sizes if isinstance(s, torch.SymInt))
+    examples = backed_values(env)
+    return [e for e in expressions if any(x.xreplace(examples) in (0, 1) for x in (e, *e.free_symbols))]
 
 
 def with_current_examples(env: ShapeEnv, value: Any) -> Any:

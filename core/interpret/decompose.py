@@ -23,9 +23,9 @@ from onnxplug import logs
 from onnxplug.capture.broadcasts import first_use
 from onnxplug.capture.questions import recorded
 from onnxplug.capture.shape_env import (
-    has_small_examples,
     larger_examples,
     layout_not_noted,
+    small_sizes,
     undone_on_error,
     with_current_examples,
 )
@@ -183,13 +183,14 @@ def _for_all_sizes(
             _refuse_elements(module, questions.elements)
             return module
     except SomeSizesError:
-        if not has_small_examples(env, inputs):
+        small = small_sizes(env, inputs)
+        if not small:
             raise
     try:
         return _with_broadcast_sizes(trace, inputs, env)
     except Exception as error:
         _LOGGER.debug("traced again, with larger examples: %s", error)
-    with larger_examples(env), layout_not_noted(env):
+    with larger_examples(env, small), layout_not_noted(env):
         known = len(env.guards)
         module = trace([with_current_examples(env, value) for value in inputs])
         _refuse_guards(env, known)

@@ -51,6 +51,19 @@ def test_an_example_of_0_or_1_stands_for_larger_ones(size: int) -> None:
     assert not env.replacements
 
 
+@pytest.mark.parametrize("step", [2, 64])
+@pytest.mark.parametrize("loss", [torch.nn.functional.mse_loss, torch.nn.functional.huber_loss])
+def test_a_size_that_follows_from_another_may_be_1(loss: Any, step: int) -> None:
+    """``x[::2]`` of two rows has one."""
+
+    def quantised(x: torch.Tensor) -> torch.Tensor:
+        y = torch.fake_quantize_per_tensor_affine(x[torch.arange(0, x.shape[0], step)].unsqueeze(-1), 0.1, 0, 0, 255)
+        return loss(y, y + 1, reduction="none")
+
+    others = [(torch.rand(7, 3, 4),), (torch.rand(130, 3, 4),)]
+    check(quantised, torch.rand(2, 3, 4), others=others, dynamic=({0: Dim("n")},))
+
+
 def test_questions_about_strides_are_kept() -> None:
     """The example's matrix is square, so that its transpose has strides of a kind; later nodes take no size for 3."""
     x = fake(3, 3)
