@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from onnxplug.capture.composites import RECURRENT, Kernel, composite_kernels, recurrent_kernels
-from onnxplug.capture.kernels import patched_kernel
+from onnxplug.capture.kernels import patched_kernel, without_decomposition
 from onnxplug.plugin_api import Mentions
-from onnxplug.torch_private import DispatchKey
+from onnxplug.torch_private import DispatchKey, decomposition_table
 
 _RECURRENT_NAMES = frozenset((*RECURRENT, "RNNBase", "LSTM", "GRU", "RNN"))
 _FAKE_QUANTIZE = (
@@ -36,6 +36,16 @@ def _fractional_pool(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (*x.shape[: x.dim() - 3], *(list(output_size) * 3)[:3])
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
+
+
+def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
+    spatial = len(size) - 2
+    torch._check(spatial in (2, 3), lambda: f"expected an output size of 4 or 5 dimensions, not {len(size)}")
+    expected = (size[0], spatial, spatial + 1)
+    torch._check(theta.dim() == 3, lambda: f"expected matrices of the shape {expected}, not {tuple(theta.shape)}")
+    for given, wanted in zip(theta.shape, expected, strict=True):
+        torch._check(given == wanted, lambda: f"expected matrices of the shape {expected}, not {tuple(theta.shape)}")
+    return theta.new_empty((*size[:1], *size[2:], spatial))
 
 
 def _interpolation_backward(
@@ -74,8 +84,20 @@ _KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...]
         ("fractional_max_pool3d.default",),
         _fractional_pool,
     ),
+    (lambda name: name == "affine_grid", ("affine_grid_generator.default",), _affine_grid),
     (None, ("_sample_dirichlet.default", "binomial.default"), _like_the_first),
 )
+
+
+def _overload(name: str) -> Any:
+    """An operator of aten; ``None`` where this torch lacks it."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload, None)
+
+
+def _has_none(operator: Any) -> bool:
+    """Whether torch computes an operator's shapes by a decomposition, or not at all."""
+    return operator is not None and (operator in decomposition_table or DispatchKey.Meta not in operator.py_kernels)
 
 
 @contextlib.contextmanager
@@ -85,8 +107,8 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
     torch traces a recurrent layer step by step, which makes a dynamic number of steps static and takes time for each step. It
     has no kernel at all for fake quantisation and dequantisation, for most gradients of interpolations of dynamic sizes (the C++
     kernel takes no symbolic sizes in a list) and for two draws, and kernels that make sizes static for fractional pools of
-    volumes, for max pools of one axis and for norms of matrices. Operators that names tell of are patched only where the model's
-    code has such a name.
+    volumes, for affine grids, for max pools of one axis and for norms of matrices. Operators that names tell of are patched only
+    where the model's code has such a name.
     """
     with contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):
@@ -96,8 +118,7 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
             stack.enter_context(patched_kernel(op, key, kernel_of))
         for concerns, names, kernel in _KERNELS:
             if concerns is None or mentions(concerns):
-                for packet, _, overload in (name.partition(".") for name in names):
-                    operator = getattr(getattr(torch.ops.aten, packet, None), overload, None)  # None: not in this torch
-                    if operator is not None and DispatchKey.Meta not in operator.py_kernels:
-                        stack.enter_context(patched_kernel(operator, DispatchKey.Meta, lambda _, kernel=kernel: kernel))
+                for operator in filter(_has_none, map(_overload, names)):
+                    stack.enter_context(patched_kernel(operator, DispatchKey.Meta, lambda _, kernel=kernel: kernel))
+                    stack.enter_context(without_decomposition(operator))
         yield

@@ -2,6 +2,7 @@
 
 ONNX Runtime's Sigmoid is 0.5 plus a quotient of polynomials: its error is that of a number near 1, however small the result (1e-5
 has two digits). Its Elu is exp(x) - 1, and a Tanh that is one or two units less exact than PyTorch's is all of ``1 - tanh(x)``.
+The middle of PyTorch's affine grid is a difference of numbers near 1.
 Where results differ, PyTorch's model therefore runs again with the results of these operators moved by as much.
 """
 
@@ -26,7 +27,17 @@ _DISTANCES: dict[str, Callable[..., Any]] = {
     "aten::gelu": lambda y, x, approximate="none": 3.5 * x.abs(),
     "aten::elu": lambda y, x, alpha=1, scale=1, input_scale=1: (x < 0) * abs(alpha * scale),
     "aten::celu": lambda y, x, alpha=1: (x < 0) * abs(1.5 * alpha),
+    "aten::affine_grid_generator": lambda y, theta, *args: torch.full_like(y, 2) * _sums_of_rows(theta, y.dim()),
 }
+
+
+#: Operators whose kernels compute halves in halves; the others compute them in float32.
+_IN_HALVES = frozenset({"aten::affine_grid_generator"})
+
+
+def _sums_of_rows(theta: torch.Tensor, rank: int) -> torch.Tensor:
+    """The largest coordinates that matrices give, as a tensor of a rank."""
+    return theta.abs().sum(-1).view(theta.shape[0], *[1] * (rank - 2), theta.shape[1])
 
 
 def are_apart(func: Any) -> bool:
@@ -48,7 +59,8 @@ def moved_apart(func: Any, operands: Any, result: Any, up: bool | torch.Generato
         return result
     y = result.double()
     args, named = pytree.tree_map(lambda x: x.double() if isinstance(x, torch.Tensor) else x, operands)
-    far = distance(y, *args, **named) * torch.finfo(torch.promote_types(result.dtype, torch.float32)).eps
+    dtype = result.dtype if _name(func) in _IN_HALVES else torch.promote_types(result.dtype, torch.float32)
+    far = distance(y, *args, **named) * torch.finfo(dtype).eps
     ups = torch.full_like(y, up) if isinstance(up, bool) else torch.randint(0, 2, y.shape, generator=up).to(y)
     moved = y + (2 * ups - 1) * far
     return torch.where(moved * y > 0, moved, (y.abs() + far).copysign(y)).to(result.dtype)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.kernels import patched_kernel
-from onnxplug.torch_private import DispatchKey, OpOverload, decomposition_table, detect_fake_mode
+from onnxplug.capture.kernels import patched_kernel, without_decomposition
+from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
 
 Kernel = Callable[..., Any]
 #: An operator, the dispatch key of a kernel, and what makes another one from that.
@@ -148,6 +148,5 @@ def composites_kept(operators: Collection[Any]) -> Iterator[None]:
         for op, key, kernel_of in (*composite_kernels(), *recurrent_kernels()):
             if op in operators and key == DispatchKey.CompositeImplicitAutograd:
                 stack.enter_context(patched_kernel(op, key, kernel_of))
-                if op in decomposition_table:
-                    stack.callback(decomposition_table.__setitem__, op, decomposition_table.pop(op))
+                stack.enter_context(without_decomposition(op))
         yield

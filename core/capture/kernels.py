@@ -7,7 +7,14 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from onnxplug.torch_private import DispatchKey, OpOverload, pre_dispatch_modes, torch_c, transforms_depth
+from onnxplug.torch_private import (
+    DispatchKey,
+    OpOverload,
+    decomposition_table,
+    pre_dispatch_modes,
+    torch_c,
+    transforms_depth,
+)
 
 
 @contextlib.contextmanager
@@ -38,6 +45,17 @@ def patched_kernel(op: OpOverload, key: DispatchKey, kernel_of: Callable[..., An
         else:
             op.py_kernels[key] = before
         op._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def without_decomposition(op: OpOverload) -> Iterator[None]:
+    """Keeps torch from computing an operator's shapes by its decomposition while the context holds."""
+    function = decomposition_table.pop(op, None)
+    try:
+        yield
+    finally:
+        if function is not None:
+            decomposition_table[op] = function
 
 
 def _sees_no_trace() -> bool:
