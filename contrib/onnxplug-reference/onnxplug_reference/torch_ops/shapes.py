@@ -148,6 +148,8 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
     rows = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=x.device)
     for k, n in enumerate(x.shape[:depth]):
         part = indices[..., k].long()
+        if ((part < -n) | (part >= n)).any():
+            raise EvaluationError(f"an index of the axis {k} is outside of its {n} elements")
         rows = rows * n + torch.where(part < 0, part + n, part)
     flat = x.reshape(math.prod(x.shape[:depth]), width).clone()
     places = rows.reshape(-1, 1).expand(-1, width)
