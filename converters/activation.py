@@ -11,14 +11,14 @@ from onnx_ir import Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import normalize_axis, rank_of
-from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES, fits_attribute
+from onnxplug.converters.helpers.dtypes import DOUBLE, FLOAT, HALVES, INT64, fits_attribute
 from onnxplug.converters.helpers.elementary import expm1_of
 from onnxplug.converters.helpers.error_function import erf
 from onnxplug.converters.helpers.exactness import KERNEL_FORGETS_NAN
 from onnxplug.converters.helpers.promotion import operand
 from onnxplug.converters.helpers.real import Real
 from onnxplug.converters.helpers.reductions import reduced
-from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
+from onnxplug.converters.helpers.runtimes import LOW_HALVES_ARE_SIGNED, computed_in, has_kernel
 from onnxplug.converters.helpers.selection import select
 from onnxplug.converters.helpers.softmax import zero_hidden_rows
 from onnxplug.interpret.node import FxNode
@@ -57,6 +57,8 @@ def _clip(g: GraphBuilder, x: Value, low: float, high: float) -> Value:
     """ONNX Runtime expands Clip of bfloat16 to Where, which takes bfloat16 since opset 16."""
     dtype = x.dtype
     assert dtype is not None
+    if dtype == INT64 and LOW_HALVES_ARE_SIGNED.concerns(g):
+        return compute(g, "Min", dtype, compute(g, "Max", dtype, x, int(low)), int(high))
     inner = FLOAT if dtype == ir.DataType.BFLOAT16 and g.opset < 16 else dtype
     return g.cast(g.op.Clip(g.cast(x, inner), g.const(low, inner), g.const(high, inner)), dtype)
 

@@ -9,9 +9,9 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL, WIDE_INTEGERS
+from onnxplug.converters.helpers.dtypes import BOOL, INT64, WIDE_INTEGERS
 from onnxplug.converters.helpers.promotion import operand, operands
-from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
+from onnxplug.converters.helpers.runtimes import LOW_HALVES_ARE_SIGNED, computed_in, has_kernel
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
@@ -74,13 +74,15 @@ def _clamp(g: GraphBuilder, node: FxNode, x: Value, low: Any, high: Any) -> Valu
     if low is None and high is None:
         raise Unsupported("clamp without bounds: torch itself refuses it")
     numbers = [b for b in (low, high) if b is not None]
-    # ONNX Runtime expands Clip of bfloat16 to Where, which takes bfloat16 since opset 16.
-    expands = dtype == ir.DataType.BFLOAT16 and g.opset < 16
-    if expands or any(isinstance(b, Value) or b != b for b in numbers) or not has_kernel(g, "Clip", dtype):
-        return _by_extrema(g, x, low, high, dtype)
-    if dtype in WIDE_INTEGERS:
+    are_numbers = not any(isinstance(b, Value) or b != b for b in numbers)
+    if are_numbers and dtype in WIDE_INTEGERS:
         least, most = (-(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1)
         low, high = (None if b is None else int(min(max(b, least), most)) for b in (low, high))
+    # ONNX Runtime expands Clip of bfloat16 to Where, which takes bfloat16 since opset 16.
+    is_wrong = dtype == ir.DataType.BFLOAT16 and g.opset < 16
+    is_wrong = is_wrong or (dtype == INT64 and LOW_HALVES_ARE_SIGNED.concerns(g))
+    if is_wrong or not are_numbers or not has_kernel(g, "Clip", dtype):
+        return _by_extrema(g, x, low, high, dtype)
     return g.op.Clip(g.cast(x, dtype), *(None if b is None else operand(g, b, dtype) for b in (low, high)))
 
 

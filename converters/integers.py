@@ -11,7 +11,7 @@ from onnx_ir import DataType, Value
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import rank_of, unsqueeze
-from onnxplug.converters.helpers.dtypes import BOOL, INT64
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, INT64
 from onnxplug.converters.helpers.promotion import operands, operands_in
 from onnxplug.converters.helpers.reductions import reduce, reduced
 from onnxplug.converters.helpers.runtimes import computed_in
@@ -196,8 +196,8 @@ def gcd(g: GraphBuilder, node: FxNode) -> Value:
         divisor = g.op.Where(finished, g.const(1), second)
         rest = g.op.Where(finished, g.const(0), g.op.Mod(first, divisor))
         following = g.op.Where(finished, first, second)
-        left = g.op.Greater(reduce(g, "ReduceMax", rest, None, False), g.const(0))
-        return [left, following, rest]
+        left = g.cast(g.op.Greater(rest, g.const(0)), FLOAT)
+        return [g.cast(reduce(g, "ReduceMax", left, None, False), BOOL), following, rest]
 
     graph = g.subgraph(body, [(INT64, ()), (BOOL, ()), (INT64, dims), (INT64, dims)], name="euclid")
     # One more round than needed turns the last divisor into the result.

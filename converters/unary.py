@@ -8,10 +8,10 @@ from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.arithmetic import compute
-from onnxplug.converters.helpers.dtypes import BOOL
+from onnxplug.converters.helpers.dtypes import BOOL, INT64
 from onnxplug.converters.helpers.exactness import NOT_A_NUMBER, of_floats
 from onnxplug.converters.helpers.promotion import operand
-from onnxplug.converters.helpers.runtimes import computed_in, has_kernel
+from onnxplug.converters.helpers.runtimes import LOW_HALVES_ARE_SIGNED, computed_in, has_kernel
 from onnxplug.converters.helpers.tables import overloads_of
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Converter, Rule
@@ -47,6 +47,9 @@ def sign(g: GraphBuilder, node: FxNode) -> Value:
     x = node.args[0]
     if node.dtype == BOOL:
         return x
+    if node.dtype == INT64 and LOW_HALVES_ARE_SIGNED.concerns(g):
+        zero = g.const(0)
+        return g.op.Sub(g.cast(g.op.Greater(x, zero), INT64), g.cast(g.op.Less(x, zero), INT64))
     return g.op.Sign(x)
 
 

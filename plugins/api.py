@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onnxplug.kinds import check_lists
 from onnxplug.plugin_api import API_VERSION
 
 
@@ -141,3 +142,6 @@ class PluginInfo:
     targets: Sequence[str | TargetInfo] = ()
     libraries: Sequence[str] = ()
     replaced: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_lists(**{name: value for name, value in vars(self).items() if name != "api"})

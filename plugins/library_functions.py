@@ -19,7 +19,7 @@ from onnxplug.registry.rule import object_of
 
 @dataclass(frozen=True)
 class LibraryFunctions:
-    """A patch that exchanges functions of a library, wherever a module of anyone has them.
+    """A patch that exchanges functions of a library, wherever a module of anyone has them under their own names.
 
     In another version of the library than ``requires`` admits, and where a function has other parameters than the one in its
     place, its call is an error that names both versions.

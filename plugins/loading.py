@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from typing import Any
 
@@ -13,9 +15,18 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from onnxplug.errors import OnnxplugError, PluginError
 from onnxplug.observers import Observer
-from onnxplug.plugin_api import API_VERSION, PROJECT_NAME, Evaluator, OnnxOperator, OrtLibrary, ReferenceOp
+from onnxplug.plugin_api import (
+    API_VERSION,
+    PROJECT_NAME,
+    Domain,
+    Evaluator,
+    LibraryPatch,
+    OnnxOperator,
+    OrtLibrary,
+    ReferenceOp,
+)
 from onnxplug.plugins import hookspecs
-from onnxplug.plugins.api import ModelSource, PluginInfo
+from onnxplug.plugins.api import ModelSource, OpSample, PluginInfo
 from onnxplug.plugins.records import PluginRecord
 from onnxplug.registry.rule import Rule
 
@@ -148,16 +159,34 @@ def check_sources(items: Sequence[Any]) -> None:
                 )
 
 
-def check_evaluators(items: Sequence[Any]) -> None:
+def _check_kind(hook: str, kind: type, words: str, items: Sequence[Any]) -> None:
     for item in items:
-        if not isinstance(item, Evaluator):
-            raise PluginError(f"onnxplug_evaluators returned {item!r}, which is not an Evaluator")
+        if not isinstance(item, kind):
+            raise PluginError(f"{hook} returned {item!r}, which is not {words}")
 
 
-def check_operators(items: Sequence[Any]) -> None:
+def check_rewrites(items: Sequence[Any]) -> None:
+    from onnxplug.rewrite.rewrite import Rewrite  # a plugin that has one has imported it
+
+    _check_kind("onnxplug_rewrites", Rewrite, "a Rewrite", items)
+
+
+def check_patches(items: Sequence[Any]) -> None:
     for item in items:
-        if not isinstance(item, OnnxOperator):
-            raise PluginError(f"onnxplug_operators returned {item!r}, which is not an OnnxOperator")
+        if not isinstance(item, AbstractContextManager | LibraryPatch) and not callable(item):
+            raise PluginError(f"onnxplug_patches returned {item!r}, neither a context manager nor a function of one")
+
+
+#: A name as rules have it, of an operator, of a Python function, or of a higher-order operator.
+_OPERATOR = re.compile(r"(\w+:)?[\w.]+::\w+(\.\w+)?|\w+")
+
+
+def check_decompositions(table: Mapping[Any, Any]) -> None:
+    for name, function in table.items():
+        if not isinstance(name, str) or not _OPERATOR.fullmatch(name):
+            raise PluginError(f"onnxplug_decompositions has {name!r}, which is no name such as 'aten::add.Tensor'")
+        if function is not None and not callable(function):
+            raise PluginError(f"onnxplug_decompositions has {function!r} for {name}, neither a function nor None")
 
 
 def check_refusals(items: Sequence[Any]) -> None:
@@ -214,10 +243,15 @@ def made_observer(item: Any, options: Any, label: str) -> Observer | None:
 
 #: Hook to the check of its result.
 CHECKS: dict[str, Callable[[Any], None]] = {
+    "onnxplug_domains": partial(_check_kind, "onnxplug_domains", Domain, "a Domain"),
+    "onnxplug_rewrites": check_rewrites,
+    "onnxplug_decompositions": check_decompositions,
+    "onnxplug_patches": check_patches,
     "onnxplug_runtime": check_runtime,
     "onnxplug_observers": check_observers,
-    "onnxplug_operators": check_operators,
+    "onnxplug_operators": partial(_check_kind, "onnxplug_operators", OnnxOperator, "an OnnxOperator"),
     "onnxplug_refusals": check_refusals,
-    "onnxplug_evaluators": check_evaluators,
+    "onnxplug_evaluators": partial(_check_kind, "onnxplug_evaluators", Evaluator, "an Evaluator"),
+    "onnxplug_samples": partial(_check_kind, "onnxplug_samples", OpSample, "an OpSample"),
     "onnxplug_sources": check_sources,
 }

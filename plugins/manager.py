@@ -12,10 +12,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pluggy
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
 from onnxplug import logs
-from onnxplug.errors import PluginError, UnknownPluginError
+from onnxplug.errors import PluginError
 from onnxplug.host import CustomOperators, Kernels
 from onnxplug.observers import Observer, step
 from onnxplug.plugin_api import API_VERSION, ENTRY_POINT_GROUP, PROJECT_NAME, Evaluator, OnnxOperator, Verifier
@@ -23,6 +23,7 @@ from onnxplug.plugins import hookspecs
 from onnxplug.plugins.api import ModelSource, PluginInfo, TargetInfo
 from onnxplug.plugins.call import CallChecks, warn_of_unused_rules
 from onnxplug.plugins.explain import explain_domain, explain_missing
+from onnxplug.plugins.later import decomposers, function_of, hook_result, merged
 from onnxplug.plugins.loading import (
     CHECKS,
     LATE_HOOKS,
@@ -34,14 +35,14 @@ from onnxplug.plugins.loading import (
     unmet,
 )
 from onnxplug.plugins.patches import PluginPatch
-from onnxplug.plugins.records import BUILTIN, PluginRecord, Selection, distribution_of
+from onnxplug.plugins.records import PluginRecord, Selection, check_selection, distribution_of
 from onnxplug.plugins.runtime import CallHost, PluginRuntime, kernels_for
 from onnxplug.plugins.stamps import stamp_of
 from onnxplug.plugins.timeout import TimedThread, timeout
 from onnxplug.registry.registry import OnnxRegistry
 from onnxplug.registry.rule import Rule, object_of
 from onnxplug.registry.target import checked_names, closeness
-from onnxplug.text import did_you_mean, type_with_article
+from onnxplug.text import type_with_article
 from onnxplug.verification.ready import check_verifiable
 from onnxplug.warn import warn
 
@@ -82,33 +83,9 @@ class PluginManager:
         self._stamps: tuple[str, ...] | None = None
         self._lock = threading.RLock()
         self._loaded = False
-        self._check_names()
+        check_selection(selection, self._records)
 
     # -- choosing and loading ------------------------------------------------------------------------------------------
-
-    def _check_names(self) -> None:
-        installed = sorted({r.name for r in self._records} | {r.distribution for r in self._records})
-        for name in (*(self.selection.only or ()), *self.selection.without):
-            if name not in installed:
-                others = [n for n in installed if n not in (BUILTIN, PROJECT_NAME)]
-                listed = f"Installed plugins: {', '.join(others) or 'none'}."
-                raise UnknownPluginError(
-                    f"no plugin {name!r} is installed", hint=did_you_mean(name, others, otherwise=listed)
-                )
-        for text in self.selection.require:
-            self._check_requirement(text)
-
-    def _check_requirement(self, text: str) -> None:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement as error:
-            raise UnknownPluginError(f"--require-plugin {text!r} is not a valid requirement: {error}") from None
-        for record in self._records:
-            if requirement.name in (record.name, record.distribution):
-                if not requirement.specifier.contains(record.version, prereleases=True):
-                    raise PluginError(f"plugin {record.name} is version {record.version}, but {text} is required")
-                return
-        raise PluginError(f"the required plugin {text} is not installed", hint=f"pip install '{text}'")
 
     def _wanted(self, record: PluginRecord) -> bool:
         names = {record.name, record.distribution}
@@ -131,18 +108,33 @@ class PluginManager:
         with self._lock:
             if not self._loaded:
                 timed = TimedThread(timeout() if seconds is None else seconds)
-                later = LIST_HOOKS if commands else ()
                 self._loaded = True
-                seen: dict[int, str] = {}
-                for point, record in zip(self._points, self._records, strict=True):
-                    if not self._wanted(record) or (commands and record.is_builtin):
-                        record.status = "blocked"
-                        _LOGGER.debug("%s: left out", record.label)
-                        continue
-                    step(record.name)
-                    self._load_one(point, record, seen, None if record.is_builtin else timed, later)
-                timed.close()
+                try:
+                    self._load_all(timed, commands)
+                except BaseException:  # an interrupt, or a warning as an error: the next call loads them all
+                    self._unload()
+                    raise
+                finally:
+                    timed.close()
             self._check_broken()
+
+    def _load_all(self, timed: TimedThread, commands: bool) -> None:
+        later = LIST_HOOKS if commands else ()
+        seen: dict[int, str] = {}
+        for point, record in zip(self._points, self._records, strict=True):
+            if not self._wanted(record) or (commands and record.is_builtin):
+                record.status = "blocked"
+                _LOGGER.debug("%s: left out", record.label)
+                continue
+            step(record.name)
+            self._load_one(point, record, seen, None if record.is_builtin else timed, later)
+
+    def _unload(self) -> None:
+        self._loaded = False
+        self._results, self._builtin = {}, []
+        for plugin in self._host.get_plugins():
+            self._host.unregister(plugin)
+        self._records = [PluginRecord(r.name, r.distribution, r.version, r.value) for r in self._records]
 
     def _check_broken(self) -> None:
         for broken in self._records:
@@ -226,7 +218,7 @@ class PluginManager:
         record.targets = tuple(t if isinstance(t, TargetInfo) else TargetInfo(t) for t in info.targets)
         checked_names("PluginInfo", [target.name for target in record.targets])
         if info.api != API_VERSION:
-            raise PluginError(f"it is written for plugin API {info.api}; this onnxplug has {API_VERSION}")
+            raise PluginError(f"it is written for plugin API {info.api!r}; this onnxplug has {API_VERSION}")
         if record.is_builtin and "onnxplug_rules" in record.hooks:
             record.rules = None
             self._builtin.append((record, loaded.plugin))
@@ -408,23 +400,20 @@ class PluginManager:
     def decompositions(self) -> dict[str, Callable[..., Any] | None]:
         """Plugins' decompositions by qualified name, and the builtin decompositions that no plugin replaces."""
         self._collect_builtin_tables()
-        merged: dict[str, Callable[..., Any] | None] = {}
-        for _, value in self._results.get("onnxplug_decompositions", ()):
-            merged.update(value)
-        return merged
+        return merged(self._results.get("onnxplug_decompositions", ()))
 
     def decomposers(self, op: str) -> dict[str, str]:
         """Each overload of an operator that a plugin decomposes, to that plugin's distribution."""
         self._collect_builtin_tables()
-        owners: dict[str, str] = {}
-        for record, value in self._results.get("onnxplug_decompositions", ()):
-            own = [name for name, function in value.items() if function is not None]
-            owners.update({name: record.distribution for name in own if name == op or name.startswith(f"{op}.")})
-        return owners
+        return decomposers(op, self._results.get("onnxplug_decompositions", ()))
 
     def refusals(self) -> list[Callable[..., str | None]]:
         """The functions that tell why eager PyTorch refuses a call that fake tensors accept."""
-        return [object_of(item, "a function of onnxplug_refusals") for item in self._all("onnxplug_refusals")]
+        self.load()
+        rows = self._results.get("onnxplug_refusals", ())
+        return [
+            function_of(item, "a function of onnxplug_refusals", record) for record, items in rows for item in items
+        ]
 
     def checks(self, *call: Any) -> CallChecks:
         """The checks of a call: its registry, rules, opsets, runtime and own domains."""
@@ -439,18 +428,25 @@ class PluginManager:
         check_verifiable(opset)
 
     def missing(self, node: Any) -> Callable[..., Any] | None:
-        """The first plugin's converter for an operator without a rule."""
+        """The first plugin's converter for an operator without a rule.
+
+        Raises:
+            PluginError: A plugin's hook raised, or returned no converter.
+        """
         self.load()
-        return self._host.hook.onnxplug_missing(node=node)
+        converter = hook_result(self._host.hook.onnxplug_missing, node=node)
+        if converter is not None and not callable(converter) and not isinstance(converter, str):
+            raise PluginError(f"onnxplug_missing returned {converter!r}, which is not a function")
+        return converter
 
     def verifier(self, program: Any) -> Verifier:
         """The first plugin's function that compares a program with PyTorch.
 
         Raises:
-            PluginError: There is none, or a plugin's is no function.
+            PluginError: There is none, a plugin's is no function, or its hook raised.
         """
         self.load()
-        verifier = self._host.hook.onnxplug_verifier(program=program)
+        verifier = hook_result(self._host.hook.onnxplug_verifier, program=program)
         if verifier is None:
             raise PluginError("no plugin verifies programs: onnxplug's own is left out")
         if not callable(verifier):
@@ -461,13 +457,14 @@ class PluginManager:
         """The function that makes a Module of the argument ``model`` of ``to_onnx``: of the first source that accepts it.
 
         Raises:
-            PluginError: A source's function can't be imported.
+            PluginError: A source's function raised, or can't be imported.
         """
-        sources: Sequence[ModelSource] = self._all("onnxplug_sources")
-        for source in sources:
-            if source.accepts is not None and object_of(source.accepts, "which models a source accepts")(model):
-                maker: Callable[[Any], Any] = object_of(source.module, "the module of a source")
-                return maker
+        self.load()
+        for record, sources in self._results.get("onnxplug_sources", ()):
+            for source in sources:
+                accepts = source.accepts
+                if accepts is not None and function_of(accepts, "the function accepts of a source", record)(model):
+                    return function_of(source.module, "the function module of a source", record)
         return None
 
     def only_source(self, text: str, is_meant: Callable[[ModelSource], bool]) -> ModelSource | None:

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 
+from packaging.requirements import InvalidRequirement, Requirement
+
+from onnxplug.errors import PluginError, UnknownPluginError
 from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.plugins.api import TargetInfo
+from onnxplug.text import did_you_mean
 
 BUILTIN = "builtin"
 ENVIRONMENT = "ONNXPLUG_PLUGINS"
@@ -95,6 +99,37 @@ class Selection:
         if plugins is not None:
             only = tuple(plugins)
         return cls(only, tuple(without))
+
+
+def check_selection(selection: Selection, records: Sequence[PluginRecord]) -> None:
+    """Checks that the plugins that a selection names are installed.
+
+    Raises:
+        PluginError: One is not, or a required one is of another version.
+    """
+    installed = sorted({r.name for r in records} | {r.distribution for r in records})
+    for name in (*(selection.only or ()), *selection.without):
+        if name not in installed:
+            others = [n for n in installed if n not in (BUILTIN, PROJECT_NAME)]
+            listed = f"Installed plugins: {', '.join(others) or 'none'}."
+            raise UnknownPluginError(
+                f"no plugin {name!r} is installed", hint=did_you_mean(name, others, otherwise=listed)
+            )
+    for text in selection.require:
+        _check_requirement(text, records)
+
+
+def _check_requirement(text: str, records: Sequence[PluginRecord]) -> None:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise UnknownPluginError(f"--require-plugin {text!r} is not a valid requirement: {error}") from None
+    for record in records:
+        if requirement.name in (record.name, record.distribution):
+            if not requirement.specifier.contains(record.version, prereleases=True):
+                raise PluginError(f"plugin {record.name} is version {record.version}, but {text} is required")
+            return
+    raise PluginError(f"the required plugin {text} is not installed", hint=f"pip install '{text}'")
 
 
 def distribution_of(point: EntryPoint) -> tuple[str, str]:

@@ -74,12 +74,19 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     def key(self) -> Any:
-        """Equal for submodules of the same class, the same printed form and inputs of the same types and sizes."""
+        """Equal for submodules of the same class, printed form, flags and texts, and inputs of the same types and sizes.
+
+        Numbers may differ: layers have their place as one.
+        """
+        flags = [
+            [item for item in vars(module).items() if isinstance(item[1], bool | str)]
+            for module in self.module.modules()
+        ]
         leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
         described = tuple(
             (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
         )
-        return type(self.module), repr(self.module), described, str(spec)
+        return type(self.module), repr(self.module), repr(flags), described, str(spec)
 
 
 class Piece(NamedTuple):

@@ -36,7 +36,7 @@ def timeout() -> float | None:
         seconds = -1.0
     if not seconds >= 0:
         raise UsageError(f"{ENVIRONMENT}={text!r} is not a number of seconds", hint="0 waits for ever.")
-    return seconds or None
+    return seconds if 0 < seconds <= threading.TIMEOUT_MAX else None
 
 
 class TimedThread:

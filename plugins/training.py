@@ -23,6 +23,10 @@ def _has_statistics(arguments: dict[str, Any]) -> bool:
     return bool(arguments.get("training", True)) and arguments.get("running_mean") is not None
 
 
+def _ignores_statistics(arguments: dict[str, Any]) -> bool:
+    return bool(arguments.get("use_input_stats")) and arguments.get("running_mean") is not None
+
+
 def _drops(arguments: dict[str, Any]) -> bool:
     probability = arguments.get("p", arguments.get("dropout", 0))
     return arguments.get("train") is not False and not (isinstance(probability, int | float) and probability == 0)
@@ -61,6 +65,8 @@ _OPERATORS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
             "_native_batch_norm_legit_functional",
         )
     },
+    # torch.export keeps no change of the running statistics by this operator.
+    "aten::instance_norm": ("instance norm uses each instance's statistics", _ignores_statistics),
     "aten::_batch_norm_with_update": (_NORM, _has_statistics),
     "aten::_batch_norm_with_update_functional": (_NORM, _has_statistics),
 }

@@ -9,9 +9,12 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16, INT64
 from onnxplug.converters.helpers.promotion import operands, operands_in
-from onnxplug.converters.helpers.runtimes import computed_in
+from onnxplug.converters.helpers.runtimes import LOW_HALVES_ARE_SIGNED, computed_in
+
+#: The comparison that tells whether the first of two integers is the result.
+_COMPARED = {"Max": "Greater", "Min": "Less"}
 
 
 def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Value:
@@ -20,6 +23,9 @@ def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Va
         logical = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}[op_type]
         return getattr(g.op, logical)(*operands(g, *args, dtype=BOOL))
     inner = computed_in(g, op_type, dtype)
+    if op_type in _COMPARED and inner == INT64 and LOW_HALVES_ARE_SIGNED.concerns(g):
+        a, b = operands_in(g, *args, dtype=dtype, inner=inner) if inner != dtype else operands(g, *args, dtype=dtype)
+        return g.cast(g.op.Where(getattr(g.op, _COMPARED[op_type])(a, b), a, b), dtype)
     if inner != dtype:
         return g.cast(getattr(g.op, op_type)(*operands_in(g, *args, dtype=dtype, inner=inner)), dtype)
     scales = op_type in ("Mul", "Div") and dtype == FLOAT16

@@ -13,7 +13,12 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.converters.helpers.axes import normalize_axes, rank_of, squeeze
 from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.promotion import operand, wide
-from onnxplug.converters.helpers.runtimes import INTEGERS_THROUGH_DOUBLE, LONG_SUMS_LOSE_DIGITS, computed_in
+from onnxplug.converters.helpers.runtimes import (
+    INTEGERS_THROUGH_DOUBLE,
+    LONG_SUMS_LOSE_DIGITS,
+    LOW_HALVES_ARE_SIGNED,
+    computed_in,
+)
 from onnxplug.converters.helpers.scans import running_product
 from onnxplug.interpret.node import FxNode
 
@@ -132,10 +137,30 @@ def reduced(
         return g.cast(g.op.Div(sums, g.const(0.0, inner)), dtype)
     if through_double and rank and op_type in ("ReduceSum", "ReduceProd"):
         return g.cast(_by_running_totals(g, op_type, x, over or [], keepdim), dtype)
+    if op_type in _AT and inner == INT64 and rank and LOW_HALVES_ARE_SIGNED.concerns(g):
+        return g.cast(_element_at(g, _AT[op_type], x, over, keepdim), dtype)
     result = reduce(g, op_type, x, over, keepdim)
     if exact and op_type in ("ReduceMax", "ReduceMin") and inner.is_floating_point() and rank:
         result = g.op.Where(some_nan(g, x, over, keepdim), g.const(float("nan"), inner), result)
     return g.cast(result, dtype)
+
+
+#: The operator that finds the element that a reduction gives.
+_AT = {"ReduceMax": "ArgMax", "ReduceMin": "ArgMin"}
+
+
+def _element_at(g: GraphBuilder, finder: str, x: Value, axes: Sequence[int] | None, keepdim: bool) -> Value:
+    """The element at ``finder`` along axes (``None``: all), one axis after another."""
+    rank = rank_of(x)
+    if axes is None or len(axes) == rank:
+        x, shape, axes = g.reshape(x, [-1]), [1] * rank if keepdim else [], [0]
+    else:
+        shape = None
+    for axis in axes:
+        x = g.op.GatherElements(x, getattr(g.op, finder)(x, axis=axis, keepdims=1), axis=axis)
+    if shape is not None:
+        return g.reshape(x, shape)
+    return x if keepdim or not axes else squeeze(g, x, *axes)
 
 
 def is_narrow(dtype: ir.DataType | None) -> bool:

@@ -144,6 +144,11 @@ FAR_PLACES_OVERFLOW = Fault(
     "beyond 2**63 padding is an element of the image",
     "the grid limited to places outside of every image; NaN gives any element",
 )
+LOW_HALVES_ARE_SIGNED = Fault(
+    "of int64 numbers with the same upper 32 bits, Max, Min, Clip, Sign, ReduceMax and ReduceMin compare the lower ones as signed "
+    "numbers: 471 counts as more than 2**32 - 1",
+    "Where of Greater or Less; along axes the element at ArgMax or ArgMin",
+)
 FAULTS: tuple[Fault, ...] = (
     INTEGERS_THROUGH_DOUBLE,
     DROPOUT_IS_REMOVED,
@@ -158,6 +163,7 @@ FAULTS: tuple[Fault, ...] = (
     FUSED_PRODUCTS_STAY_UNWRITTEN,
     LEAST_BIAS_HIDES,
     FAR_PLACES_OVERFLOW,
+    LOW_HALVES_ARE_SIGNED,
 )
 
 

@@ -35,7 +35,7 @@ from onnxplug.functionalize.forms import is_of_lists, item_by_item
 from onnxplug.functionalize.inplace import make_functional
 from onnxplug.interpret.node import meta_of
 from onnxplug.observers import span
-from onnxplug.registry.names import qualified_name
+from onnxplug.registry.names import packet_of, qualified_name
 from onnxplug.torch_private import (
     DispatchKey,
     DispatchKeySet,
@@ -54,12 +54,15 @@ Decompositions = Mapping[str, "Callable[..., Any] | None"]
 def find_decompositions(target: Any, op_name: str, table: Decompositions | None = None) -> list[Callable[..., Any]]:
     """The functions that compute an operator by simpler operators, in the order to try them.
 
-    Plugins' ``table`` comes first (where ``None`` forbids), then torch's decompositions, then the operator's own composite
-    kernel: some of torch's decompositions take only a part of the operator's arguments.
+    Plugins' ``table`` comes first, of the overload and then of the packet, where ``None`` forbids; then torch's
+    decompositions, then the operator's own composite kernel: some of torch's decompositions take only a part of the
+    operator's arguments.
     """
-    if table is not None and op_name in table:
-        own = table[op_name]
-        return [own] if own is not None else []
+    own_table = table or {}
+    for name in (op_name, packet_of(op_name)):
+        if name in own_table:
+            own = own_table[name]
+            return [own] if own is not None else []
     if not isinstance(target, OpOverload):
         return []
     from onnxplug.torch_private import decomposition_table, references  # noqa: F401  (the second adds to the first)

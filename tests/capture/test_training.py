@@ -69,6 +69,10 @@ SAID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Calls(lambda model, x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5)).eval(),
         f"dropout of attention stays random {HERE}",
     ),
+    "instance norm": (
+        lambda: nn.InstanceNorm1d(3, track_running_stats=True).train(),
+        "the model is in training mode: instance norm uses each instance's statistics in the exported model too",
+    ),
     "rrelu": (lambda: Calls(lambda model, x: F.rrelu(x, training=model.training)).train(), "rrelu stays random"),
 }
 
@@ -85,6 +89,8 @@ QUIET: dict[str, Callable[[], Any]] = {
     "evaluation": lambda: MODES.eval(),
     "dropout of nothing": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)).train(),
     "no statistics": lambda: nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False)).eval(),
+    "instances' statistics": lambda: nn.InstanceNorm1d(3).train(),
+    "instances' running statistics": lambda: nn.InstanceNorm1d(3, track_running_stats=True).eval(),
     "one layer": lambda: nn.LSTM(4, 4).train(),
     "nothing that trains": lambda: nn.Linear(4, 4).train(),
 }

@@ -80,6 +80,7 @@ HUGE = torch.tensor([[2**53, 1]])
 IMAGE = noise(1, 3, 64, 65)
 FAR = torch.tensor([[3e6, 0.1], [-5e6, 0.2]]).reshape(1, 1, 2, 2)
 LEAST = torch.full((4, 4), torch.finfo(torch.float32).min)
+LONG = torch.tensor([2**32 - 1, 2**31, 5, -1] * 8)
 FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
     "sums": (
         runtimes.INTEGERS_THROUGH_DOUBLE,
@@ -112,6 +113,12 @@ FAULTS: dict[str, tuple[runtimes.Fault, Callable[[str | None], bool]]] = {
     "far places": (
         runtimes.FAR_PLACES_OVERFLOW,
         lambda target: bool((run(sampled, (IMAGE, FAR), target) - sampled(IMAGE, FAR)).abs().max() > 1e-3),
+    ),
+    "low halves": (
+        runtimes.LOW_HALVES_ARE_SIGNED,
+        lambda target: bool(
+            (run(lambda x: x.maximum(x.new_tensor(471)), (LONG,), target) != LONG.clamp(min=471)).any()
+        ),
     ),
     "hidden": (
         runtimes.LEAST_BIAS_HIDES,

@@ -118,6 +118,13 @@ except onnxplug.MissingRuleError as e: print(e)
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(): return 1/0", "ZeroDivisionError"),
         ("from onnxplug import *\nfrom onnxplug import hookimpl, PluginInfo\n@hookimpl\ndef onnxplug_info(): return PluginInfo(api=2)", "plugin API 2"),
         ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rules(extra): return []", "extra"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_domains(): return ['acme']", "'acme', which is not a Domain"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_rewrites(): return [print]", "which is not a Rewrite"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_patches(): return [3]", "neither a context manager nor"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_samples(): return [3]", "which is not an OpSample"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_decompositions(): return {'aten.sin': print}", "no name such as"),
+        ("from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_decompositions(): return {'aten::sin': 3}", "neither a function nor None"),
+        ("from onnxplug import PluginInfo, hookimpl\n@hookimpl\ndef onnxplug_info(): return PluginInfo(namespaces='acme')", "takes a list, got 'acme'"),
     ],
 )  # fmt: skip
 def test_a_malformed_plugin_is_refused_whole(tmp_path: Path, source: str, message: str) -> None:
@@ -224,6 +231,58 @@ def test_a_plugins_decomposition(tmp_path: Path) -> None:
     assert "['Add']" in run(tmp_path, EXPORT)
 
 
+def test_a_decomposition_of_every_overload(tmp_path: Path) -> None:
+    """A name without an overload, as in rules: a function for all of them, or ``None``, which forbids torch's own."""
+    source = """
+from onnxplug import hookimpl
+@hookimpl
+def onnxplug_decompositions(): return {'shop::double': lambda x: x + x, 'aten::special_zeta': None}
+"""
+    install(tmp_path, "onnxplug-shop", source)
+    code = """
+from onnxplug.plugins.manager import host_for
+print(host_for().decomposers("shop::double.default"))
+from onnxplug.interpret.decompose import find_decompositions
+entr = torch.ops.aten.special_entr.default, "aten::special_entr.default"
+print([len(find_decompositions(*entr, table)) for table in ({}, {"aten::special_entr": None}, {entr[1]: len, "aten::special_entr": None})])
+"""
+    printed = run(tmp_path, EXPORT + "\n" + code)
+    assert printed.splitlines()[-3:] == ["['Add']", "{'shop::double': 'onnxplug-shop'}", "[1, 0, 1]"]
+
+
+def test_two_plugins_that_decompose_one_operator(tmp_path: Path) -> None:
+    """Neither is chosen by its name's place in the alphabet; models without the operator are exported."""
+    source = (
+        "from onnxplug import hookimpl\n@hookimpl\ndef onnxplug_decompositions(): return {'shop::double.default': %s}"
+    )
+    install(tmp_path, "shop-a", source % "lambda x: x + x", entry="a")
+    install(tmp_path, "shop-b", source % "None", entry="b")
+    code = """
+print(ops(onnxplug.to_onnx(lambda x: x + 1, (X,))))
+try: onnxplug.to_onnx(model, (X,))
+except onnxplug.MissingRuleError as e: print(e)
+print(ops(onnxplug.to_onnx(model, (X,), plugins=["a"])), ops(onnxplug.to_onnx(model, (X,), plugins=["a", "builtin"])))
+"""
+    printed = run(tmp_path, code)
+    assert "the plugins a (shop-a 1.0) and b (shop-b 1.0) both decompose shop::double.default" in printed
+    assert printed.startswith("['Add']\n")
+    assert printed.endswith("['Add'] ['Add']\n")
+
+
+def test_loading_that_is_interrupted_begins_again(tmp_path: Path) -> None:
+    install(tmp_path, "onnxplug-first", rule(MUL) + "import sys\nsys.loads = getattr(sys, 'loads', 0) + 1\n", entry="a")
+    interrupt = "import sys\nif not hasattr(sys, 'once'):\n    sys.once = True\n    raise KeyboardInterrupt\n"
+    install(tmp_path, "onnxplug-slow", interrupt + rule("node.args[0]", "shop::other"), entry="b")
+    install(tmp_path, "onnxplug-third", rule(ADD, "shop::third"), entry="c")
+    code = """
+try: onnxplug.to_onnx(model, (X,))
+except KeyboardInterrupt: print("interrupted")
+print(ops(onnxplug.to_onnx(model, (X,))))
+print([r.name for r in registry_for()[1].records() if r.status == "loaded" and r.name in "abc"])
+"""
+    assert run(tmp_path, code).splitlines() == ["interrupted", "['Mul']", "['a', 'b', 'c']"]
+
+
 def test_discovery_imports_no_converter_module(tmp_path: Path) -> None:
     code = """
 from onnxplug.plugins.manager import host_for
@@ -291,7 +350,7 @@ def test_the_time_for_a_plugin_must_be_a_number(monkeypatch: pytest.MonkeyPatch)
     from onnxplug.plugins.timeout import DEFAULT, timeout
 
     assert timeout() == DEFAULT
-    for text, seconds in (("", DEFAULT), ("2.5", 2.5), ("0", None)):
+    for text, seconds in (("", DEFAULT), ("2.5", 2.5), ("0", None), ("inf", None), ("1e300", None)):
         monkeypatch.setenv("ONNXPLUG_PLUGIN_TIMEOUT", text)
         assert timeout() == seconds
     for text in ("soon", "-1", "nan"):

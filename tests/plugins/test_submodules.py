@@ -64,6 +64,28 @@ def test_pieces_are_captured_down_to_the_cause() -> None:
     assert {piece.path for piece in pieces if piece.error is None} == {"fc", "layers.0", "heads.main.0"}
 
 
+class Switched(nn.Module):
+    """A module whose flag, which its printed form lacks, decides whether it can be captured."""
+
+    def __init__(self, bad: bool) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bad and torch.compiler.is_exporting():
+            raise RuntimeError("not this one")
+        return x + 1
+
+
+@pytest.mark.parametrize("flags", [(False, True, False), (True, False, True)])
+def test_modules_that_look_alike(flags: tuple[bool, ...]) -> None:
+    model = nn.Sequential(*(nn.Sequential(Switched(flag)) for flag in flags))
+    pieces = {piece.path: piece for piece in capture_pieces(model, (X,), {}, fails_to_export)}
+    for number, bad in enumerate(flags):
+        assert (pieces[str(number)].error is not None) == bad
+    assert pieces["2"].like == "0"
+
+
 def test_the_number_of_captures_is_limited() -> None:
     captured = []
 

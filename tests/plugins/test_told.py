@@ -133,3 +133,35 @@ def test_a_rewrite_that_fails_names_its_plugin(tmp_path: Path, fault: str) -> No
     assert fault in first
     assert "(the rewrite is of onnxplug-bad)" in first
     assert second == "['Mul'] 0"
+
+
+LATE = {
+    "onnxplug_missing": "def onnxplug_missing(node): return 1 / 0",
+    "onnxplug_verifier": "def onnxplug_verifier(program): return 1 / 0",
+    "a function of onnxplug_refusals": "def onnxplug_refusals(): return [lambda fx, **about: 1 / 0]",
+    "the function accepts of a source": "def onnxplug_sources(): return [ModelSource(accepts=lambda m: 1 / 0, module=print)]",
+    "the function module of a source": "def onnxplug_sources(): return [ModelSource(accepts=callable, module=lambda m: 1 / 0)]",
+}
+
+
+@pytest.mark.parametrize("what", LATE)
+def test_a_function_that_raises_in_an_export_names_its_plugin(tmp_path: Path, what: str) -> None:
+    source = f"{HEAD}from onnxplug import ModelSource\n@hookimpl\n{LATE[what]}\n"
+    fine = (
+        "@hookimpl\ndef onnxplug_missing(node): return None\n@hookimpl\ndef onnxplug_verifier(program): return None\n"
+    )
+    place(tmp_path, Dist("onnxplug-fine", f"{HEAD}{fine}", "fine"), Dist("onnxplug-bad", source, "bad"))
+    first, second = run(tmp_path, "attempt(lambda x: double(x))\nattempt(lambda x: x.relu(), plugins=['fine'])")
+    if what == "onnxplug_verifier":
+        first = run(tmp_path, "attempt(lambda x: x.relu())")[0]
+    owner = "onnxplug-bad:bad" if what.startswith("onnxplug_") else "bad (onnxplug-bad 1.0)"
+    assert first.startswith(
+        f"PluginError: {what} of the plugin {owner} raised ZeroDivisionError: division by zero Hint: "
+    )
+    assert second == "['Relu'] 0"
+
+
+def test_a_converter_of_the_missing_hook_that_is_none(tmp_path: Path) -> None:
+    place(tmp_path, Dist("onnxplug-bad", f"{HEAD}@hookimpl\ndef onnxplug_missing(node): return 3\n", "bad"))
+    (first,) = run(tmp_path, "attempt(lambda x: double(x))")
+    assert first.startswith("PluginError: onnxplug_missing returned 3, which is not a function")

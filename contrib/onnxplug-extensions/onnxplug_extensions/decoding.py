@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from onnxplug import UsageError
+from onnxplug.text import shortened
 from onnxplug_extensions import DOMAIN
 from onnxplug_extensions.byte_pairs import replaced
 from onnxplug_extensions.operators import ProcessorModule
@@ -91,8 +92,13 @@ class Decoder:
         """The texts as a value of a model.
 
         ``StringJoin`` of an empty tensor ends the process: a row and a column are added in front.
+        As in transformers a number behind the last token's is no text. A negative number, which is an error there and
+        counts from the end in ONNX, is behind the end of all tables.
         """
-        tokens = g.op.Pad(tokens, g.const([1, 1, 0, 0]), g.const(len(self._symbols)))
+        count = len(self._symbols)
+        tokens = g.op.Where(g.op.Less(tokens, g.const(count)), tokens, g.const(count))
+        tokens = g.op.Where(g.op.Less(tokens, g.const(0)), g.const(count + 1), tokens)
+        tokens = g.op.Pad(tokens, g.const([1, 1, 0, 0]), g.const(count))
         table = [*self._symbols, [NOTHING]]
         if any(symbol < REPLACED for row in table for symbol in row):
             symbols = with_replacements(g, symbols_of(g, tokens, table), self._runs)
@@ -152,10 +158,18 @@ class Labels(nn.Module):
 
     Args:
         names: The names, in the order of the numbers.
+
+    Raises:
+        UsageError: They are no list of strings.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
+        if isinstance(names, str | Mapping) or not all(isinstance(name, str) for name in names):
+            raise UsageError(
+                f"names is a list of strings, got {shortened(repr(names), 100)}",
+                hint="Of a configuration of transformers it is list(config.id2label.values()), in the order of the numbers.",
+            )
         self._names = json.dumps(list(names))
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:

@@ -63,9 +63,12 @@ def _processor(name: str) -> Any:
     return processor
 
 
-def padded(rows: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of numbers, padded at the end to the longest row, and the mask: 1 for their places, 0 for padding."""
-    longest = max(map(len, rows), default=0)
+def padded(rows: list[list[int]], padding: int, fewest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of numbers, padded at the end to the longest row, and the mask: 1 for their places, 0 for padding.
+
+    Each row has ``fewest`` numbers at least; so do the results of no rows.
+    """
+    longest = max(map(len, rows), default=fewest)
     tokens = np.full((len(rows), longest), padding, dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)
     for place, row in enumerate(rows):
@@ -77,7 +80,8 @@ def padded(rows: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.Ten
 @torch.library.custom_op("onnxplug_extensions::tokenize", mutates_args=())
 def tokenize(texts: torch.Tensor, tokenizer: str, max_length: int, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token numbers of a vector of texts and the mask: int64, [texts, longest]."""
-    return padded(_processor(tokenizer).encode(list(string_array(texts)), max_length), padding)
+    processor = _processor(tokenizer)
+    return padded(processor.encode(list(string_array(texts)), max_length), padding, processor.fewest)
 
 
 @tokenize.register_fake
@@ -99,7 +103,7 @@ def convert_tokenize(g: Any, node: Any) -> Any:
 @torch.library.custom_op("onnxplug_extensions::detokenize", mutates_args=())
 def detokenize(ids: torch.Tensor, tokenizer: str) -> torch.Tensor:
     """Texts of rows of token numbers, [texts, length]."""
-    return string_tensor(_processor(tokenizer).decode(ids.tolist())) if len(ids) else _no_strings(ids)
+    return string_tensor(_processor(tokenizer).decode(ids.tolist())) if len(ids) else ids.new_empty(0, dtype=_STRING)
 
 
 @detokenize.register_fake
@@ -119,7 +123,11 @@ def convert_detokenize(g: Any, node: Any) -> Any:
 def named(index: torch.Tensor, names: str) -> torch.Tensor:
     """The names that numbers stand for, from a list in JSON."""
     known = json.loads(names)
-    return string_tensor(np.array(known, dtype=object)[index.numpy()]) if index.numel() else _no_strings(index)
+    return (
+        string_tensor(np.array(known, dtype=object)[index.numpy()])
+        if index.numel()
+        else index.new_empty(index.shape, dtype=_STRING)
+    )
 
 
 @named.register_fake
@@ -131,7 +139,3 @@ def convert_named(g: Any, node: Any) -> Any:
     """named(Tensor index, str names) -> Tensor"""
     index, names = node.args
     return g.op.Gather(g.const(json.loads(names)), index, axis=0)
-
-
-def _no_strings(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[:1] if x.dim() == 2 else x.shape, dtype=_STRING)

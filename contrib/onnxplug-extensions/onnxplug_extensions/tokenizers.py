@@ -35,11 +35,11 @@ class Tokenizer(ProcessorModule):
     def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
         encoder, name = encoder_of(tokenizer)
         super().__init__(name, encoder)
+        if max_length is not None and max_length <= encoder.fewest:
+            raise UsageError(f"max_length={max_length} leaves no token of the text")
         self._max_length = max_length or 0
         self._padding = tokenizer.pad_token_id or 0
         self._kinds = "token_type_ids" in tokenizer.model_input_names
-        if self._max_length and self._max_length < encoder.fewest + 1:
-            raise UsageError(f"max_length={max_length} leaves no token of the text")
 
     def forward(self, texts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Token numbers and mask, padded at the end to the longest text.

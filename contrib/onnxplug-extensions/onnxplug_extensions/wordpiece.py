@@ -120,7 +120,8 @@ class WordPiece(TransformersEncoder):
         lengths = g.op.Reshape(
             lengths, g.op.Concat(count, g.const([1]), axis=0)
         )  # without texts the lengths have no second axis
-        longest = g.op.ReduceMax(g.op.Concat(g.op.Reshape(lengths, count), zero, axis=0), axis, keepdims=1)
+        fewest = g.const([self.fewest])  # of no texts
+        longest = g.op.ReduceMax(g.op.Concat(g.op.Reshape(lengths, count), fewest, axis=0), axis, keepdims=1)
         rows = g.op.Slice(g.op.Reshape(rows, g.op.Concat(count, room, axis=0)), zero, longest, g.const([1]))
         places = g.op.Range(g.const(0), g.op.Squeeze(longest, axis), g.const(1))
         return rows, g.cast(g.op.Less(places, lengths), torch.int64)

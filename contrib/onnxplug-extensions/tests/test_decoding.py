@@ -70,6 +70,21 @@ def test_tokens_that_are_parts_of_a_character() -> None:
     assert program(ids[:, :-1])[0].tolist() == ["né \ufffd"]
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_numbers_of_no_tokens(name: str) -> None:
+    """transformers has no text for numbers behind the last, and an error for negative ones: the mask of labels, -100."""
+    tokenizer = MAKERS[name]()
+    module = Detokenizer(tokenizer)
+    program = onnxplug.to_onnx(module, (torch.tensor([[9, 10]]),), dynamic_shapes=({0: "texts", 1: "length"},))
+    ids = torch.tensor([[20, len(tokenizer)], [len(tokenizer) + 7, 21], [2**32 - 1, 22]])
+    assert program(ids)[0].tolist() == string_array(module(ids)).tolist() == [tokenizer.decode(n) for n in (20, 21, 22)]
+    for negative in (-1, -100):
+        with pytest.raises(OverflowError):
+            module(torch.tensor([[40, negative]]))
+        with pytest.raises(Exception, match=r"(?s)Gather.*out of.*bounds"):
+            program(torch.tensor([[40, negative]]))
+
+
 def test_a_class_that_leaves_tokens_out() -> None:
     import transformers
     from tokenizers import AddedToken
@@ -98,6 +113,19 @@ def test_labels(opset: int) -> None:
     program = onnxplug.to_onnx(model, (inputs[0],), dynamic_shapes=({0: "texts"},), opset_version=opset)
     for x in inputs:
         assert list(program(x)[0]) == list(string_array(model(x)))
+
+
+@pytest.mark.parametrize("shape", [(), (2, 0), (0, 3), (3, 2)])
+def test_labels_of_any_shape(shape: tuple[int, ...]) -> None:
+    labels, index = Labels(["a", "b"]), torch.ones(shape, dtype=torch.int64)
+    program = onnxplug.to_onnx(labels, (index,))
+    assert labels(index).shape == program(index)[0].shape == shape
+
+
+@pytest.mark.parametrize("names", [{0: "a", 1: "b"}, "ab", [0, 1], ["a", None]])
+def test_labels_that_are_no_list_of_strings(names: Any) -> None:
+    with pytest.raises(onnxplug.UsageError, match="names is a list of strings, got"):
+        Labels(names)
 
 
 def test_a_decoder_that_is_unknown() -> None:

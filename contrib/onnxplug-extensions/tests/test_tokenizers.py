@@ -105,11 +105,16 @@ def test_differences_of_clip() -> None:
         assert got.tolist() != wanted.tolist()
 
 
-@pytest.mark.parametrize("make", [wordpiece, made.gpt2, made.llama])
-def test_no_texts(make: Callable[[], Any]) -> None:
-    module = Tokenizer(make())
+@pytest.mark.parametrize("max_length", [None, 5])
+@pytest.mark.parametrize(
+    ("make", "fewest"), [(wordpiece, 2), (made.gpt2, 0), (made.roberta, 2), (made.clip, 2), (made.llama, 0)]
+)
+def test_no_texts(make: Callable[[], Any], fewest: int, max_length: int | None) -> None:
+    """As many columns as every text has, in PyTorch too: torch's guards rely on it."""
+    module = Tokenizer(make(), max_length)
     program = onnxplug.to_onnx(module, (string_tensor(TEXTS),), dynamic_shapes=({0: "texts"},))
-    assert {tuple(result.shape) for result in program(string_tensor([]))} == {(0, 0)}
+    for results in (program(string_tensor([])), module(string_tensor([])).values()):
+        assert {tuple(result.shape) for result in results} == {(0, fewest)}
 
 
 def changed(tokenizer: Any, **settings: Any) -> Any:
@@ -152,8 +157,9 @@ def test_other_errors() -> None:
     tokenizer.padding_side = "left"
     with pytest.raises(onnxplug.UsageError, match="pads and cuts at the end"):
         Tokenizer(tokenizer)
-    with pytest.raises(onnxplug.UsageError, match="leaves no token of the text"):
-        Tokenizer(wordpiece(), max_length=2)
+    for least, make in ((2, wordpiece), (0, wordpiece), (-1, made.gpt2), (0, made.gpt2)):
+        with pytest.raises(onnxplug.UsageError, match=f"max_length={least} leaves no token of the text"):
+            Tokenizer(make(), max_length=least)
 
 
 @pytest.mark.parametrize("make", [Tokenizer, Detokenizer])

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from onnxplug.errors import EvaluationError, OnnxplugError
+from onnxplug.errors import EvaluationError, OnnxplugError, UsageError
 from onnxplug.text import counted
 from onnxplug_reference.arrays import Arrays
 from onnxplug_reference.graphs import ReadyGraph, ReadyNode
@@ -159,10 +159,7 @@ class Engine:
 
     def _node(self, node: ReadyNode, step: Step, frame: Frame) -> Generator[Step, None, None]:
         self.trace.node(step)
-        if self.before is not None:
-            replaced = self.before(step)
-            if replaced is not None:
-                step.inputs = list(replaced)
+        step.inputs = _replaced(self.before, step, step.inputs, "inputs")
         try:
             if node.body is not None:
                 outputs = yield from self._call(node, step.inputs, frame)
@@ -176,6 +173,8 @@ class Engine:
                 error.add_place(_place(node, step))
             raise
         except Exception as error:
+            if getattr(error, _OF_HOOK, False):
+                raise
             failure = EvaluationError(f"{type(error).__name__}: {error}", hint=_HINT)
             failure.add_place(_place(node, step))
             raise failure from error
@@ -185,10 +184,7 @@ class Engine:
                 f"{_place(node, step)}: its kernel computes {counted(len(outputs), 'output')}, and the node has {needed}"
             )
         step.outputs = outputs[: len(node.proto.output)]
-        if self.after is not None:
-            replaced = self.after(step)
-            if replaced is not None:
-                step.outputs = list(replaced)
+        step.outputs = _replaced(self.after, step, step.outputs, "outputs")
         for name, value in zip(node.proto.output, step.outputs, strict=False):
             if name:
                 frame.values[name] = value
@@ -217,6 +213,31 @@ class Engine:
         graph = node.graphs[attribute]
         path = (*frame.path, f"{node.text} {place if place is not None else attribute}")
         return (yield from self.run(Frame(graph, dict(zip(graph.inputs, inputs, strict=True)), frame, path)))
+
+
+#: The attribute of an error that a hook raised: it reaches the caller as it is, out of subgraphs and functions too.
+_OF_HOOK = "_onnxplug_of_hook"
+
+
+def _replaced(hook: Hook | None, step: Step, values: list[Any], what: str) -> list[Any]:
+    """A node's inputs or outputs after a hook.
+
+    Raises:
+        UsageError: The hook returned something else than ``None``, or as many values.
+    """
+    try:
+        replaced = hook(step) if hook is not None else None
+    except Exception as error:
+        setattr(error, _OF_HOOK, True)
+        raise
+    if replaced is None:
+        return values
+    if not isinstance(replaced, list | tuple) or len(replaced) != len(values):
+        raise UsageError(
+            f"a hook of the node {step} returned {short(replaced)}; it returns a list of the node's "
+            f"{counted(len(values), what[:-1])}, or None"
+        )
+    return list(replaced)
 
 
 _HINT = "A hook before the node, or verbose=2, shows what it gets; please report a kernel that is wrong."

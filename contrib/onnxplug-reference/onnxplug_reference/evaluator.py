@@ -76,21 +76,22 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         self.proto_ = load_proto(proto)
         self.opsets_ = dict(opsets) if opsets is not None else opset_versions(self.proto_)
         self.verbose = verbose
-        classes = [*_checked_classes(new_ops or ()), *_plugin_classes(proto, self.proto_, plugins)]
-        self.new_ops_ = {}
-        for kernel in classes:
-            self.new_ops_.setdefault((kernel.op_domain, kernel.__name__), kernel)
-        for function in functions or ():
-            if not isinstance(getattr(function, "proto_", function), onnx.FunctionProto):
+        functions = [getattr(function, "proto_", function) for function in functions or ()]
+        for function in functions:
+            if not isinstance(function, onnx.FunctionProto):
                 raise UsageError(f"functions= takes FunctionProto objects or evaluators of them, got {function!r}")
+        functions = [*getattr(self.proto_, "functions", ()), *functions]
+        domains = {*self.opsets_, *(imported.domain for function in functions for imported in function.opset_import)}
+        self.new_ops_ = {}
+        for kernel in (*_checked_classes(new_ops or ()), *_plugin_classes(proto, domains, plugins)):
+            self.new_ops_.setdefault((kernel.op_domain, kernel.__name__), kernel)
         for item in kernels:
             if not isinstance(item, Kernel):
                 raise UsageError(f"kernels= takes Kernel objects, got {item!r}")
-        library = Library([*getattr(self.proto_, "functions", ()), *(getattr(f, "proto_", f) for f in functions or ())])
         trace = Trace(verbose, write)
         self._engine = Engine(self._arrays(), CONTROL, before, after, trace)
         resolver = self._resolver(NumpyResolver(self.new_ops_, self._nested(), trace), tuple(kernels), self.new_ops_)
-        self._preparer = Preparer(resolver, self._engine.arrays, library, CONTROL)
+        self._preparer = Preparer(resolver, self._engine.arrays, Library(functions), CONTROL)
         self._graph = self._ready(())
         self._describe()
 
@@ -211,6 +212,7 @@ class ExtendedReferenceEvaluator(ReferenceEvaluator):
         check_lists(output_names=() if output_names is None else output_names)
         graph = self._graph
         if attributes:
+            _check_attributes(self.proto_, attributes)
             graph = self._ready([onnx.helper.make_attribute(name, value) for name, value in attributes.items()])
         if output_names is not None:
             made = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.proto.output)}
@@ -297,6 +299,22 @@ def _graph_of(proto: Any) -> onnx.GraphProto | None:
     return graph if isinstance(graph, onnx.GraphProto) else None
 
 
+def _check_attributes(proto: Any, attributes: Mapping[str, Any]) -> None:
+    """Checks that a function has the attributes that a run gives.
+
+    Raises:
+        UsageError: It lacks one, or it is no function.
+    """
+    if not isinstance(proto, onnx.FunctionProto):
+        raise UsageError("attributes= gives the attributes of a FunctionProto, and this is another model")
+    known = [*proto.attribute, *(attribute.name for attribute in proto.attribute_proto)]
+    unknown = [name for name in attributes if name not in known]
+    if unknown:
+        raise UsageError(
+            f"the function has no attribute {', '.join(map(repr, unknown))}; it has {', '.join(known) or 'none'}"
+        )
+
+
 def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
     """The classes of ``new_ops``.
 
@@ -310,17 +328,10 @@ def _checked_classes(classes: Iterable[Any]) -> list[type[OpRun]]:
     return classes_
 
 
-def _plugin_classes(model: Any, proto: Any, plugins: Sequence[str] | None) -> list[type[OpRun]]:
-    """The kernels of plugins for a model's custom domains."""
-    domains = _custom_domains(proto)
-    if not domains:
+def _plugin_classes(model: Any, domains: Iterable[str], plugins: Sequence[str] | None) -> list[type[OpRun]]:
+    """The kernels of plugins for the custom ones of a model's domains."""
+    custom = frozenset(name for name in domains if name and not name.startswith("ai.onnx"))
+    if not custom:
         return []
     host = getattr(model, "host", None) if plugins is None else None
-    return list(reference_kernels(domains, (host or plugin_host(plugins)).runtimes()).values())
-
-
-def _custom_domains(proto: Any) -> frozenset[str]:
-    imports = [*getattr(proto, "opset_import", ())]
-    for function in getattr(proto, "functions", ()):
-        imports += function.opset_import
-    return frozenset(i.domain for i in imports if not i.domain.startswith("ai.onnx") and i.domain)
+    return list(reference_kernels(custom, (host or plugin_host(plugins)).runtimes()).values())

@@ -33,14 +33,32 @@ def checked_feeds(graph: ReadyGraph, feeds: Mapping[str, Any]) -> dict[str, Any]
     values = {name: _array(value) for name, value in feeds.items()}
     for name, value in values.items():
         declared = graph.types.get(name)
-        if declared is not None and declared.HasField("tensor_type") and value is not None:
-            _check_tensor(name, value, declared.tensor_type)
+        if declared is not None:
+            _check(name, value, declared)
     return values
 
 
 def _array(value: Any) -> Any:
     """Numbers as arrays; arrays, sequences, maps and absent values unchanged."""
     return np.asarray(value) if isinstance(value, bool | int | float | np.generic) else value
+
+
+def _check(name: str, value: Any, declared: onnx.TypeProto) -> None:
+    """Checks a value against its declaration; maps and sparse tensors aren't checked.
+
+    Raises:
+        UsageError: It is of another kind, type or shape.
+    """
+    if declared.HasField("optional_type"):
+        if value is not None:
+            _check(name, value, declared.optional_type.elem_type)
+    elif declared.HasField("sequence_type"):
+        if not isinstance(value, list):
+            raise UsageError(f"the input {name!r} is a sequence, a list of values, got {short(value)}")
+        for place, element in enumerate(value):
+            _check(f"{name}[{place}]", _array(element), declared.sequence_type.elem_type)
+    elif declared.HasField("tensor_type"):
+        _check_tensor(name, value, declared.tensor_type)
 
 
 def _check_tensor(name: str, value: Any, declared: onnx.TypeProto.Tensor) -> None:

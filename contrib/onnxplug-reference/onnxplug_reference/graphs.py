@@ -27,7 +27,7 @@ class Resolver(Protocol):
             node: The node, without references to attributes of a function.
         """
 
-    def comes_first(self, domain: str, op_type: str) -> bool:
+    def comes_first(self, domain: str, op_type: str, version: int) -> bool:
         """Whether a kernel of the call or of a plugin replaces the model's own function of an operator."""
 
 
@@ -169,8 +169,9 @@ class Preparer:
 
     def _node(self, proto: onnx.NodeProto, opsets: Mapping[str, int]) -> ReadyNode:
         domain = _domain(proto.domain)
-        function = None if self._resolver.comes_first(domain, proto.op_type) else self._library.find(proto)
         version = opsets.get(domain)
+        replaced = self._resolver.comes_first(domain, proto.op_type, version if version is not None else 1)
+        function = None if replaced else self._library.find(proto)
         if version is None and function is None:
             known = ", ".join(f"{name or 'ai.onnx'} {number}" for name, number in opsets.items())
             raise EvaluationError(

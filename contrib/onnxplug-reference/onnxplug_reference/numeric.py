@@ -57,3 +57,12 @@ def normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> tuple[np
 def sizes(values: Any) -> list[int]:
     """A one-dimensional tensor of sizes as Python ints."""
     return [int(v) for v in np.asarray(values).reshape(-1)]
+
+
+def sliced(start: int, end: int, step: int, size: int) -> range:
+    """The indices of a slice of an axis; with a negative step, a start before the first element is the first element."""
+    if step > 0:
+        return range(*slice(start, end, step).indices(size))
+    first = min(max(start + size if start < 0 else start, 0), size - 1)
+    last = max(end + size if end < 0 else end, -1)
+    return range(first, last, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,9 +65,9 @@ class NumpyResolver:
         """Adds kernels that precede ours."""
         self._user_kernels = KernelTable(kernels)
 
-    def comes_first(self, domain: str, op_type: str) -> bool:
+    def comes_first(self, domain: str, op_type: str, version: int) -> bool:
         """Whether a kernel of the call or of a plugin replaces the model's function."""
-        return (domain, op_type) in self._classes or (domain, op_type) in self._user_kernels.operators()
+        return (domain, op_type) in self._classes or self._user_kernels.find(domain, op_type, version) is not None
 
     def compute(self, node: onnx.NodeProto, opsets: Mapping[str, int], library: Library) -> Compute | None:
         """The kernel of a node; ``None`` if there is none."""
@@ -192,9 +193,10 @@ def _type(value: Any) -> onnx.TypeProto:
 
 
 def _called(body: onnx.FunctionProto, node: onnx.NodeProto) -> onnx.FunctionProto:
-    """A function with the attributes of a call as its defaults."""
+    """A function with the attributes of a call as its defaults, and a name of its own among the bodies of an operator."""
     called = onnx.FunctionProto()
     called.CopyFrom(body)
+    called.overload = hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()
     names = {a.name for a in node.attribute}
     kept = [a for a in called.attribute_proto if a.name not in names]
     del called.attribute_proto[:]

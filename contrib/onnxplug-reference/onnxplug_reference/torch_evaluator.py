@@ -93,9 +93,9 @@ class _TorchResolver:
         self._device = device
         self._in_numpy = in_numpy
 
-    def comes_first(self, domain: str, op_type: str) -> bool:
+    def comes_first(self, domain: str, op_type: str, version: int) -> bool:
         """Whether a kernel of the call or of a plugin replaces the model's function."""
-        return (domain, op_type) in self._classes or (domain, op_type) in self._user_kernels.operators()
+        return (domain, op_type) in self._classes or self._user_kernels.find(domain, op_type, version) is not None
 
     def _bound(self, node: onnx.NodeProto, domain: str, version: int) -> Compute | None:
         """A kernel of PyTorch with the node's attributes; ``None`` if no kernel knows them all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +34,21 @@ class Trace:
     def __init__(self, verbose: int, write: Callable[[str], None] | None = None) -> None:
         self.verbose = verbose
         self._write = write if write is not None else _line
-        #: The frame whose values a kernel that runs subgraphs itself may read.
-        self.frame: Any = None
+        self._running = threading.local()
+
+    @property
+    def frame(self) -> Any:
+        """The frame whose values a kernel of this thread that runs subgraphs itself may read."""
+        return getattr(self._running, "frame", None)
 
     @contextlib.contextmanager
     def captured(self, frame: Any) -> Iterator[None]:
         """A context in which kernels that run subgraphs themselves see a frame."""
-        before, self.frame = self.frame, frame
+        before, self._running.frame = self.frame, frame
         try:
             yield
         finally:
-            self.frame = before
+            self._running.frame = before
 
     def start(self, constants: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Writes the constants and inputs of a graph."""

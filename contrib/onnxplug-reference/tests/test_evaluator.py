@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,30 @@ def test_hooks_see_every_node_and_may_replace() -> None:
     np.testing.assert_array_equal(y, np.abs(2 * X))
     assert seen[:4] == ["before Abs ['x']", "after Abs ['a']", "before Neg ['a']", "after Neg ['b']"]
     assert len(seen) == 8
+
+
+@pytest.mark.parametrize("returned", [X * 10, X[:1], [], [X, X], "X"])
+def test_a_hook_returns_as_many_values_as_the_node_has(returned: Any) -> None:
+    """An array alone would be a list of its rows, the first of which would be the node's output."""
+    for which in ("before", "after"):
+        evaluator = ExtendedReferenceEvaluator(TWO, **{which: lambda step: returned if step.op_type == "Neg" else None})
+        with pytest.raises(
+            UsageError, match=r"a hook of the node Neg\(a\) -> b returned .*; it returns a list of the node's 1 "
+        ):
+            evaluator.run(None, {"x": X})
+
+
+def test_an_error_of_a_hook_is_raised_as_it_is() -> None:
+    """From within subgraphs and functions too, where it isn't the fault of the node around."""
+    feeds = {"n": np.array(2), "x": np.ones(3, np.float32), "bias": np.float32(1)}
+
+    def stop(step: Step) -> None:
+        raise ValueError(step.op_type)
+
+    for model, given in ((TWO, {"x": X}), (LOOP, feeds), (CALL, {"x": X[0]})):
+        for options in ({"before": stop}, {"after": stop}):
+            with pytest.raises(ValueError, match=r"^\w+$"):
+                ExtendedReferenceEvaluator(model, **options).run(None, given)
 
 
 def test_steps_go_through_subgraphs_and_functions() -> None:
@@ -251,11 +277,57 @@ _ONNX = {
         ({"x": X[0]}, r"the input 'x' is float\[N, 3\] in the model, got float32\[3\]"),
         ({"x": X[:, :2]}, r"the input 'x' is float\[N, 3\] in the model, got float32\[2, 2\]"),
         ({"x": [X]}, "the input 'x' is a tensor, got a list"),
+        ({"x": None}, "the input 'x' is a tensor, got a NoneType"),
     ],
 )
 def test_wrong_inputs(feeds: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         ExtendedReferenceEvaluator(TWO).run(None, feeds)
+
+
+@pytest.mark.parametrize("evaluator", [ExtendedReferenceEvaluator, TorchReferenceEvaluator])
+def test_inputs_that_are_sequences_and_optionals(evaluator: Any) -> None:
+    model = parsed(
+        """g (seq(float[N]) s, optional(float[M]) o) => (int64 n, bool h) { n = SequenceLength(s)\n h = OptionalHasElement(o) }"""
+    )
+    row = X[0]
+    for sequence, value, wanted in (([row, row[:1]], None, [2, 0]), ((), row, [0, 1]), ((row,), row[:0], [1, 1])):
+        assert [int(r) for r in evaluator(model).run(None, {"s": sequence, "o": value})] == wanted
+    for feeds, text in (
+        ({"s": X, "o": None}, r"the input 's' is a sequence, a list of values, got float32\[2, 3\]"),
+        ({"s": None, "o": None}, "the input 's' is a sequence, a list of values, got none"),
+        (
+            {"s": [row, row.astype(np.float64)], "o": None},
+            r"the input 's\[1\]' is float\[N\] in the model, got float64\[3\]",
+        ),
+        ({"s": [], "o": X}, r"the input 'o' is float\[M\] in the model, got float32\[2, 3\]"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            evaluator(model).run(None, feeds)
+
+
+def test_attributes_that_a_function_lacks() -> None:
+    scaled = ExtendedReferenceEvaluator(CALL.functions[1])
+    feeds = {"a": X, "shift": None}
+    with pytest.raises(UsageError, match="the function has no attribute 'By'; it has by"):
+        scaled.run(None, feeds, attributes={"By": 2.0})
+    with pytest.raises(UsageError, match="gives the attributes of a FunctionProto"):
+        ExtendedReferenceEvaluator(CALL).run(None, {"x": X[0]}, attributes={"by": 2.0})
+
+
+def test_bodies_of_one_operator_for_several_types() -> None:
+    """ONNX's body of GroupNormalization depends on the types of its inputs."""
+    values = ["float", "double", "float16"]
+    inputs = ", ".join(f"{t}[1, 4, 3] x{i}, {t}[4] s{i}, {t}[4] b{i}" for i, t in enumerate(values))
+    nodes = "".join(f"y{i} = GroupNormalization<num_groups = 2>(x{i}, s{i}, b{i})\n" for i in range(3))
+    model = parsed(f"g ({inputs}) => ({', '.join(f'{t}[1, 4, 3] y{i}' for i, t in enumerate(values))}) {{ {nodes} }}")
+    x = np.linspace(-3, 2, 12).reshape(1, 4, 3)
+    feeds: dict[str, Any] = {}
+    for i, dtype in enumerate((np.float32, np.float64, np.float16)):
+        feeds |= {f"x{i}": x.astype(dtype), f"s{i}": np.ones(4, dtype), f"b{i}": np.zeros(4, dtype)}
+    for i, result in enumerate(ExtendedReferenceEvaluator(model).run(None, feeds)):
+        wanted = torch.nn.functional.group_norm(torch.from_numpy(feeds[f"x{i}"].astype(np.float64)), 2)
+        torch.testing.assert_close(torch.from_numpy(result), wanted.to(torch.from_numpy(feeds[f"x{i}"]).dtype))
 
 
 def test_errors_name_the_node_its_place_and_its_inputs() -> None:
@@ -362,6 +434,36 @@ def test_a_kernel_replaces_a_function_of_the_model() -> None:
     np.testing.assert_array_equal(y, [14, 15])
 
 
+def test_a_kernel_of_a_later_version_does_not_replace_a_function() -> None:
+    later = Kernel("scaled", lambda a, shift=None, *, by=10.0: a + by, since=2, domain="local")
+    for evaluator in (ExtendedReferenceEvaluator, TorchReferenceEvaluator):
+        (y,) = evaluator(CALL, kernels=[later]).run(None, {"x": np.array([1, 2], np.float32)})
+        np.testing.assert_array_equal(y, [30, 60])
+
+
+def test_plugins_kernels_for_graphs_nodes_and_given_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxplug_reference import evaluator
+
+    from onnxplug.plugins.runtime import PluginRuntime
+
+    class Host:
+        def runtimes(self) -> list[PluginRuntime]:
+            return [PluginRuntime("acme (acme 1.0)", ("local",), (onnxplug.ReferenceOp(Twice),))]
+
+    monkeypatch.setattr(evaluator, "plugin_host", lambda plugins: Host())
+    x = np.array([1, 2], np.float32)
+    opsets = {"": 21, "local": 1}
+    np.testing.assert_array_equal(ExtendedReferenceEvaluator(CUSTOM.graph, opsets).run(None, {"x": x})[0], x * 3)
+    np.testing.assert_array_equal(ExtendedReferenceEvaluator(CUSTOM.graph.node[0]).run(None, {"x": x})[0], x * 3)
+    outer = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "other": 1]> g (float[N] x) => (float[N] y) { y = other.f(x) }
+        <opset_import: ["local": 1], domain: "other"> f (a) => (b) { b = local.Twice(a) }"""
+    )
+    function = outer.functions.pop()
+    (y,) = ExtendedReferenceEvaluator(outer, functions=[function]).run(None, {"x": x})
+    np.testing.assert_array_equal(y, x * 2)
+
+
 class Applied(OpRun):
     """A custom operator that runs a subgraph itself, which captures a value."""
 
@@ -382,6 +484,32 @@ def test_a_custom_operator_with_a_subgraph() -> None:
     )
     feeds = {"x": np.array([1, 2], np.float32), "z": np.array([10, 20], np.float32)}
     np.testing.assert_array_equal(ExtendedReferenceEvaluator(model, new_ops=[Applied]).run(None, feeds)[0], [-9, -18])
+
+
+class Slowly(OpRun):
+    """A custom operator whose subgraph reads a captured value, after other threads have had their turn."""
+
+    op_domain = "local"
+
+    def _run(self, x: Any, body: Any = None, attributes: Any = None) -> Any:
+        time.sleep(0.002)
+        return tuple(self._run_body({body.input_names[0]: x}))
+
+
+def test_captured_values_of_runs_in_several_threads() -> None:
+    model = parsed(
+        """g (float[N] x, float[N] z) => (float[N] y) {
+            w = Neg(z)\n y = local.Slowly(x) <body = b (float[N] p) => (float[N] q) { q = Add(p, w) }>
+        }"""
+    )
+    evaluator = ExtendedReferenceEvaluator(model, new_ops=[Slowly])
+
+    def run(number: int) -> float:
+        return float(evaluator.run(None, {"x": np.zeros(1, np.float32), "z": np.full(1, number, np.float32)})[0][0])
+
+    numbers = list(range(1, 5)) * 10
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, numbers)) == [-n for n in numbers]
 
 
 def test_four_bit_results_for_torch() -> None:

@@ -259,3 +259,13 @@ def test_small_tensors(case: str) -> None:
     (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     (result_,) = TorchReferenceEvaluator(model).run(None, feeds)
     torch.testing.assert_close(result_, torch.from_numpy(wanted))
+
+
+@pytest.mark.parametrize("index", [[0, 3], [0, -4], [2, 0]])
+def test_indices_outside_of_a_tensor(index: list[int]) -> None:
+    """As in NumPy and ONNX Runtime an error, not the element of another row."""
+    model = parsed("g (float[2, 3] x, int64[1, 2] i, float[1] u) => (float[2, 3] y) { y = ScatterND(x, i, u) }")
+    feeds = {"x": np.zeros((2, 3), np.float32), "i": np.array([index]), "u": np.ones(1, np.float32)}
+    for evaluator in (ExtendedReferenceEvaluator, TorchReferenceEvaluator):
+        with pytest.raises(onnxplug.errors.EvaluationError, match="ScatterND"):
+            evaluator(model).run(None, feeds)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from onnxplug_reference.kernels import Kernel
-from onnxplug_reference.standard import normalization, planes, pools, recurrent, rest, softmax
+from onnxplug_reference.standard import normalization, planes, pools, recurrent, reductions, rest, softmax
 
 KERNELS: list[Kernel] = [
     *normalization.KERNELS,
     *planes.KERNELS,
     *pools.KERNELS,
     *recurrent.KERNELS,
+    *reductions.KERNELS,
     *rest.KERNELS,
     *softmax.KERNELS,
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -101,8 +102,40 @@ def grid_sample_16(
     x: np.ndarray, grid: np.ndarray, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> np.ndarray:
     """GridSample before opset 20, with other names of modes."""
-    options: dict[str, Any] = {"align_corners": align_corners, "padding_mode": padding_mode}
-    return _grid_sample(x, grid, mode=_MODES.get(mode, mode), **options)
+    return grid_sample(x, grid, align_corners=align_corners, mode=_MODES.get(mode, mode), padding_mode=padding_mode)
+
+
+def grid_sample(
+    x: np.ndarray, grid: np.ndarray, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> np.ndarray:
+    """Samples of x at the places of a grid."""
+    if mode == "cubic" and padding_mode == "border":
+        return _cubic_within_border(x, grid, bool(align_corners))
+    return _grid_sample(x, grid, mode=mode, align_corners=align_corners, padding_mode=padding_mode)
+
+
+def _cubic_within_border(x: np.ndarray, grid: np.ndarray, align_corners: bool) -> np.ndarray:
+    """Cubic samples in which pixels outside are the nearest pixels inside; onnx's kernel moves the samples' places inside."""
+    taps = []
+    for axis, size in enumerate(x.shape[2:]):
+        place = grid[..., -1 - axis].astype(np.float64)
+        place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
+        low = np.floor(place)
+        near = [_cubic(np.abs(place - low - shift)) for shift in (-1, 0, 1, 2)]
+        rows = [np.nan_to_num(low + shift).clip(0, size - 1).astype(np.int64) for shift in (-1, 0, 1, 2)]
+        taps.append(list(zip(near, rows, strict=True)))
+    number = np.arange(x.shape[0]).reshape(-1, *[1] * (grid.ndim - 2))
+    total = np.zeros((*grid.shape[:-1], x.shape[1]))
+    for tap in itertools.product(*taps):
+        total += math.prod(weight for weight, _ in tap)[..., None] * x[(number, slice(None), *(row for _, row in tap))]  # type: ignore[index]
+    return typed(np.moveaxis(total, -1, 1), x)
+
+
+def _cubic(distance: np.ndarray) -> np.ndarray:
+    """The weight of a pixel in a cubic sample, by its distance up to 2."""
+    near = (1.25 * distance - 2.25) * distance**2 + 1
+    far = ((-0.75 * distance + 3.75) * distance - 6) * distance + 3
+    return np.where(distance <= 1, near, far)
 
 
 def roi_align_10(x: np.ndarray, rois: np.ndarray, batch_indices: np.ndarray, **attributes: Any) -> np.ndarray:
@@ -129,7 +162,8 @@ def upsample_7(x: np.ndarray, *, mode: str = "nearest", scales: Sequence[float])
 
 KERNELS = [
     Kernel("ConvTranspose", conv_transpose),
-    Kernel("GridSample", grid_sample_16, since=16, until=19),
+    Kernel("GridSample", grid_sample_16, since=16),
+    Kernel("GridSample", grid_sample, since=20),
     Kernel("Resize", resize_10, since=10, until=10),
     Kernel("RoiAlign", roi_align_10, since=10, until=15),
     Kernel("Upsample", upsample_7, since=7),

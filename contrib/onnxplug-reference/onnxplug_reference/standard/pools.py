@@ -42,7 +42,7 @@ class Window(NamedTuple):
         view = sliding_window_view(x, widths, tuple(range(2, 2 + rank)))
         steps = tuple(slice(None, None, s) for s in self.strides), tuple(slice(None, None, d) for d in self.dilations)
         view = view[(slice(None), slice(None), *steps[0], *steps[1])]
-        return view.reshape(*view.shape[: 2 + rank], -1)
+        return view.reshape(*view.shape[: 2 + rank], math.prod(self.kernel))
 
     def counted(self, x: Any, *, padding: bool) -> np.ndarray:
         """The number of elements of x in each window, with or without padding; ``ceil_mode``'s room never counts."""

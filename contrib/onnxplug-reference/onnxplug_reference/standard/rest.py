@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import onnx
 
 from onnxplug_reference.kernels import Kernel
-from onnxplug_reference.numeric import gelu, typed
+from onnxplug_reference.numeric import gelu, sizes, sliced, typed
 
 
 def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int = 0) -> np.ndarray:
@@ -24,6 +25,48 @@ def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> 
     """The elements at indices along an axis; the other axes of the indices may be shorter than the data's."""
     inside = tuple(slice(None) if i == axis % data.ndim else slice(n) for i, n in enumerate(indices.shape))
     return np.take_along_axis(data[inside], indices.astype(np.int64), axis)
+
+
+def softsign(x: np.ndarray) -> np.ndarray:
+    """x / (1 + |x|)."""
+    return x / (1 + np.abs(x))
+
+
+def flatten(x: np.ndarray, *, axis: int = 1) -> np.ndarray:
+    """A matrix: the axes before ``axis`` as one, and the others."""
+    axis = axis + x.ndim if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
+def slice_(
+    x: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    axes: np.ndarray | None = None,
+    steps: np.ndarray | None = None,
+) -> np.ndarray:
+    """Every step-th element from start to end of axes."""
+    begin, stop = sizes(starts), sizes(ends)
+    places = sizes(axes) if axes is not None else list(range(len(begin)))
+    strides = sizes(steps) if steps is not None else [1] * len(begin)
+    for a, b, axis, step in zip(begin, stop, places, strides, strict=True):
+        x = np.take(x, sliced(a, b, step, x.shape[axis]), axis)
+    return x
+
+
+def unique(x: np.ndarray, *, axis: int | None = None, sorted: int = 1, outputs: int) -> tuple[np.ndarray, ...]:
+    """The different elements, or the different slices of an axis, sorted or in the order in which they first appear.
+
+    Also the place at which each first appears, for each element the place of its equal, and how often each is there.
+    """
+    x = x.reshape(-1) if axis is None else x
+    y, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+    inverse = inverse.reshape(-1)
+    if not sorted:
+        order = np.argsort(first)
+        first, counts, inverse = first[order], counts[order], np.argsort(order)[inverse]
+        y = np.take(x, first, axis or 0)
+    return y, *(values.astype(np.int64) for values in (first, inverse, counts))
 
 
 def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int = -1) -> np.ndarray:
@@ -114,7 +157,11 @@ def multinomial(
 
 
 KERNELS = [
+    Kernel("Flatten", flatten, widen=False),
     Kernel("Gelu", gelu, since=20),
+    Kernel("Slice", slice_, since=10, widen=False),
+    Kernel("Softsign", softsign),
+    Kernel("Unique", unique, since=11),
     Kernel("Optional", optional, since=15, widen=False),
     Kernel("RandomNormalLike", random_normal_like, widen=False),
     Kernel("RandomUniformLike", random_uniform_like, widen=False),

@@ -26,11 +26,11 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    """alpha A B + beta C."""
+    """alpha A B + beta C, without C where beta is 0."""
     product = torch.matmul(a.mT if transA else a, b.mT if transB else b)
     scale = alpha if product.is_floating_point() else int(alpha)
     result = product * scale if scale != 1 else product
-    return result if c is None else result + (c * (beta if c.is_floating_point() else int(beta)))
+    return result if c is None or not beta else result + (c * (beta if c.is_floating_point() else int(beta)))
 
 
 def einsum(*inputs: Tensor, equation: str) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onnxplug.errors import EvaluationError
 from onnxplug_reference.kernels import Kernel
+from onnxplug_reference.numeric import sliced
 from onnxplug_reference.torch_ops.arrays import to_tensor, torch_dtype
 
 
@@ -45,7 +46,7 @@ def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
 
 def transpose(x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
     """Axes in another order, the reverse order by default."""
-    return x.permute(*(perm if perm is not None else reversed(range(x.dim()))))
+    return x.permute(tuple(perm) if perm is not None else tuple(reversed(range(x.dim()))))
 
 
 def concat(*inputs: Tensor, axis: int) -> Tensor:
@@ -75,18 +76,9 @@ def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
     places = ints(axes) if axes is not None else list(range(len(begin)))
     strides = ints(steps) if steps is not None else [1] * len(begin)
     for a, b, axis, step in zip(begin, stop, places, strides, strict=True):
-        indices = (
-            range(*slice(a, b, step).indices(x.shape[axis])) if step > 0 else _backwards(a, b, step, x.shape[axis])
-        )
+        indices = sliced(a, b, step, x.shape[axis])
         x = x.index_select(axis, torch.tensor(list(indices), dtype=torch.int64, device=x.device))
     return x
-
-
-def _backwards(start: int, end: int, step: int, size: int) -> range:
-    """Indices of a slice with a negative step; an end below -size goes to the first element."""
-    first = min(max(start + size if start < 0 else start, 0), size - 1)
-    last = max(end + size if end < 0 else end, -1)
-    return range(first, last, step)
 
 
 def expand(x: Tensor, shape: Tensor) -> Tensor:
@@ -148,6 +140,8 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
     rows = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=x.device)
     for k, n in enumerate(x.shape[:depth]):
         part = indices[..., k].long()
+        if ((part < -n) | (part >= n)).any():
+            raise EvaluationError(f"an index of the axis {k} is outside of its {n} elements")
         rows = rows * n + torch.where(part < 0, part + n, part)
     flat = x.reshape(math.prod(x.shape[:depth]), width).clone()
     places = rows.reshape(-1, 1).expand(-1, width)
