@@ -45,6 +45,10 @@ class RecordedCall:
     results: list[Any] = field(default_factory=list)
     structure: Any = None
 
+    def result(self) -> Any:
+        """What the submodule returned; ``None`` where it raised an error."""
+        return pytree.tree_unflatten(self.results, self.structure) if self.structure is not None else None
+
 
 @dataclass(eq=False)
 class Run:
@@ -64,7 +68,27 @@ class Run:
 
     def wiring(self) -> list[Any]:
         """A value that is equal for runs with the same calls of submodules, in the same order on the same values."""
-        return [*((call.path, call.sources, str(call.structure)) for call in self.calls), self.sources]
+        calls = [
+            (call.path, call.sources, _forms((call.args, call.kwargs)), _forms(call.result())) for call in self.calls
+        ]
+        return [calls, self.sources, _forms(pytree.tree_unflatten(self.outputs, self.structure))]
+
+
+def form_of(leaf: Any) -> str:
+    """The value of a leaf that is no tensor, and its type; of a tensor that it is one."""
+    return (
+        "a tensor"
+        if isinstance(leaf, torch.Tensor)
+        else f"{type(leaf).__name__} {leaf!r}"
+        if leaf is not None
+        else "None"
+    )
+
+
+def _forms(tree: Any) -> Any:
+    """The structure of inputs or results, and every value in them that is no tensor."""
+    leaves, structure = pytree.tree_flatten(tree)
+    return str(structure), [form_of(leaf) for leaf in leaves]
 
 
 class _Known:
@@ -132,7 +156,8 @@ def record(
 
     with ExitStack() as stack:
         for path, module in submodules.items():
-            stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True).remove)
+            # Before hooks of the module's own, which the exported piece has too.
+            stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True, prepend=True).remove)
             stack.callback(module.register_forward_hook(after).remove)
         positional, named = pytree.tree_unflatten(inputs, spec)
         returned = run_eagerly(model, positional, named, buffers)
