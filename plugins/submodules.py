@@ -14,6 +14,7 @@ from onnxplug.capture.capture import capture
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.errors import CaptureError
 from onnxplug.observers import Observer, Span
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.torch_private import pytree
 
 #: How many submodules are captured before the search is given up.
@@ -103,7 +104,7 @@ class Piece(NamedTuple):
 def first_calls(
     model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], submodules: Mapping[str, torch.nn.Module]
 ) -> dict[str, Call]:
-    """Runs a model eagerly and returns the first calls of submodules. Its buffers stay as they were.
+    """Runs a model eagerly and returns the first calls of submodules. Its state stays as it was.
 
     Args:
         model: The model.
@@ -123,7 +124,7 @@ def first_calls(
 
         return record
 
-    with ExitStack() as stack:
+    with unchanged(model, alone=True), ExitStack() as stack:
         for path, module in submodules.items():
             handle = module.register_forward_pre_hook(recorder(path), with_kwargs=True)
             stack.callback(handle.remove)

@@ -131,10 +131,11 @@ def bisect(
         CaptureError: torch.export can't capture the model; there is no graph to reduce then.
         SaveError: The folder can't be written.
     """
-    for name in ("f", "verify", "report"):
+    for name in ("f", "verify", "report", "pieces"):
         if options.get(name):
             raise UsageError(
-                f"bisect takes no {name}=", hint="It verifies by itself; output= names the folder for what it writes."
+                f"bisect takes no {name}=",
+                hint="It verifies one whole model by itself; output= names the folder for what it writes.",
             )
     check_seeds(seeds)
     check_mappings(kwargs=kwargs, prefer=prefer)

@@ -20,6 +20,7 @@ from onnxplug.capture.signature import InputKind, OutputKind
 from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.observers import span, stage
 from onnxplug.options import ExportOptions
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.program import OnnxProgram
 from onnxplug.run.files import write_whole
 from onnxplug.text import type_with_article
@@ -115,7 +116,7 @@ class OnnxPieces:
     def _run(self, leaves: Sequence[Any]) -> list[Any]:
         if self.gaps:
             buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}  # the code may write them
-            with self.attached(), inference():
+            with unchanged(self.model, alone=True), self.attached(), inference():
                 args, kwargs = pytree.tree_unflatten(copied(list(leaves)), self._spec)
                 return list(pytree.tree_leaves(torch.func.functional_call(self.model, buffers, args, kwargs)))
         state = self._state()
@@ -394,8 +395,7 @@ def export_pieces(
             check_alike(path, submodules[path], [call for call in example.calls if call.path == path])
         refused: list[Exception] = []
         # With static sizes too, as the model may call its pieces otherwise for other numbers.
-        seeds = _SEEDS if axes else _SEEDS[:1]
-        runs = [example, *_generated_runs(model, submodules, example, spec, axes, seeds, refused)]
+        runs = [example, *_generated_runs(model, submodules, example, spec, axes, _SEEDS, refused)]
         check_resized(shapes, axes, runs, refused)
     user_names = {name for _, _, wanted in shapes.requested_axes() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}

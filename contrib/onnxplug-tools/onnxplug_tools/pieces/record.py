@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onnxplug.capture.eager import copied, run_eagerly
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.torch_private import pytree
 
 
@@ -125,7 +126,7 @@ def record(
     spec: Any,
     sizes: Mapping[str, int],
 ) -> Run:
-    """Runs a model eagerly and records the calls of submodules. Its buffers and the random generators stay as they were.
+    """Runs a model eagerly and records the calls of submodules. Its state and the random generators stay as they were.
 
     Args:
         leaves, spec: The model's inputs, flattened, and their structure; they stay as they were.
@@ -154,7 +155,7 @@ def record(
         for position, leaf in enumerate(call.results):
             known.add(leaf, Source("result", calls.index(call), position))
 
-    with ExitStack() as stack:
+    with unchanged(model, alone=True), ExitStack() as stack:
         for path, module in submodules.items():
             # Before hooks of the module's own, which the exported piece has too.
             stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True, prepend=True).remove)

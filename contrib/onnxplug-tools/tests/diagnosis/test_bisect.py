@@ -276,7 +276,7 @@ def test_an_exported_program_without_inputs(rules: str, tmp_path: Path) -> None:
         onnxplug.bisect(program, rules=[Rule("aten::tanh", f"{rules}:refuses")])
 
 
-@pytest.mark.parametrize("name", ["f", "verify", "report"])
+@pytest.mark.parametrize("name", ["f", "verify", "report", "pieces"])
 def test_options_that_make_no_sense_here(name: str) -> None:
     with pytest.raises(onnxplug.UsageError, match=f"takes no {name}="):
         onnxplug.bisect(layers(), (X,), **{name: True})

@@ -204,9 +204,11 @@ class Counting(nn.Module):
         super().__init__()
         self.block = nn.Linear(3, 3)
         self.register_buffer("calls", torch.zeros(()))
+        self.seen: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.add_(1)
+        self.seen.append(x)
         return torch.nn.functional.dropout(self.block(x) * self.calls, 0.5)
 
 
@@ -218,6 +220,7 @@ def test_the_model_stays_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     pieces(torch.ones(4, 3))
     assert model.calls.item() == 0
+    assert not model.seen
 
 
 def test_hooks_of_a_piece_run_once() -> None:
