@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,8 +61,19 @@ def dynamic_inputs(
     ]
     if not any(specs):
         return first, None
-    args, kwargs = pytree.tree_unflatten(specs, _structure(first))
+    args, kwargs = _arranged((first.args, first.kwargs), iter(specs))
     return first, inputs_by_name(module, args, kwargs)
+
+
+def _arranged(tree: Any, specs: Iterator[Any]) -> Any:
+    """Specs of leaves in the structure of a tree; a list of the parts for a container that torch.export does not know itself."""
+    kind = pytree._get_node_type(tree)
+    if kind not in pytree.SUPPORTED_NODES:
+        return next(specs)
+    node = pytree.SUPPORTED_NODES[kind]
+    children, context = node.flatten_fn(tree)
+    parts = [_arranged(child, specs) for child in children]
+    return node.unflatten_fn(parts, context) if kind in pytree.BUILTIN_TYPES else parts
 
 
 def source_of(program: OnnxProgram, call: RecordedCall, slot: InputSlot) -> Source | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,29 @@ def test_code_that_depends_on_data_is_a_gap_with_static_sizes_too() -> None:
     pieces, model = exported(Scaled(), call, torch.tensor([1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
     assert pieces.gaps
     agrees(pieces, model, torch.arange(9.0))
+
+
+@dataclass
+class Two:
+    """A container that torch.export knows by registration alone."""
+
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+torch.export.register_dataclass(Two)
+
+
+def test_containers_that_are_registered() -> None:
+    class Sum(nn.Module):
+        def forward(self, two: Two, three: Any) -> torch.Tensor:
+            return two.one + two.other * three[1]["x"]
+
+    pieces, model = exported(
+        Sum(), lambda b, x: b(Two(x, x), three=(x, {"x": x})), torch.ones(2, 3), dynamic_shapes=DYNAMIC, verify=True
+    )
+    assert not pieces.gaps
+    agrees(pieces, model, torch.randn(5, 3))
 
 
 class Spectrum(nn.Module):
