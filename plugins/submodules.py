@@ -75,12 +75,21 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     def key(self) -> Any:
-        """Equal for submodules of the same class, the same printed form and inputs of the same types and sizes."""
+        """Equal for submodules of the same class, the same printed form and flags, and inputs of the same types and sizes.
+
+        Flags are attributes that are no ints, as repeated blocks have their own numbers.
+        """
         leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
         described = tuple(
             (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
         )
-        return type(self.module), repr(self.module), described, str(spec)
+        flags = tuple(
+            (path, name, repr(value))
+            for path, module in self.module.named_modules()
+            for name, value in vars(module).items()
+            if value is None or isinstance(value, bool | float | str)
+        )
+        return type(self.module), repr(self.module), flags, described, str(spec)
 
 
 class Piece(NamedTuple):

@@ -25,7 +25,7 @@ from onnxplug.opsets import resolve_opsets
 from onnxplug.patches.unchanged import unchanged
 from onnxplug.plugins.submodules import LIMIT, Call, capture_pieces
 from onnxplug.progress import showing
-from onnxplug.text import type_with_article
+from onnxplug.text import counted, type_with_article
 from onnxplug_tools.diagnosis.draft import DraftFinding, draft_findings
 from onnxplug_tools.examples import with_examples
 
@@ -327,11 +327,13 @@ def _look_at_submodules(
     causes = [piece.path for piece in diagnosis.pieces if piece.is_cause]
     if causes:
         others = [piece.path for piece in diagnosis.pieces if piece.captured and not piece.converted]
-        rest = (
-            f"Of the others {', '.join(others)} can't be converted: the list says why."
-            if others
-            else "All others can be exported, also by themselves (pieces=[…])."
-        )
+        if others:
+            rest = f"Of the others {', '.join(others)} can't be converted: the list says why."
+        elif len(looked_at) == limit:
+            seen = f"{counted(limit, 'submodule')} {'was' if limit == 1 else 'were'} looked at, and no more (limit=)"
+            rest = f"The fault may be in a submodule within, and others may have one: {seen}."
+        else:
+            rest = "All others can be exported, also by themselves (pieces=[…])."
         diagnosis.hints.append(f"Change {', '.join(causes)}, which torch.export can't capture. {rest}")
 
 

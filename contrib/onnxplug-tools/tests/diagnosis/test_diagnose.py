@@ -156,7 +156,26 @@ def test_a_script_that_is_not_captured() -> None:
 
 
 def test_the_number_of_submodules_is_limited() -> None:
-    assert len(diagnosis_of(Net(Branch()).eval(), limit=1).pieces) == 1
+    diagnosis = diagnosis_of(Net(Branch()).eval(), limit=1)
+    assert len(diagnosis.pieces) == 1
+    assert "All others can be exported" not in str(diagnosis)
+    assert "1 submodule was looked at, and no more (limit=)" in str(diagnosis)
+
+
+class Optional(Branch):
+    """Branches on data if it is told to."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.branches = branches
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.branches else x
+
+
+def test_submodules_that_differ_in_a_flag_are_not_alike() -> None:
+    pieces = diagnosis_of(nn.Sequential(*map(Optional, (True, False, True))), X).pieces
+    assert [(piece.captured, piece.like) for piece in pieces] == [(False, None), (True, None), (False, "0")]
 
 
 def test_the_model_and_its_inputs_stay_as_they_were() -> None:
