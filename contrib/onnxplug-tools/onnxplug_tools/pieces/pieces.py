@@ -207,7 +207,7 @@ class OnnxPieces:
         steps, constants = self._steps() if chained else ([], [])
         state = self._state()
         arrays = {_state_name(name): state[name].detach().cpu().numpy() for name in constants}
-        mark = stamp(self.programs, arrays)
+        mark = stamp(self.programs, arrays, repr((steps, self._outputs())) if chained else "")
         files = []
         for path, program in self.programs.items():
             files.append(folder / _file(path))
