@@ -23,7 +23,7 @@ from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
-from onnxplug.kinds import check_mappings, check_seeds
+from onnxplug.kinds import check_lists, check_mappings, check_seeds
 from onnxplug.observers import step
 from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
@@ -138,6 +138,7 @@ def bisect(
                 hint="It verifies one whole model by itself; output= names the folder for what it writes.",
             )
     check_seeds(seeds)
+    check_lists(imports=imports)
     check_mappings(kwargs=kwargs, prefer=prefer)
     folder = folder_path("output", output) if output is not None else None
     if folder is not None:

@@ -18,6 +18,7 @@ from onnxplug.capture.failure import first_lines
 from onnxplug.capture.patching import patched
 from onnxplug.capture.signature import InputKind, OutputKind
 from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError
+from onnxplug.kinds import check_seeds
 from onnxplug.observers import span, stage
 from onnxplug.options import ExportOptions
 from onnxplug.patches.unchanged import unchanged
@@ -157,8 +158,10 @@ class OnnxPieces:
             seeds: A set of generated inputs for each seed.
 
         Raises:
+            UsageError: The seeds are no seeds.
             VerificationError: An output differs.
         """
+        check_seeds(seeds)
         runs = [
             self._example,
             *_generated_runs(self.model, self.programs, self._example, self._spec, self._axes, seeds),

@@ -282,6 +282,12 @@ def test_options_that_make_no_sense_here(name: str) -> None:
         onnxplug.bisect(layers(), (X,), **{name: True})
 
 
+def test_imports_are_a_list() -> None:
+    """The script would import the letters of a name."""
+    with pytest.raises(onnxplug.UsageError, match="imports= takes a list, got 'package'"):
+        onnxplug.bisect(layers(), (X,), imports="package")
+
+
 def test_folders_that_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     (tmp_path / "full").mkdir()
