@@ -77,7 +77,7 @@ class Bisection:
         lines = [f"{self.trouble.kind.value}: {self.trouble.text}"]
         if self.nodes:
             lines.append(
-                f"{len(self.operators)} of {counted(self.before, 'operator')} left, after {self.examined} tries:"
+                f"{len(self.operators)} of {counted(self.before, 'operator')} left, after {self.examined} {'try' if self.examined == 1 else 'tries'}:"
             )
             lines += [f"  {text}" for text in self.nodes]
         if self.verdict is not None:
