@@ -76,9 +76,8 @@ class Bisection:
             return "no fault: the model is converted, runs, and computes what PyTorch does"
         lines = [f"{self.trouble.kind.value}: {self.trouble.text}"]
         if self.nodes:
-            lines.append(
-                f"{len(self.operators)} of {counted(self.before, 'operator')} left, after {self.examined} {'try' if self.examined == 1 else 'tries'}:"
-            )
+            tries = "1 try" if self.examined == 1 else f"{self.examined} tries"
+            lines.append(f"{len(self.operators)} of {counted(self.before, 'operator')} left, after {tries}:")
             lines += [f"  {text}" for text in self.nodes]
         if self.verdict is not None:
             lines.append(str(self.verdict))
