@@ -207,23 +207,37 @@ def diagnose(
         failure = _export(diagnosis, model, positional, keywords, dynamic_shapes, options)
         if not isinstance(failure, CaptureError):
             return diagnosis
-        if dynamic_shapes is not None or options.get("examples") is not None:
-            stage("capturing the model with static sizes")
-            static = _failure(model, positional, keywords, {**options, "examples": None})
-            diagnosis.captured_static = not isinstance(static, CaptureError)
-            if diagnosis.captured_static:
-                diagnosis.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
-        if is_script(model):  # its submodules have no Python code, and draft_export does not take it
-            return diagnosis
-        module = as_module(model)
-        if not diagnosis.captured_static:
-            stage("exporting submodules")
-            of_all = {name: value for name, value in options.items() if name not in _OF_THE_MODEL}
-            _look_at_submodules(diagnosis, module, positional, keywords, of_all, limit)
-        stage("torch.export.draft_export")
-        shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords).reading(tied=True)
-        diagnosis.draft, diagnosis.draft_error = draft_findings(module, positional, keywords, shapes)
+        _look_closer(diagnosis, model, positional, keywords, dynamic_shapes, options, limit, stage)
         return diagnosis
+
+
+def _look_closer(
+    diagnosis: Diagnosis,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    options: Mapping[str, Any],
+    limit: int,
+    stage: Progress,
+) -> None:
+    """Looks for the reason why a model is not captured: with static sizes, in its submodules, by draft_export."""
+    if dynamic_shapes is not None or options.get("examples") is not None:
+        stage("capturing the model with static sizes")
+        static = _failure(model, args, kwargs, {**options, "examples": None})
+        diagnosis.captured_static = not isinstance(static, CaptureError)
+        if diagnosis.captured_static:
+            diagnosis.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
+    if is_script(model):  # its submodules have no Python code, and draft_export does not take it
+        return
+    module = as_module(model)
+    if not diagnosis.captured_static:
+        stage("exporting submodules")
+        of_all = {name: value for name, value in options.items() if name not in _OF_THE_MODEL}
+        _look_at_submodules(diagnosis, module, args, kwargs, of_all, limit)
+    stage("torch.export.draft_export")
+    shapes = parse_dynamic_shapes(dynamic_shapes, module, args, kwargs).reading(tied=True)
+    diagnosis.draft, diagnosis.draft_error = draft_findings(module, args, kwargs, shapes)
 
 
 def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:

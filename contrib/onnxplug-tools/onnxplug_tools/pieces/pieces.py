@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxplug.capture.dynamic import name_of, parse_dynamic_shapes
+from onnxplug.capture.dynamic import DynamicShapes, name_of, parse_dynamic_shapes
 from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
 from onnxplug.capture.patching import patched
@@ -379,27 +379,10 @@ def export_pieces(
     shapes = parse_dynamic_shapes(options.dynamic_shapes, model, positional, keywords)
     leaves, spec = pytree.tree_flatten((positional, keywords))
     check_no_numbers(shapes, leaves)
-    axes: dict[int, dict[int, str]] = {}
-    for leaf, axis, wanted in shapes.requested_axes():
-        if is_static(wanted):
-            continue
-        axes.setdefault(leaf, {})[axis] = name_of(wanted) or f"{shapes.paths[leaf]}[{axis}]"
-    sizes = {
-        name: int(leaves[leaf].shape[axis])
-        for leaf, named in axes.items()
-        for axis, name in named.items()
-        if isinstance(leaves[leaf], torch.Tensor)
-    }
+    axes = _axes_of(shapes)
     with span("runs of the model"):
-        example = _example(model, submodules, leaves, spec, sizes)
-        for path in submodules:
-            if all(call.path != path for call in example.calls):
-                raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
-            check_alike(path, submodules[path], [call for call in example.calls if call.path == path])
-        refused: list[Exception] = []
-        # With static sizes too, as the model may call its pieces otherwise for other numbers.
-        runs = [example, *_generated_runs(model, submodules, example, spec, axes, _SEEDS, refused)]
-        check_resized(shapes, axes, runs, refused)
+        runs = _runs(model, submodules, leaves, spec, axes, shapes)
+    example = runs[0]
     user_names = {name for _, _, wanted in shapes.requested_axes() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
     programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
@@ -410,6 +393,43 @@ def export_pieces(
     if folder is not None:
         pieces.save(folder, external_data=options.external_data)
     return pieces
+
+
+def _axes_of(shapes: DynamicShapes) -> dict[int, dict[int, str]]:
+    """Leaf to axis to the name of its dimension, for each dimension that may be dynamic."""
+    axes: dict[int, dict[int, str]] = {}
+    for leaf, axis, wanted in shapes.requested_axes():
+        if not is_static(wanted):
+            axes.setdefault(leaf, {})[axis] = name_of(wanted) or f"{shapes.paths[leaf]}[{axis}]"
+    return axes
+
+
+def _runs(
+    model: torch.nn.Module,
+    submodules: Mapping[str, torch.nn.Module],
+    leaves: Sequence[Any],
+    spec: Any,
+    axes: Mapping[int, Mapping[int, str]],
+    shapes: DynamicShapes,
+) -> list[Run]:
+    """The run on the example inputs, and those on generated inputs."""
+    sizes = {
+        name: int(leaves[leaf].shape[axis])
+        for leaf, named in axes.items()
+        for axis, name in named.items()
+        if isinstance(leaves[leaf], torch.Tensor)
+    }
+    example = _example(model, submodules, leaves, spec, sizes)
+    for path, module in submodules.items():
+        calls = [call for call in example.calls if call.path == path]
+        if not calls:
+            raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
+        check_alike(path, module, calls)
+    refused: list[Exception] = []
+    # With static sizes too, as the model may call its pieces otherwise for other numbers.
+    runs = [example, *_generated_runs(model, submodules, example, spec, axes, _SEEDS, refused)]
+    check_resized(shapes, axes, runs, refused)
+    return runs
 
 
 def check_folder(place: str | os.PathLike[str]) -> Path:
