@@ -14,6 +14,7 @@ from onnxplug.capture.capture import capture
 from onnxplug.capture.eager import copied, run_eagerly
 from onnxplug.errors import CaptureError
 from onnxplug.observers import Observer, Span
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.torch_private import pytree
 
 #: How many submodules are captured before the search is given up.
@@ -74,19 +75,21 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     def key(self) -> Any:
-        """Equal for submodules of the same class, printed form, flags and texts, and inputs of the same types and sizes.
+        """Equal for submodules of the same class, printed form and flags, and inputs of the same types and sizes.
 
-        Numbers may differ: layers have their place as one.
+        Flags are plain attributes but ints: layers have their place as one.
         """
-        flags = [
-            [item for item in vars(module).items() if isinstance(item[1], bool | str)]
-            for module in self.module.modules()
-        ]
         leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
         described = tuple(
             (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
         )
-        return type(self.module), repr(self.module), repr(flags), described, str(spec)
+        flags = tuple(
+            (path, name, repr(value))
+            for path, module in self.module.named_modules()
+            for name, value in vars(module).items()
+            if value is None or isinstance(value, bool | float | str)
+        )
+        return type(self.module), repr(self.module), flags, described, str(spec)
 
 
 class Piece(NamedTuple):
@@ -110,7 +113,7 @@ class Piece(NamedTuple):
 def first_calls(
     model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], submodules: Mapping[str, torch.nn.Module]
 ) -> dict[str, Call]:
-    """Runs a model eagerly and returns the first calls of submodules. Its buffers stay as they were.
+    """Runs a model eagerly and returns the first calls of submodules. Its state stays as it was.
 
     Args:
         model: The model.
@@ -130,7 +133,7 @@ def first_calls(
 
         return record
 
-    with ExitStack() as stack:
+    with unchanged(model, alone=True), ExitStack() as stack:
         for path, module in submodules.items():
             handle = module.register_forward_pre_hook(recorder(path), with_kwargs=True)
             stack.callback(handle.remove)

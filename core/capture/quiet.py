@@ -25,6 +25,8 @@ def quiet() -> Iterator[None]:
         for logger in _loggers():
             stack.callback(setattr, logger, "disabled", logger.disabled)
             logger.disabled = True
+            if logger.handlers:  # a logger below it, of a module that is imported meanwhile, uses them
+                stack.enter_context(patched(logger, "handlers", [logging.NullHandler()]))
         for module in (graph_module, export_trace):  # they print graphs in addition to their errors
             stack.enter_context(patched(module, "print", _print_nothing))
         yield

@@ -19,8 +19,8 @@ class Survey(NamedTuple):
     has_complex: bool
 
 
-#: Asserts that a tensor of one element is true, with a message.
-ASSERTION = torch.ops.aten._assert_async.msg
+#: Asserts that a tensor of one element is true, with a message or without.
+ASSERTIONS = frozenset((torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default))
 
 
 def survey(graph: torch.fx.Graph, assertions: bool = False) -> Survey:
@@ -34,7 +34,7 @@ def survey(graph: torch.fx.Graph, assertions: bool = False) -> Survey:
     for fx in reversed(graph.nodes):
         if not has_complex:
             has_complex = _is_complex(fx.meta.get("val"))
-        if fx.op == "output" or (assertions and fx.target is ASSERTION):
+        if fx.op == "output" or (assertions and fx.target in ASSERTIONS):
             live.add(fx)
             continue
         for user in fx.users:

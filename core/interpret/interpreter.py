@@ -31,7 +31,7 @@ from onnxplug.functionalize.subgraphs import functional_subgraph
 from onnxplug.interpret.checks import checked
 from onnxplug.interpret.decompose import Decompositions, find_decompositions, trace_decomposition
 from onnxplug.interpret.failures import Explain, MissingRules, defect, place_of, quantized_argument, refused
-from onnxplug.interpret.graphs import ASSERTION, survey
+from onnxplug.interpret.graphs import ASSERTIONS, survey
 from onnxplug.interpret.node import UNKNOWN_SOURCE, FxNode, are_empty, output_specs
 from onnxplug.interpret.operators import Operator, Operators
 from onnxplug.interpret.provenance import Context, Describer, FxProvenance
@@ -41,6 +41,7 @@ from onnxplug.plugin_api import PROJECT_NAME
 from onnxplug.registry.registry import BoundRegistry
 from onnxplug.registry.rule import Rule
 from onnxplug.torch_private import FakeTensor
+from onnxplug.warn import warn
 
 _SYMBOLIC = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
 _NUMBERS = frozenset({int, float, bool})
@@ -189,11 +190,17 @@ class DynamoInterpreter:
                 if called.writes:
                     raise ConversionError(f"the FX graph writes in place, {fx.format_node()}; it should be functional")
                 if fx not in live:
+                    if called.target in ASSERTIONS and self._assertions is not None:
+                        place = source_location(fx) or UNKNOWN_SOURCE
+                        warn(
+                            f"checks=True does not check the assertion at {place}: it is in a branch or the body of a loop"
+                        )
                     self._check_taken(fx, called, is_unused=True)
                     continue
-                if called.target is ASSERTION and assertions is not None:
-                    condition, message = (self.value_of(argument) for argument in fx.args)
-                    assertions.append((condition, str(message)))
+                if called.target in ASSERTIONS and assertions is not None:
+                    condition, *message = (self.value_of(argument) for argument in fx.args)
+                    text = message[0] if message else f"the assertion at {source_location(fx) or UNKNOWN_SOURCE}"
+                    assertions.append((condition, str(text)))
                     continue
                 if called.target is operator.getitem and isinstance(values.get(fx.args[0]), (list, tuple)):
                     values[fx] = values[fx.args[0]][fx.args[1]]

@@ -37,6 +37,8 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
             text = f"{type(error).__name__}: {in_a_line(error)}"
             raise UsageError(f"{shortened(path, 300)} is not a sound ONNX model: {text}") from error
     elif isinstance(model, bytes):
+        if is_ort_format(model):
+            return CustomOperators()
         model = ir.serde.deserialize_model(onnx.load_from_string(model))
     nodes = {(n.domain, n.op_type) for n in model.graph.all_nodes()}
     for function in model.functions.values():
@@ -44,6 +46,11 @@ def custom_operators(model: ir.Model | str | bytes) -> CustomOperators:
     custom = sorted(n for n in nodes if n[0] not in ONNX_DOMAINS)
     bodies = {(f.domain, f.name) for f in model.functions.values()}
     return CustomOperators(tuple(sorted({d for d, _ in custom})), tuple(n for n in custom if n not in bodies))
+
+
+def is_ort_format(content: bytes) -> bool:
+    """Whether the content of a file is of ONNX Runtime's own format."""
+    return content[4:8] == b"ORTM"
 
 
 def onnxruntime_module() -> Any:

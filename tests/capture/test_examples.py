@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -24,6 +27,13 @@ def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def total(pair: Any, *, options: dict[str, torch.Tensor], scale: int = 2) -> torch.Tensor:
     return (pair[0] + pair[1]).sum(0) * options["gain"].mean() * scale
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def first_and_sum(pair: Any) -> torch.Tensor:
+    return pair[0] + pair[1].sum()
 
 
 def shapes(program: Any) -> list[str]:
@@ -54,6 +64,15 @@ def shapes(program: Any) -> list[str]:
             ],
             ["[pair_0_dim_0,3]", "[pair_0_dim_0,3]", "[options_gain_dim_0]"],
         ),
+        (first_and_sum, [((tensor(2), tensor(3)),), ((tensor(4), tensor(3)),)], ["[pair_0_dim_0]", "[3]"]),
+        (first_and_sum, [(Pair(tensor(2), tensor(3)),), (Pair(tensor(4), tensor(3)),)], ["[pair_0_dim_0]", "[3]"]),
+        (
+            first_and_sum,
+            [(OrderedDict({0: tensor(2), 1: tensor(3)}),), (OrderedDict({0: tensor(4), 1: tensor(3)}),)],
+            ["[pair_0_dim_0]", "[3]"],
+        ),
+        (lambda *xs: xs[0] + xs[1].sum(), [(tensor(2), tensor(3)), (tensor(4), tensor(3))], ["[xs_0_dim_0]", "[3]"]),
+        (lambda x, by: x * by, [(tensor(2), math.nan), (tensor(4), math.nan)], ["[x_dim_0]"]),
     ],
 )
 def test_sizes_that_differ_are_dynamic(model: Callable[..., Any], examples: list[Any], expected: list[str]) -> None:
@@ -134,6 +153,9 @@ X = tensor(2, 3)
         ([X, X[0]], r"x is float32\[2, 3\] in example 1 and float32\[3\] in example 2"),
         ([(X,), (2.0,)], "x is a tensor in example 1 and a float in example 2"),
         ([(2.0,), (3.0,)], r"x is 2.0 in example 1 and 3.0 in example 2: only sizes of tensors, and ints"),
+        ([(0.0,), (-0.0,)], r"x is 0.0 in example 1 and -0.0 in example 2"),
+        ([(None,), (X,)], r"x is None in example 1 and float32\[2, 3\] in example 2"),
+        ([(numpy.ones(2),), (numpy.ones(3),)], r"x is array\(\[1., 1.\]\) in example 1 and array"),
         ([(True,), (False,)], "x is True in example 1 and False"),
         ([([X, X],), ([X],)], "x of example 2 has another structure than that of example 1"),
         ([([X],), ((X,),)], "x of example 2 has another structure"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -206,3 +207,31 @@ def test_nothing_is_folded_from_weights_without_numbers(way: str) -> None:
         program.apply_weights(state_of(real))
         x = torch.randn(2, 4)
         close(program(x), real(x))
+
+
+def test_fake_weights_of_two_threads_that_end_in_any_order() -> None:
+    register = nn.Module.register_parameter
+    events = [threading.Event() for _ in range(3)]
+    made: list[nn.Module] = []
+
+    def first() -> None:
+        with onnxplug.fake_weights():
+            events[0].set()
+            assert events[1].wait(60)
+        made.append(nn.Linear(2, 2))
+        events[2].set()
+
+    def second() -> None:
+        assert events[0].wait(60)
+        with onnxplug.fake_weights():
+            events[1].set()
+            assert events[2].wait(60)
+            made.append(nn.Linear(2, 2))
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [module.weight.is_meta for module in made] == [False, True]
+    assert nn.Module.register_parameter is register

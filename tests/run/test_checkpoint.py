@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 from onnxplug_tools.checkpoint import open_checkpoint
 from safetensors.torch import save_file
@@ -199,6 +200,33 @@ def test_a_file_that_changes(tmp_path: Path, meta: onnxplug.OnnxProgram) -> None
     with pytest.raises(WeightsError, match=r"can't read 'embedding.weight' from .*No such file"):
         program.save(tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "bin of old"])
+def test_a_file_is_not_opened_anew_for_each_tensor(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time would be quadratic in the tensors; and what is open keeps in memory what was read of it."""
+    state = {f"weight.{n}": torch.full((1 << 18,), float(n)) for n in range(12)}
+    path = tmp_path / f"model.{kind.split()[0]}"
+    if kind == "safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=kind == "bin")
+    opened = []
+    for module, name in ((torch, "load"), (safetensors, "safe_open")):
+        open_file = getattr(module, name)
+
+        def counting(*args: Any, open_file: Any = open_file, **kwargs: Any) -> Any:
+            file = open_file(*args, **kwargs)
+            opened.append(file)
+            return file
+
+        monkeypatch.setattr(module, name, counting)
+    for most, times in ((1 << 28, 1), (4 << 20, 3)):
+        opened.clear()
+        monkeypatch.setattr("onnxplug_tools.checkpoint._MOST_READ", most)
+        for name, stored in open_checkpoint(path).items():
+            assert torch.equal(stored.load(), state[name])
+        assert len(opened) == (1 if kind == "bin of old" else times)
 
 
 def change(**changes: Any) -> Any:

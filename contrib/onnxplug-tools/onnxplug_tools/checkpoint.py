@@ -57,6 +57,10 @@ _LARGEST_INDEX = 1 << 28
 _KINDS = "a .safetensors file, a .bin, .pt or .pth file of torch.save, an .index.json, or a folder with one of them"
 
 
+#: As many bytes are read from a file before it is opened anew.
+_MOST_READ = 1 << 24
+
+
 class FileVersion(NamedTuple):
     """The version of a file, which distinguishes it from another file at the same path."""
 
@@ -108,6 +112,39 @@ class Stored:
             raise WeightsError(
                 f"{self.path} has changed since the weights were applied", names=[self.name], hint="Apply them again."
             )
+
+
+class _Mapped:
+    """A file whose tensors are mapped to memory.
+
+    It stays open, as opening it for each tensor takes time quadratic in the tensors; but not for ever, as what was read stays in
+    memory while it is open.
+
+    Args:
+        opened: Opens the file; returns a function from a tensor's name to the tensor.
+        get: Such a function, of the file as it was opened already.
+        is_whole: Whether the file was read as a whole, so that there is no use in opening it anew.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[], Callable[[str], torch.Tensor]],
+        get: Callable[[str], torch.Tensor],
+        is_whole: bool = False,
+    ) -> None:
+        self._opened = opened
+        self._get: Callable[[str], torch.Tensor] | None = get
+        self._is_whole = is_whole
+        self._read = 0
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor by its name."""
+        get = self._get = self._get or self._opened()
+        tensor = torch.Tensor.detach(get(name))
+        self._read += tensor.nbytes
+        if self._read > _MOST_READ and not self._is_whole:
+            self._get, self._read = None, 0
+        return tensor
 
 
 def open_checkpoint(files: Any) -> dict[str, Stored]:
@@ -201,22 +238,22 @@ def _from_safetensors(path: Path) -> dict[str, Stored]:
             f"reading {path} needs safetensors, which is not installed", hint="pip install 'onnxplug[weights]'"
         ) from error
 
-    def read(name: str) -> torch.Tensor:
-        with safe_open(path, framework="pt") as file:
-            return file.get_tensor(name)
+    def opened() -> Any:
+        return safe_open(path, framework="pt").get_tensor
 
     stored: dict[str, Stored] = {}
     try:
         version = version_of(path)
-        with safe_open(path, framework="pt") as file:  # checks the header against the size of the file
-            end = version.size
-            for name in reversed(file.offset_keys()):  # the tensors lie one behind the other, up to the end of the file
-                described = file.get_slice(name)
-                dtype_name, shape = described.get_dtype(), described.get_shape()
-                length = math.prod(shape) * _bits(dtype_name) // 8
-                end -= length
-                dtype = _DTYPES.get(dtype_name)
-                stored[name] = Stored(name, path, version, torch.Size(shape), dtype, dtype_name, read, (end, length))
+        file: Any = safe_open(path, framework="pt")  # checks the header against the size of the file
+        read = _Mapped(opened, file.get_tensor).read
+        end = version.size
+        for name in reversed(file.offset_keys()):  # the tensors lie one behind the other, up to the end of the file
+            described = file.get_slice(name)
+            dtype_name, shape = described.get_dtype(), described.get_shape()
+            length = math.prod(shape) * _bits(dtype_name) // 8
+            end -= length
+            dtype = _DTYPES.get(dtype_name)
+            stored[name] = Stored(name, path, version, torch.Size(shape), dtype, dtype_name, read, (end, length))
     except Exception as error:
         raise WeightsError(
             f"{path} is not a whole safetensors file: {error}", hint="It may be truncated: fetch it again."
@@ -233,7 +270,7 @@ def _from_torch(path: Path) -> dict[str, Stored]:
     try:
         version = version_of(path)
         check_archive(path)
-        content = _torch_load(path)
+        content, is_mapped = _torch_load(path)
     except UsageError as error:
         raise WeightsError(error.message, hint=error.hint) from error
     except Exception as error:
@@ -258,23 +295,21 @@ def _from_torch(path: Path) -> dict[str, Stored]:
             f"{shortened(meta, 200)!r} in {path} has no numbers: it was saved from the meta device", names=[meta]
         )
 
-    def read(name: str) -> torch.Tensor:
-        return torch.Tensor.detach(_torch_load(path)[name])
-
+    read = _Mapped(lambda: _torch_load(path)[0].__getitem__, content.__getitem__, not is_mapped).read
     return {
         name: Stored(name, path, version, tensor.shape, tensor.dtype, str(tensor.dtype), read)
         for name, tensor in content.items()
     }
 
 
-def _torch_load(path: Path) -> Any:
-    """The content of a file of torch.save, its tensors mapped to memory where the file is of the newer format."""
+def _torch_load(path: Path) -> tuple[Any, bool]:
+    """The content of a file of torch.save, and whether its tensors are mapped to memory: those of the newer format are."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True), True
     except RuntimeError as error:
         if "mmap" not in str(error):
             raise
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True), False
 
 
 # -- external="safetensors" ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from onnxplug.arguments import positional_and_named
 from onnxplug.capture.dynamic import DynamicShapes, Example, inputs_by_name
 from onnxplug.errors import UsageError
-from onnxplug.text import counted, type_with_article
+from onnxplug.text import counted, shortened, type_with_article
 from onnxplug.torch_private import DimHint, pytree
 
 Call = tuple[Any, dict[str, Any] | None]
@@ -115,7 +115,10 @@ def _shapes(values: Sequence[Any], path: str, taken: set[str]) -> Any:
             )
     parts = [child[0] for child in children if child is not None]
     specs = {key: _shapes([part[key] for part in parts], f"{path}[{key!r}]", taken) for key in parts[0]}
-    return specs if isinstance(first, Mapping) else list(specs.values())
+    if kind not in pytree.BUILTIN_TYPES:  # torch.export takes a list of the parts of other containers
+        return list(specs.values())
+    node = pytree.SUPPORTED_NODES[kind]
+    return node.unflatten_fn(list(specs.values()), node.flatten_fn(first)[1])
 
 
 def _children(value: Any, kind: Any) -> tuple[dict[Any, Any], Any] | None:
@@ -148,16 +151,19 @@ def _leaf(values: Sequence[Any], path: str, taken: set[str]) -> Any:
             axes |= {axis for axis, (a, b) in enumerate(zip(first.shape, value.shape, strict=True)) if a != b}
         return {axis: _name(f"{path}_dim_{axis}", taken) for axis in sorted(axes)} or None
     for number, value in enumerate(values[1:], 2):
-        if type(value) is not type(first) or (value != first and type(first) is not int):
+        # The text of a number tells 0.0 from -0.0, and a NaN is itself.
+        if type(value) is not type(first) or (_text(value) != _text(first) and type(first) is not int):
             raise UsageError(
-                f"the input {path} is {first!r} in example 1 and {value!r} in example {number}: only sizes of tensors, and ints, "
-                "may differ"
+                f"the input {path} is {shortened(_text(first), 100)} in example 1 and {shortened(_text(value), 100)} in example "
+                f"{number}: only sizes of tensors, and ints, may differ"
             )
-    return _name(path, taken) if any(value != first for value in values) else None
+    return _name(path, taken) if type(first) is int and any(value != first for value in values) else None
 
 
-def _text(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)
 
 
 def _name(path: str, taken: set[str]) -> str:

@@ -92,8 +92,8 @@ def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
 
 def parse_model(content: bytes) -> onnx.ModelProto:
     """A model from its bytes, checked; it must not have weights in files."""
-    model = _parsed(content, "the bytes")
-    _check(model, "the bytes", os.curdir)
+    model = _parsed(content, "the serialised model")
+    _check(model, "the serialised model", os.curdir)
     return model
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxplug.errors import OnnxplugError, PluginError, UsageError
+from onnxplug.kinds import check_lists
 from onnxplug.text import type_with_article
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ def inference_session(
     Raises:
         PluginError: A library is missing, does not load, needs another provider, or there are two for one domain; or no
             plugin has an operator's kernel.
-        UsageError: ``model`` is no model, there is no such file, or ``runtime`` holds another object.
+        UsageError: ``model`` is no model, there is no such file, ``runtime`` holds another object, or ``providers`` is no list.
         OnnxplugError: ONNX Runtime is not installed, or can't load the model.
     """
     from onnxplug.run.session import make_session
 
+    if providers is not None:
+        check_lists(providers=providers)
     source, folder, ir_model = _source(model)
     names = [p[0] if isinstance(p, tuple) else p for p in providers] if providers is not None else None
     custom, kernels, host = _kernels(model, ir_model, plugins, runtime, names)
@@ -133,14 +136,17 @@ def _structure(model: Any) -> Any:
     import onnx_ir as ir
 
     from onnxplug.program import OnnxProgram
-    from onnxplug_tools.onnx_file import read_model
+    from onnxplug.run.kernels import is_ort_format
+    from onnxplug_tools.onnx_file import as_ir, parse_model, read_model
 
     if isinstance(model, OnnxProgram):
         return model.model
+    if isinstance(model, bytes) and not is_ort_format(model):
+        parse_model(model)
     if isinstance(model, ir.Model | bytes):
         return model
     if isinstance(model, onnx.ModelProto):
-        return ir.serde.deserialize_model(model)
+        return as_ir(model, "the model")
     if not isinstance(model, str | os.PathLike):
         raise UsageError(
             f"{type_with_article(model)} is not an ONNX model", hint="Give a path, a ModelProto or an OnnxProgram."

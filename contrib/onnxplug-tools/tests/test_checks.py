@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -185,3 +186,30 @@ def test_without_checks_assertions_are_left_out() -> None:
     program = onnxplug.to_onnx(Asserting(2), (torch.ones(3, 2),))
     assert [node.op_type for node in program.model.graph] == ["Mul"]
     assert len(program.model.graph.outputs) == 1
+
+
+def test_an_assertion_without_a_message() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async(x.sum() > 0)
+        return x * 2
+
+    program = onnxplug.to_onnx(model, (torch.ones(3),), checks=True)
+    run(program, {"x": np.ones(3, np.float32)})
+    with pytest.raises(Exception, match=r"check: the assertion at .*test_checks\.py:\d+"):
+        run(program, {"x": -np.ones(3, np.float32)})
+
+
+def test_an_assertion_in_a_branch_is_named_as_not_checked() -> None:
+    def asserting(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async(x.max() < 5, "below five")
+        return x * 2
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, asserting, lambda x: x + 1, (x,))
+
+    with pytest.warns(UserWarning, match=r"does not check the assertion at .*test_checks\.py:\d+: it is in a branch"):
+        program = onnxplug.to_onnx(model, (torch.ones(3),), checks=True)
+    assert len(program.model.graph.outputs) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnxplug.to_onnx(model, (torch.ones(3),))

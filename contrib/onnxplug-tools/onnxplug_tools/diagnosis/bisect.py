@@ -23,7 +23,7 @@ from onnxplug.capture.signature import Captured
 from onnxplug.errors import OnnxplugError, SaveError, UsageError, VerificationError
 from onnxplug.exporter import to_onnx
 from onnxplug.host import RuntimeHost
-from onnxplug.kinds import check_mappings, check_seeds
+from onnxplug.kinds import check_lists, check_mappings, check_seeds
 from onnxplug.observers import step
 from onnxplug.progress import showing
 from onnxplug.registry.names import qualified_name
@@ -76,9 +76,8 @@ class Bisection:
             return "no fault: the model is converted, runs, and computes what PyTorch does"
         lines = [f"{self.trouble.kind.value}: {self.trouble.text}"]
         if self.nodes:
-            lines.append(
-                f"{len(self.operators)} of {counted(self.before, 'operator')} left, after {self.examined} tries:"
-            )
+            tries = "1 try" if self.examined == 1 else f"{self.examined} tries"
+            lines.append(f"{len(self.operators)} of {counted(self.before, 'operator')} left, after {tries}:")
             lines += [f"  {text}" for text in self.nodes]
         if self.verdict is not None:
             lines.append(str(self.verdict))
@@ -131,12 +130,14 @@ def bisect(
         CaptureError: torch.export can't capture the model; there is no graph to reduce then.
         SaveError: The folder can't be written.
     """
-    for name in ("f", "verify", "report"):
+    for name in ("f", "verify", "report", "pieces"):
         if options.get(name):
             raise UsageError(
-                f"bisect takes no {name}=", hint="It verifies by itself; output= names the folder for what it writes."
+                f"bisect takes no {name}=",
+                hint="It verifies one whole model by itself; output= names the folder for what it writes.",
             )
     check_seeds(seeds)
+    check_lists(imports=imports)
     check_mappings(kwargs=kwargs, prefer=prefer)
     folder = folder_path("output", output) if output is not None else None
     if folder is not None:

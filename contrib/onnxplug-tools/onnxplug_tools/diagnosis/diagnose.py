@@ -22,12 +22,16 @@ from onnxplug.fake import is_fake
 from onnxplug.kinds import check_kind, check_lists, check_mappings
 from onnxplug.observers import step
 from onnxplug.opsets import resolve_opsets
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.plugins.submodules import LIMIT, Call, capture_pieces
 from onnxplug.progress import showing
-from onnxplug.text import type_with_article
+from onnxplug.text import counted, type_with_article
 from onnxplug_tools.diagnosis.draft import DraftFinding, draft_findings
+from onnxplug_tools.examples import with_examples
 
 Progress = Callable[[str], None]
+#: Options of ``to_onnx`` that are about the inputs, outputs and submodules of the whole model.
+_OF_THE_MODEL = ("examples", "functions", "input_names", "output_names")
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def diagnose(
     """Finds what keeps a model from being exported: runs it, captures and converts it, and then its submodules one by one.
 
     Args:
-        model, args, kwargs, dynamic_shapes: As ``to_onnx`` takes them.
+        model, args, kwargs, dynamic_shapes: As ``to_onnx`` takes them; with ``examples`` the first of them is run.
         limit: How many submodules are captured at most.
         progress: ``True``: a spinner on a terminal; a function is called with the name of each stage as it begins.
         options: Further arguments of ``to_onnx``: ``opset_version``, ``target``, ``rules``, ``plugins``, ``strict`` …
@@ -168,7 +172,7 @@ def diagnose(
         UsageError: An argument is malformed.
         OpsetError: The opset is unknown.
     """
-    for name in ("f", "verify", "report", "progress"):
+    for name in ("f", "verify", "report", "progress", "pieces"):
         if options.get(name):
             raise UsageError(f"diagnose takes no {name}=", hint="It looks at the model alone; nothing is saved.")
     resolve_opsets(options.get("opset_version"))
@@ -181,6 +185,8 @@ def diagnose(
     with showing(progress) as show:
         stage = show if show is not None else lambda _: None
         args, kwargs = arguments.positional_and_named(model, args, kwargs)
+        if options.get("examples") is not None:
+            args, kwargs, _ = with_examples(model, args, kwargs, options["examples"])
         check_lists(args=args)
         positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
         keywords = dict(kwargs or {})
@@ -201,21 +207,37 @@ def diagnose(
         failure = _export(diagnosis, model, positional, keywords, dynamic_shapes, options)
         if not isinstance(failure, CaptureError):
             return diagnosis
-        if dynamic_shapes is not None:
-            stage("capturing the model with static sizes")
-            diagnosis.captured_static = not isinstance(_failure(model, positional, keywords, options), CaptureError)
-            if diagnosis.captured_static:
-                diagnosis.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
-        if is_script(model):  # its submodules have no Python code, and draft_export does not take it
-            return diagnosis
-        module = as_module(model)
-        if not diagnosis.captured_static:
-            stage("exporting submodules")
-            _look_at_submodules(diagnosis, module, positional, keywords, options, limit)
-        stage("torch.export.draft_export")
-        shapes = parse_dynamic_shapes(dynamic_shapes, module, positional, keywords).reading(tied=True)
-        diagnosis.draft, diagnosis.draft_error = draft_findings(module, positional, keywords, shapes)
+        _look_closer(diagnosis, model, positional, keywords, dynamic_shapes, options, limit, stage)
         return diagnosis
+
+
+def _look_closer(
+    diagnosis: Diagnosis,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    options: Mapping[str, Any],
+    limit: int,
+    stage: Progress,
+) -> None:
+    """Looks for the reason why a model is not captured: with static sizes, in its submodules, by draft_export."""
+    if dynamic_shapes is not None or options.get("examples") is not None:
+        stage("capturing the model with static sizes")
+        static = _failure(model, args, kwargs, {**options, "examples": None})
+        diagnosis.captured_static = not isinstance(static, CaptureError)
+        if diagnosis.captured_static:
+            diagnosis.hints.append("Make fewer dimensions dynamic: with static sizes the model is captured.")
+    if is_script(model):  # its submodules have no Python code, and draft_export does not take it
+        return
+    module = as_module(model)
+    if not diagnosis.captured_static:
+        stage("exporting submodules")
+        of_all = {name: value for name, value in options.items() if name not in _OF_THE_MODEL}
+        _look_at_submodules(diagnosis, module, args, kwargs, of_all, limit)
+    stage("torch.export.draft_export")
+    shapes = parse_dynamic_shapes(dynamic_shapes, module, args, kwargs).reading(tied=True)
+    diagnosis.draft, diagnosis.draft_error = draft_findings(module, args, kwargs, shapes)
 
 
 def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
@@ -223,7 +245,8 @@ def _error_of_run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     try:
         positional, named = copied((args, dict(kwargs)))
         if isinstance(model, torch.nn.Module) and not is_script(model):
-            run_eagerly(model, positional, named)
+            with unchanged(model, alone=True):
+                run_eagerly(model, positional, named)
         else:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 model(*positional, **named)
@@ -318,11 +341,13 @@ def _look_at_submodules(
     causes = [piece.path for piece in diagnosis.pieces if piece.is_cause]
     if causes:
         others = [piece.path for piece in diagnosis.pieces if piece.captured and not piece.converted]
-        rest = (
-            f"Of the others {', '.join(others)} can't be converted: the list says why."
-            if others
-            else "All others can be exported, also by themselves (pieces=[…])."
-        )
+        if others:
+            rest = f"Of the others {', '.join(others)} can't be converted: the list says why."
+        elif len(looked_at) == limit:
+            seen = f"{counted(limit, 'submodule')} {'was' if limit == 1 else 'were'} looked at, and no more (limit=)"
+            rest = f"The fault may be in a submodule within, and others may have one: {seen}."
+        else:
+            rest = "All others can be exported, also by themselves (pieces=[…])."
         diagnosis.hints.append(f"Change {', '.join(causes)}, which torch.export can't capture. {rest}")
 
 

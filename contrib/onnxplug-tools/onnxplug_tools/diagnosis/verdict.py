@@ -322,7 +322,9 @@ def _optimizer(level: str, wrong: Callable[[str, Sequence[str]], bool]) -> str:
 
 
 def _rule_name(difference: Difference) -> str:
-    return f"{difference.rule or 'that translates it'} (for {difference.operator})"
+    # A higher-order operator has no namespace; the operators in its graphs are not compared one by one.
+    within = "" if "::" in difference.operator else ", or that of an operator in its branches or body"
+    return f"{difference.rule or 'that translates it'} (for {difference.operator}){within}"
 
 
 def _onnx_operator(model: ir.Model, difference: Difference) -> str:

@@ -6,31 +6,33 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from onnxplug.capture.dynamic import inputs_by_name, name_of, parse_dynamic_shapes
+from onnxplug.capture.dynamic import DynamicShapes, name_of, parse_dynamic_shapes
 from onnxplug.capture.eager import copied, inference
 from onnxplug.capture.failure import first_lines
 from onnxplug.capture.patching import patched
-from onnxplug.capture.signature import InputKind, InputSlot, OutputKind
-from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError, WeightsError
-from onnxplug.fake import is_fake
+from onnxplug.capture.signature import InputKind, OutputKind
+from onnxplug.errors import ConversionError, OnnxplugError, SaveError, UsageError, VerificationError
+from onnxplug.kinds import check_seeds
 from onnxplug.observers import span, stage
 from onnxplug.options import ExportOptions
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.program import OnnxProgram
 from onnxplug.run.files import write_whole
-from onnxplug.text import counted, type_with_article
+from onnxplug.text import type_with_article
 from onnxplug.torch_private import pytree
 from onnxplug.verification.compare import compare
 from onnxplug.verification.inputs import ATTEMPTS
 from onnxplug.version import VERSION
 from onnxplug_tools.folders import folder_path
-from onnxplug_tools.pieces.record import RecordedCall, Run, Source, record
+from onnxplug_tools.pieces.checks import check_no_numbers, check_resized, check_weights, is_static, submodules_of
+from onnxplug_tools.pieces.inputs import check_alike, dynamic_inputs, fed, leaves_of, names_of, source_of
+from onnxplug_tools.pieces.record import RecordedCall, Run, Source, form_of, record
 from onnxplug_tools.pieces.script import Step, program_text
 from onnxplug_tools.pieces.stamp import KEY, stamp
 from onnxplug_tools.pieces.triton import check_name, ensemble_text, piece_name, piece_text
@@ -89,7 +91,8 @@ class OnnxPieces:
             The model's outputs, flattened.
 
         Raises:
-            UsageError: The inputs have another structure than the example inputs, or a size that a piece does not take.
+            UsageError: The inputs have another structure than the example inputs, a size that a piece does not take, or another
+                number where the pieces make the whole model.
         """
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._spec:
@@ -97,7 +100,15 @@ class OnnxPieces:
                 "the inputs have another structure than the example inputs",
                 hint="Give them as they were given to to_onnx: positional and keyword inputs alike.",
             )
+        if not self.gaps:
+            self._check_fixed(leaves)
         return self._run(leaves)
+
+    def _check_fixed(self, leaves: Sequence[Any]) -> None:
+        """Checks that inputs that are no tensors have the values of the example: the pieces were exported with these."""
+        for name, leaf, fixed in zip(self._names, leaves, self._example.leaves, strict=True):
+            if form_of(leaf) != form_of(fixed):
+                raise UsageError(f"the input {name!r} is {form_of(fixed)} in the exported pieces, got {form_of(leaf)}")
 
     def _state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers."""
@@ -105,9 +116,10 @@ class OnnxPieces:
 
     def _run(self, leaves: Sequence[Any]) -> list[Any]:
         if self.gaps:
-            with self.attached(), inference():
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}  # the code may write them
+            with unchanged(self.model, alone=True), self.attached(), inference():
                 args, kwargs = pytree.tree_unflatten(copied(list(leaves)), self._spec)
-                return list(pytree.tree_leaves(self.model(*args, **kwargs)))
+                return list(pytree.tree_leaves(torch.func.functional_call(self.model, buffers, args, kwargs)))
         state = self._state()
         results: list[list[Any]] = []
 
@@ -119,11 +131,11 @@ class OnnxPieces:
             return leaves[int(source.place)] if source.kind == "input" else results[source.call][int(source.place)]
 
         for call in self.calls:
-            call_leaves = pytree.tree_leaves((call.args, call.kwargs))
             structure = pytree.tree_structure((call.args, call.kwargs))
-            taken = [value(source, leaf) for source, leaf in zip(call.sources, call_leaves, strict=True)]
+            taken = [value(source, leaf) for source, leaf in zip(call.sources, leaves_of(call), strict=True)]
             args, kwargs = pytree.tree_unflatten(taken, structure)
-            results.append(_with_tensors(call.results, self.programs[call.path](*args, **kwargs)))
+            program = self.programs[call.path]
+            results.append(_results(program, call, program(*args, **kwargs)))
         example = self._example
         return [value(source, leaf) for source, leaf in zip(example.sources, example.outputs, strict=True)]
 
@@ -133,7 +145,10 @@ class OnnxPieces:
         with ExitStack() as stack:
             for path, program in self.programs.items():
                 call = next(call for call in self.calls if call.path == path)
-                stack.enter_context(patched(self.model.get_submodule(path), "forward", _forward_of(program, call)))
+                module = self.model.get_submodule(path)
+                stack.enter_context(patched(module, "forward", _forward_of(program, call)))
+                for hooks in ("_forward_pre_hooks", "_forward_hooks"):  # the exported piece has done what they do
+                    stack.enter_context(patched(module, hooks, {}))
             yield self.model
 
     def verify(self, seeds: Sequence[int] = _SEEDS) -> PiecesReport:
@@ -143,15 +158,18 @@ class OnnxPieces:
             seeds: A set of generated inputs for each seed.
 
         Raises:
+            UsageError: The seeds are no seeds.
             VerificationError: An output differs.
         """
+        check_seeds(seeds)
         runs = [
             self._example,
             *_generated_runs(self.model, self.programs, self._example, self._spec, self._axes, seeds),
         ]
         worst = 0.0
         for run in runs:
-            got = self._run(run.leaves)
+            with torch.random.fork_rng(devices=[]):
+                got = self._run(run.leaves)
             for position, (actual, expected) in enumerate(zip(got, run.outputs, strict=True)):
                 if not isinstance(expected, torch.Tensor):
                     continue
@@ -168,8 +186,9 @@ class OnnxPieces:
     def save(self, folder: str | os.PathLike[str], *, external_data: bool | None = None) -> list[Path]:
         """Saves each piece as ``PATH.onnx``, and ``chain.py``, which runs them with ONNX Runtime and NumPy alone.
 
-        There is no ``chain.py`` where something is computed between the pieces (:attr:`gaps`), and where a tensor that
-        a piece takes or returns is of a dtype that NumPy lacks (bfloat16).
+        There is no ``chain.py`` where something is computed between the pieces (:attr:`gaps`), where a tensor that
+        a piece takes or returns is of a dtype that NumPy lacks (bfloat16), and where an input or output of the model, or a weight
+        that it gives to a piece, is complex.
 
         Args:
             folder: The folder; it is made where it is not there, files in it of these names are replaced.
@@ -190,8 +209,8 @@ class OnnxPieces:
         chained = not self.gaps and self._fits_numpy()
         steps, constants = self._steps() if chained else ([], [])
         state = self._state()
-        arrays = {name: state[name].detach().cpu().numpy() for name in constants}
-        mark = stamp(self.programs, arrays)
+        arrays = {_state_name(name): state[name].detach().cpu().numpy() for name in constants}
+        mark = stamp(self.programs, arrays, repr((steps, self._outputs())) if chained else "")
         files = []
         for path, program in self.programs.items():
             files.append(folder / _file(path))
@@ -260,7 +279,16 @@ class OnnxPieces:
 
     def _fits_numpy(self) -> bool:
         passed = pytree.tree_leaves([(call.args, call.kwargs, call.results) for call in self.calls])
-        return all(leaf.dtype not in _NOT_OF_NUMPY for leaf in passed if isinstance(leaf, torch.Tensor))
+        taken = [
+            (leaf, source) for call in self.calls for leaf, source in zip(leaves_of(call), call.sources, strict=True)
+        ]
+        given = [leaf for leaf, source in taken if source is not None and source.kind == "state"]
+        ends = [
+            leaf for leaf in (*self._example.leaves, *self._example.outputs, *given) if isinstance(leaf, torch.Tensor)
+        ]
+        return not any(leaf.is_complex() for leaf in ends) and all(
+            leaf.dtype not in _NOT_OF_NUMPY for leaf in passed if isinstance(leaf, torch.Tensor)
+        )
 
     def _save_chain(
         self, folder: Path, steps: Sequence[Step], arrays: Mapping[str, np.ndarray], mark: str
@@ -287,7 +315,7 @@ class OnnxPieces:
         if source.kind == "input":
             return self._names[int(source.place)]
         if source.kind == "state":
-            return str(source.place)
+            return _state_name(str(source.place))
         call = self.calls[source.call]
         return f"{call.path}#{source.call}.{source.place}"
 
@@ -297,17 +325,18 @@ class OnnxPieces:
             program = self.programs[call.path]
             inputs = {}
             for slot in program.inputs:
-                source = _source_of(program, call, slot) if slot.kind is InputKind.USER else None
+                source = source_of(program, call, slot) if slot.kind is InputKind.USER else None
                 if source is None:
                     continue
                 inputs[slot.name] = self._value_name(source)
                 if source.kind == "state":
                     constants.append(str(source.place))
-            tensors = [i for i, leaf in enumerate(call.results) if isinstance(leaf, torch.Tensor)]
+            places = [place for place, slot in enumerate(program.slots) if slot.value is not None]
             names = [str(value.name) for value in program.model.graph.outputs]
             outputs = {
                 name: self._value_name(Source("result", number, place))
-                for name, place in zip(names, tensors, strict=True)
+                for name, place in zip(names, places, strict=True)
+                if isinstance(call.results[place], torch.Tensor)
             }
             steps.append(Step(_file(call.path), inputs, outputs))
         return steps, list(dict.fromkeys(constants))
@@ -341,33 +370,23 @@ def export_pieces(
             hint="Give the module that it was made of.",
         )
     assert options.pieces is not None
-    submodules = _submodules(model, options.pieces)
-    _check_numbers(model)
+    submodules = submodules_of(model, options.pieces)
+    check_weights(model)
     if folder is not None:
         check_folder(folder)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(options.kwargs or {})
     shapes = parse_dynamic_shapes(options.dynamic_shapes, model, positional, keywords)
     leaves, spec = pytree.tree_flatten((positional, keywords))
-    axes: dict[int, dict[int, str]] = {}
-    for leaf, axis, wanted in shapes.requested_axes():
-        axes.setdefault(leaf, {})[axis] = name_of(wanted) or f"{shapes.paths[leaf]}[{axis}]"
-    sizes = {
-        name: int(leaves[leaf].shape[axis])
-        for leaf, named in axes.items()
-        for axis, name in named.items()
-        if isinstance(leaves[leaf], torch.Tensor)
-    }
+    check_no_numbers(shapes, leaves)
+    axes = _axes_of(shapes)
     with span("runs of the model"):
-        example = _example(model, submodules, leaves, spec, sizes)
-        for path in submodules:
-            if all(call.path != path for call in example.calls):
-                raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
-        runs = [example, *_generated_runs(model, submodules, example, spec, axes, _SEEDS if axes else ())]
+        runs = _runs(model, submodules, leaves, spec, axes, shapes)
+    example = runs[0]
     user_names = {name for _, _, wanted in shapes.requested_axes() if (name := name_of(wanted))}
     common = {**options.common(), "rules": tuple(options.rules), "runtime": tuple(options.runtime)}
     programs = {path: _program(path, module, runs, user_names, export, common) for path, module in submodules.items()}
-    pieces = OnnxPieces(model, programs, example.calls, _gaps(model, runs), example, spec, shapes.paths, axes)
+    pieces = OnnxPieces(model, programs, example.calls, _gaps(model, programs, runs), example, spec, shapes.paths, axes)
     if options.verify:
         with stage("verification", "verify", what="the chain"):
             pieces.verify()
@@ -376,16 +395,41 @@ def export_pieces(
     return pieces
 
 
-def _check_numbers(model: torch.nn.Module) -> None:
-    """Checks that the weights of a model have numbers."""
-    names = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_fake(tensor)]
-    if names:
-        raise WeightsError(
-            f"pieces= runs the model, to find what its submodules get, and {counted(len(names), 'weight')} of it "
-            f"{'has' if len(names) == 1 else 'have'} no numbers, {names[0]!r} for one",
-            names=names,
-            hint="Load the weights into the model first.",
-        )
+def _axes_of(shapes: DynamicShapes) -> dict[int, dict[int, str]]:
+    """Leaf to axis to the name of its dimension, for each dimension that may be dynamic."""
+    axes: dict[int, dict[int, str]] = {}
+    for leaf, axis, wanted in shapes.requested_axes():
+        if not is_static(wanted):
+            axes.setdefault(leaf, {})[axis] = name_of(wanted) or f"{shapes.paths[leaf]}[{axis}]"
+    return axes
+
+
+def _runs(
+    model: torch.nn.Module,
+    submodules: Mapping[str, torch.nn.Module],
+    leaves: Sequence[Any],
+    spec: Any,
+    axes: Mapping[int, Mapping[int, str]],
+    shapes: DynamicShapes,
+) -> list[Run]:
+    """The run on the example inputs, and those on generated inputs."""
+    sizes = {
+        name: int(leaves[leaf].shape[axis])
+        for leaf, named in axes.items()
+        for axis, name in named.items()
+        if isinstance(leaves[leaf], torch.Tensor)
+    }
+    example = _example(model, submodules, leaves, spec, sizes)
+    for path, module in submodules.items():
+        calls = [call for call in example.calls if call.path == path]
+        if not calls:
+            raise UsageError(f"the model does not call its submodule {path!r} on these inputs")
+        check_alike(path, module, calls)
+    refused: list[Exception] = []
+    # With static sizes too, as the model may call its pieces otherwise for other numbers.
+    runs = [example, *_generated_runs(model, submodules, example, spec, axes, _SEEDS, refused)]
+    check_resized(shapes, axes, runs, refused)
+    return runs
 
 
 def check_folder(place: str | os.PathLike[str]) -> Path:
@@ -399,31 +443,6 @@ def check_folder(place: str | os.PathLike[str]) -> Path:
     if not os.access(outer, os.W_OK | os.X_OK):
         raise SaveError(f"the folder {outer} can't be written")
     return folder
-
-
-def _submodules(model: torch.nn.Module, pieces: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """The submodules by their paths."""
-    if isinstance(pieces, str) or not isinstance(pieces, Sequence) or not pieces:
-        raise UsageError(f"pieces must be a list of names of submodules, got {pieces!r}")
-    known = dict(model.named_modules(remove_duplicate=False))
-    submodules: dict[str, torch.nn.Module] = {}
-    for path in pieces:
-        if not isinstance(path, str) or not path or path not in known:
-            near = get_close_matches(str(path), known, 1)
-            some = ", ".join(name for name, _ in model.named_children())
-            raise UsageError(
-                f"the model has no submodule {path!r}; it has {some or 'none'}",
-                hint=f"Did you mean {near[0]!r}?" if near and near[0] else None,
-            )
-        if path in submodules:
-            raise UsageError(f"pieces names {path!r} twice")
-        for other, module in submodules.items():
-            if path.startswith(f"{other}.") or other.startswith(f"{path}."):
-                raise UsageError(f"of the pieces {other!r} and {path!r} one lies within the other")
-            if module is known[path]:
-                raise UsageError(f"the pieces {other!r} and {path!r} are one module")
-        submodules[path] = known[path]
-    return submodules
 
 
 def _example(
@@ -448,8 +467,13 @@ def _generated_runs(
     spec: Any,
     axes: Mapping[int, Mapping[int, str]],
     seeds: Sequence[int],
+    refused: list[Exception] | None = None,
 ) -> Iterator[Run]:
-    """Runs on generated inputs of other sizes, for each seed on the first draw that the model takes."""
+    """Runs on generated inputs of other sizes, for each seed on the first draw that the model takes.
+
+    Args:
+        refused: Gets the errors of the draws that it does not take.
+    """
     submodules = {path: model.get_submodule(path) for path in pieces}
     for seed in seeds:
         for attempt in range(ATTEMPTS):
@@ -457,8 +481,9 @@ def _generated_runs(
             try:
                 yield record(model, submodules, leaves, spec, sizes)
                 break
-            except Exception:  # sizes that the model does not take
-                continue
+            except Exception as error:  # sizes that the model does not take
+                if refused is not None:
+                    refused.append(error)
 
 
 def _program(
@@ -469,20 +494,11 @@ def _program(
     export: Callable[..., OnnxProgram],
     options: Mapping[str, Any],
 ) -> OnnxProgram:
-    """Exports a piece, its dimensions dynamic where they differ between calls."""
-    calls = [(run, call) for run in runs for call in run.calls if call.path == path]
-    first = calls[0][1]
-    structure = pytree.tree_structure((first.args, first.kwargs))
-    flat = [(run, pytree.tree_leaves((call.args, call.kwargs))) for run, call in calls]
-    specs: list[Any] = []
-    for position, leaf in enumerate(flat[0][1]):
-        alike = [(run, leaves[position]) for run, leaves in flat if len(leaves) == len(flat[0][1])]
-        specs.append(_dynamic_axes(leaf, alike, names))
-    args, kwargs = pytree.tree_unflatten(specs, structure)
-    shapes = inputs_by_name(module, args, kwargs) if any(specs) else None
+    """Exports a piece, its dimensions and ints dynamic where they differ between calls."""
+    call, shapes = dynamic_inputs(module, path, runs, names)
     try:
         with span(f"the piece {path}"):
-            program = export(module, first.args, kwargs=first.kwargs or None, dynamic_shapes=shapes, **options)
+            program = export(module, call.args, kwargs=call.kwargs or None, dynamic_shapes=shapes, **options)
     except OnnxplugError as error:
         error.add_place(f"the piece {path!r}")
         raise
@@ -496,64 +512,54 @@ def _program(
     return program
 
 
-def _dynamic_axes(leaf: Any, seen: Sequence[tuple[Run, Any]], names: set[str]) -> dict[int, Any] | None:
-    """The axes of an input whose sizes differ between calls, with their dynamic dimensions.
-
-    An axis gets the name of the user's dimension whose size it always has, if there is one.
-    """
-    if not isinstance(leaf, torch.Tensor):
-        return None
-    axes: dict[int, Any] = {}
-    for axis in range(leaf.dim()):
-        sizes = [(run.sizes, tensor.shape[axis]) for run, tensor in seen if tensor.dim() == leaf.dim()]
-        if len({size for _, size in sizes}) < 2:
-            continue
-        same = [n for n in sorted(names) if all(known.get(n) == size for known, size in sizes)]
-        axes[axis] = same[0] if same and same[0].isidentifier() else torch.export.Dim.DYNAMIC
-    return axes or None
-
-
-def _gaps(model: torch.nn.Module, runs: Sequence[Run]) -> list[str]:
+def _gaps(model: torch.nn.Module, programs: Mapping[str, OnnxProgram], runs: Sequence[Run]) -> list[str]:
     """The computations between the pieces, in words."""
     example = runs[0]
     gaps = []
     for call in example.calls:
-        leaves = pytree.tree_leaves((call.args, call.kwargs))
-        paths = parse_dynamic_shapes(None, model.get_submodule(call.path), call.args, call.kwargs).paths
-        for position, (leaf, source) in enumerate(zip(leaves, call.sources, strict=True)):
-            if isinstance(leaf, torch.Tensor) and source is None:
-                gaps.append(f"the input {paths[position]!r} of {call.path!r} is computed between the pieces")
+        names, inputs = names_of(model.get_submodule(call.path), call), fed(programs[call.path], call)
+        for position, (leaf, source) in enumerate(zip(leaves_of(call), call.sources, strict=True)):
+            if source is None and (isinstance(leaf, torch.Tensor) or position in inputs):
+                what = (
+                    "is computed between the pieces"
+                    if isinstance(leaf, torch.Tensor)
+                    else "is another number in other calls"
+                )
+                gaps.append(f"the input {names[position]!r} of {call.path!r} {what}")
     for position, (leaf, source) in enumerate(zip(example.outputs, example.sources, strict=True)):
         if isinstance(leaf, torch.Tensor) and source is None:
             gaps.append(f"the output {position} of the model is computed after the pieces")
     if any(run.wiring() != example.wiring() for run in runs[1:]):
         gaps.append("the model calls the pieces otherwise for other inputs")
-    return gaps
-
-
-def _source_of(program: OnnxProgram, call: RecordedCall, slot: InputSlot) -> Source | None:
-    """The source of the tensor that an input of a piece takes."""
-    structure = pytree.tree_structure((call.args, call.kwargs))
-    # torch.export may have keyword inputs in another order.
-    args, kwargs = pytree.tree_unflatten(list(range(structure.num_leaves)), structure)
-    assert slot.position is not None
-    return call.sources[program.flatten(args, kwargs)[slot.position]]
+    return list(dict.fromkeys(gaps))
 
 
 def _forward_of(program: OnnxProgram, call: RecordedCall) -> Any:
     """A ``forward`` that ONNX Runtime computes."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        results = _with_tensors(call.results, program(*args, **kwargs))
-        return pytree.tree_unflatten(results, call.structure)
+        return pytree.tree_unflatten(_results(program, call, program(*args, **kwargs)), call.structure)
 
     return forward
 
 
-def _with_tensors(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The leaves of a result with other tensors in it."""
-    fresh = iter(tensors)
-    return [next(fresh) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+def _results(program: OnnxProgram, call: RecordedCall, outputs: Sequence[torch.Tensor]) -> list[Any]:
+    """The results of a call as the submodule returns them, flattened: numbers as such, complex tensors in one."""
+    leaves = pytree.tree_leaves(program.unflatten(outputs))
+    return [_like(example, leaf) for example, leaf in zip(call.results, leaves, strict=True)]
+
+
+def _like(example: Any, leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if not isinstance(example, torch.Tensor):
+        return type(example)(leaf.item())
+    return torch.view_as_complex(leaf.contiguous()) if example.is_complex() and not leaf.is_complex() else leaf
+
+
+def _state_name(name: str) -> str:
+    """The name of a weight among the values of the chain, which no input has."""
+    return f"self.{name}"
 
 
 def _file(path: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onnxplug.capture.eager import copied, run_eagerly
+from onnxplug.patches.unchanged import unchanged
 from onnxplug.torch_private import pytree
 
 
@@ -45,6 +46,10 @@ class RecordedCall:
     results: list[Any] = field(default_factory=list)
     structure: Any = None
 
+    def result(self) -> Any:
+        """What the submodule returned; ``None`` where it raised an error."""
+        return pytree.tree_unflatten(self.results, self.structure) if self.structure is not None else None
+
 
 @dataclass(eq=False)
 class Run:
@@ -64,7 +69,27 @@ class Run:
 
     def wiring(self) -> list[Any]:
         """A value that is equal for runs with the same calls of submodules, in the same order on the same values."""
-        return [*((call.path, call.sources, str(call.structure)) for call in self.calls), self.sources]
+        calls = [
+            (call.path, call.sources, _forms((call.args, call.kwargs)), _forms(call.result())) for call in self.calls
+        ]
+        return [calls, self.sources, _forms(pytree.tree_unflatten(self.outputs, self.structure))]
+
+
+def form_of(leaf: Any) -> str:
+    """The value of a leaf that is no tensor, and its type; of a tensor that it is one."""
+    return (
+        "a tensor"
+        if isinstance(leaf, torch.Tensor)
+        else f"{type(leaf).__name__} {leaf!r}"
+        if leaf is not None
+        else "None"
+    )
+
+
+def _forms(tree: Any) -> Any:
+    """The structure of inputs or results, and every value in them that is no tensor."""
+    leaves, structure = pytree.tree_flatten(tree)
+    return str(structure), [form_of(leaf) for leaf in leaves]
 
 
 class _Known:
@@ -101,7 +126,7 @@ def record(
     spec: Any,
     sizes: Mapping[str, int],
 ) -> Run:
-    """Runs a model eagerly and records the calls of submodules. Its buffers and the random generators stay as they were.
+    """Runs a model eagerly and records the calls of submodules. Its state and the random generators stay as they were.
 
     Args:
         leaves, spec: The model's inputs, flattened, and their structure; they stay as they were.
@@ -130,9 +155,10 @@ def record(
         for position, leaf in enumerate(call.results):
             known.add(leaf, Source("result", calls.index(call), position))
 
-    with ExitStack() as stack:
+    with unchanged(model, alone=True), ExitStack() as stack:
         for path, module in submodules.items():
-            stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True).remove)
+            # Before hooks of the module's own, which the exported piece has too.
+            stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True, prepend=True).remove)
             stack.callback(module.register_forward_hook(after).remove)
         positional, named = pytree.tree_unflatten(inputs, spec)
         returned = run_eagerly(model, positional, named, buffers)

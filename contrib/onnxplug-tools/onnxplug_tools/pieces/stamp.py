@@ -13,17 +13,20 @@ from onnxplug.program import OnnxProgram
 KEY = "onnxplug.pieces"
 
 
-def stamp(programs: Mapping[str, OnnxProgram], constants: Mapping[str, np.ndarray]) -> str:
+def stamp(programs: Mapping[str, OnnxProgram], constants: Mapping[str, np.ndarray], chain: str) -> str:
     """Marks the models as pieces of one save.
 
     Args:
         programs: The pieces. Each gets the mark.
         constants: The content of ``constants.npz``.
+        chain: How the pieces are chained; empty where there is no chain.
 
     Returns:
-        The mark: a digest of the graphs and of the weights, so that equal pieces make equal files.
+        The mark: a digest of the graphs, of the weights and of the chain, so that equal pieces make equal files, and that a
+        ``chain.py`` of other code between the same pieces is not run.
     """
     digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{chain}\n".encode())
     for path, program in programs.items():
         program.model.graph.doc_string = None
         digest.update(f"{path}\n{program.model}\n".encode())

@@ -107,7 +107,14 @@ def _names_of_outputs(outputs: Sequence[str], steps: Sequence[Step]) -> dict[str
                 f"the model returns {value!r} {what}; an ensemble returns results of its models, each once",
                 hint="Return it outside of the model that is exported.",
             )
-    return {value: "output" if len(outputs) == 1 else f"output_{number}" for number, value in enumerate(outputs)}
+    plain = ["output"] if len(outputs) == 1 else [f"output_{number}" for number in range(len(outputs))]
+    taken = {value for step in steps for value in step.inputs.values()}
+    names = {}
+    for value, name in zip(outputs, plain, strict=True):
+        while name in taken:  # an input of the model has that name
+            name += "_"
+        names[value] = name
+    return names
 
 
 def _needed(steps: Sequence[Step], paths: Sequence[str], outputs: Iterable[str]) -> list[tuple[Step, str]]:

@@ -276,10 +276,16 @@ def test_an_exported_program_without_inputs(rules: str, tmp_path: Path) -> None:
         onnxplug.bisect(program, rules=[Rule("aten::tanh", f"{rules}:refuses")])
 
 
-@pytest.mark.parametrize("name", ["f", "verify", "report"])
+@pytest.mark.parametrize("name", ["f", "verify", "report", "pieces"])
 def test_options_that_make_no_sense_here(name: str) -> None:
     with pytest.raises(onnxplug.UsageError, match=f"takes no {name}="):
         onnxplug.bisect(layers(), (X,), **{name: True})
+
+
+def test_imports_are_a_list() -> None:
+    """The script would import the letters of a name."""
+    with pytest.raises(onnxplug.UsageError, match="imports= takes a list, got 'package'"):
+        onnxplug.bisect(layers(), (X,), imports="package")
 
 
 def test_folders_that_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import onnxplug
 from onnxplug import Diagnosis, UsageError, diagnose
 from tests.support.contrib import installed
+from tests.support.distributions import run_python
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -154,7 +156,26 @@ def test_a_script_that_is_not_captured() -> None:
 
 
 def test_the_number_of_submodules_is_limited() -> None:
-    assert len(diagnosis_of(Net(Branch()).eval(), limit=1).pieces) == 1
+    diagnosis = diagnosis_of(Net(Branch()).eval(), limit=1)
+    assert len(diagnosis.pieces) == 1
+    assert "All others can be exported" not in str(diagnosis)
+    assert "1 submodule was looked at, and no more (limit=)" in str(diagnosis)
+
+
+class Optional(Branch):
+    """Branches on data if it is told to."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.branches = branches
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.branches else x
+
+
+def test_submodules_that_differ_in_a_flag_are_not_alike() -> None:
+    pieces = diagnosis_of(nn.Sequential(*map(Optional, (True, False, True))), X).pieces
+    assert [(piece.captured, piece.like) for piece in pieces] == [(False, None), (True, None), (False, "0")]
 
 
 def test_the_model_and_its_inputs_stay_as_they_were() -> None:
@@ -168,11 +189,63 @@ def test_the_model_and_its_inputs_stay_as_they_were() -> None:
     assert model.training
 
 
+class Remembering(Branch):
+    """Remembers its calls, beside branching on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(x)
+        return super().forward(x)
+
+
+def test_attributes_of_the_model_stay_as_they_were() -> None:
+    model = Net(Remembering()).eval()
+    with pytest.raises(onnxplug.CaptureError):
+        onnxplug.to_onnx(model, (X,))
+    assert not diagnosis_of(model).captured
+    assert (model.encoder[1].calls, model.encoder[1].seen) == (0, [])
+
+
+def test_options_of_the_whole_model_are_not_the_submodules() -> None:
+    """A submodule has no module of the class, nor as many inputs."""
+    model = Net(Branch()).eval()
+    options: dict[str, Any] = {"functions": [Net], "input_names": ["input", "scale"]}
+    diagnosis = diagnosis_of(model, X, 2.0, **options)
+    assert [piece.path for piece in diagnosis.pieces if not piece.captured] == ["encoder", "encoder.1"]
+
+
+@pytest.mark.parametrize("args", [(), (X,)])
+def test_examples_are_the_inputs(args: Any) -> None:
+    examples = [(X,), (torch.ones(4, 3),)]
+    assert diagnose(Net().eval(), args, examples=examples).exports
+    fixed = diagnose(lambda x: x.view(2, 3) * 2, args, examples=[(X,), (X[:1],)])
+    assert not fixed.captured
+    assert fixed.captured_static
+    branching = diagnose(Net(Branch()).eval(), args, examples=examples)
+    assert branching.runs
+    assert [piece.path for piece in branching.pieces if piece.is_cause] == ["encoder.1"]
+
+
+def test_torch_logs_nothing(tmp_path: Path) -> None:
+    code = (
+        "import torch, onnxplug; print(onnxplug.diagnose(lambda x: x if x.sum() > 0 else -x, (torch.ones(2),)).draft)"
+    )
+    printed = run_python(tmp_path, "-c", code)
+    assert "DATA_DEPENDENT_ERROR" in printed
+    assert "issue(s) found during export" not in printed
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"verify": True}, "no verify="),
         ({"f": "model.onnx"}, "no f="),
+        ({"pieces": ["head"]}, "no pieces="),
         ({"dynamic_shapes": {"y": {0: "batch"}}}, "y"),
         ({"capture": "twice"}, "capture"),
     ],

@@ -93,6 +93,17 @@ def test_a_rule_that_gives_its_input_back() -> None:
         assert (verdict.culprit, verdict.first and verdict.first.operator) == (Culprit.RULE, "aten::tanh.default")
 
 
+def test_a_wrong_rule_within_a_branch() -> None:
+    """The rule of torch.cond is not the only one that may be at fault."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > -99, lambda x: x.tanh(), lambda x: x + 1, (x,))
+
+    verdict = blamed(onnxplug.to_onnx(Call(model), (X,), rules=[WRONG]))
+    assert verdict.culprit is Culprit.RULE
+    assert verdict.name.endswith("(for cond), or that of an operator in its branches or body")
+
+
 def test_the_rule_of_an_item_and_a_wrong_size() -> None:
     def largest(x: torch.Tensor) -> Any:
         values, places = x.topk(2)

@@ -258,6 +258,13 @@ def test_inputs_of_another_structure_are_refused() -> None:
         pieces(SRC)
 
 
+@pytest.mark.parametrize("seeds", [5, ["a"]])
+def test_seeds_that_are_none(seeds: Any) -> None:
+    pieces = exported(nn.Sequential(nn.ReLU()), (torch.ones(2),), ["0"])
+    with pytest.raises(UsageError, match="seeds"):
+        pieces.verify(seeds=seeds)
+
+
 def test_each_piece_loads(tmp_path: Path) -> None:
     pieces = exported(Translator(), (SRC, TGT), f=tmp_path)
     paths = list(tmp_path.glob("*.onnx"))

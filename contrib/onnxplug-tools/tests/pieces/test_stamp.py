@@ -64,3 +64,29 @@ def test_pieces_that_are_saved_again_after_a_change(tmp_path: Path) -> None:
     (got,) = runpy.run_path(str(tmp_path / "chain.py"))["run"]({"x": x.numpy()})
     torch.testing.assert_close(torch.from_numpy(got), pieces.model(x).detach())
     assert (tmp_path / "chain.py").read_text(encoding="utf-8") != before
+
+
+class Twice(nn.Module):
+    """Chains two pieces in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.ReLU(), nn.Tanh()
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.second(x * 2) if self.way == "glue" else self.second(self.second(x) if self.way == "more" else x)
+
+
+@pytest.mark.parametrize("way", ["glue", "more"])
+def test_a_program_of_other_code_between_the_same_pieces_is_not_run(way: str, tmp_path: Path) -> None:
+    """The pieces themselves are the same, and with a gap there is no new program."""
+    x = torch.randn(2, 3)
+    onnxplug.to_onnx(Twice("once"), (x,), tmp_path, pieces=["first", "second"])
+    program = (tmp_path / "chain.py").read_text(encoding="utf-8")
+    pieces = onnxplug.to_onnx(Twice(way), (x,), tmp_path, pieces=["first", "second"])
+    assert bool(pieces.gaps) == (way == "glue")
+    (tmp_path / "chain.py").write_text(program, encoding="utf-8")
+    with pytest.raises(RuntimeError, match="different saves"):
+        runpy.run_path(str(tmp_path / "chain.py"))["run"]({"x": x.numpy()})

@@ -102,3 +102,19 @@ def test_the_files(tmp_path: Path) -> None:
     text = (tmp_path / "models/both/config.pbtxt").read_text()
     assert '{ name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }' in text
     assert text.count("model_name") == 2
+
+
+def test_an_input_named_as_the_result(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.ReLU()
+
+        def forward(self, output: torch.Tensor) -> torch.Tensor:
+            return self.part(output)
+
+    onnxplug.to_onnx(Model(), (torch.randn(3),), pieces=["part"]).save_triton(tmp_path, "model")
+    text = (tmp_path / "model/config.pbtxt").read_text()
+    assert 'input_map { key: "input" value: "output" }' in text
+    assert 'output_map { key: "output" value: "output_" }' in text
+    assert text.count('name: "output_" ') == 1
