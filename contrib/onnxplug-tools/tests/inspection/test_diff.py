@@ -223,6 +223,12 @@ def test_bodies_and_functions() -> None:
         (np.float32([[1, 2], [3, 4]]), np.float32([[1, 3], [2, 4]]), "transposed; equal"),
         (np.float32([[1, 2], [3, 4]]), np.float32([[1, 3], [2, 5]]), "3 of 4 elements, by 1 at most (0.25 of the largest)"),
         (np.float32([1, 2]), np.float32([1, 2, 3]), "other shape"),
+        (np.array(["a", "bü"], object), np.array(["a", "bü"], object), None),
+        (np.array(["a", "bü"], object), np.array(["a", "c"], object), "1 of 2 texts"),
+        (np.array("a", object), np.array("b", object), "1 of 1 texts"),
+        (np.array([["a", "b", "c"]], object), np.array([["a"], ["b"], ["c"]], object), "transposed; equal"),
+        (np.array([], object), np.array([], object), None),
+        (np.array(["1", "2"], object), np.float32([1, 2]), "other dtype"),
         (np.float32(np.arange(3 << 20)), np.float32(np.arange(3 << 20)) + np.eye(1, 3 << 20, (3 << 20) - 1, dtype=np.float32)[0], "1 of 3,145,728 elements, by 1 at most (3.2e-07 of the largest)"),
     ],
 )  # fmt: skip
