@@ -10,7 +10,7 @@ from typing import Any
 from onnxplug.text import counted
 from onnxplug_tools.inspection.pages import page
 from onnxplug_tools.inspection.view import ModelView, ModuleView, ValueView, WeightView
-from onnxplug_tools.inspection.words import bytes_text, count_text, flops_text, opsets_text
+from onnxplug_tools.inspection.words import bytes_text, count_text, finite, flops_text, opsets_text
 
 #: The most weights and nodes that a page lists.
 _WEIGHTS_OF_A_PAGE, _NODES_OF_A_PAGE = 200, 20_000
@@ -98,8 +98,8 @@ def largest(seen: ModelView, count: int) -> list[WeightView]:
 
 
 def to_json(picture: Any) -> str:
-    """A picture as JSON: the attributes of its classes by their names."""
-    return json.dumps(dataclasses.asdict(picture), indent=1)
+    """A picture as JSON: the attributes of its classes by their names; NaN and infinities, which JSON lacks, are texts."""
+    return json.dumps(finite(dataclasses.asdict(picture)), indent=1, allow_nan=False)
 
 
 def to_html(seen: ModelView, title: str, facts: list[tuple[str, str]]) -> str:

@@ -73,6 +73,18 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert read["modules"][0]["removed"][0]["op_type"] == "Relu"
 
 
+def test_json_without_numbers_that_json_lacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, number in (("c.onnx", np.inf), ("d.onnx", np.nan)):
+        onnx.save(made([oh.make_node("Mul", ["x", "w"], ["y"])], weights={"w": np.float32([1, number])}), name)
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert run(["inspect", "c.onnx", "--diff", "d.onnx", "--json"]) == 1
+    (change,) = json.loads(capsys.readouterr().out, parse_constant=refused)["weights"]
+    assert change["difference"] == {"count": 1, "total": 2, "largest": "inf", "relative": "inf"}
+
+
 @pytest.mark.parametrize(
     ("other", "status", "output"),
     [
