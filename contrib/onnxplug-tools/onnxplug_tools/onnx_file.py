@@ -82,9 +82,9 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
 
 
 def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
-    """A protocol buffer as an ``onnx_ir`` model; its sparse weights become dense ones, in the protocol buffer too."""
+    """A protocol buffer as an ``onnx_ir`` model. What ``onnx_ir`` lacks is changed in the protocol buffer, too."""
     try:
-        _make_dense(model)
+        _to_what_onnx_ir_has(model)
         converted = ir.serde.deserialize_model(model)
         for value in converted.graph.initializers.values():
             if value.type is None and value.const_value is not None:  # value_info has only its metadata
@@ -96,8 +96,8 @@ def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
         raise UsageError(f"{shortened(name, 300)} is not a sound ONNX model: {_text(error)}") from error
 
 
-def _make_dense(model: onnx.ModelProto) -> None:
-    """Replaces sparse weights and constants, which ``onnx_ir`` lacks, by dense ones."""
+def _to_what_onnx_ir_has(model: onnx.ModelProto) -> None:
+    """Replaces what ``onnx_ir`` lacks: sparse weights and constants by dense ones, and types of maps by no type."""
     graphs, nodes = [model.graph], [node for function in model.functions for node in function.node]
     room = _MOST_DENSE
     while graphs or nodes:
@@ -108,6 +108,9 @@ def _make_dense(model: onnx.ModelProto) -> None:
                 room -= math.prod(sparse.dims)
                 graph.initializer.append(_dense(sparse, room))
             del graph.sparse_initializer[:]
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                if _has_map(value.type):
+                    value.ClearField("type")
             continue
         for attribute in nodes.pop().attribute:
             graphs += attribute.graphs
@@ -116,6 +119,12 @@ def _make_dense(model: onnx.ModelProto) -> None:
             if attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):  # of a Constant
                 room -= math.prod(attribute.sparse_tensor.dims)
                 attribute.CopyFrom(onnx.helper.make_attribute("value", _dense(attribute.sparse_tensor, room)))
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    while (name := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = getattr(kind, name).elem_type
+    return name == "map_type"
 
 
 def _dense(sparse: onnx.SparseTensorProto, room: int) -> onnx.TensorProto:
