@@ -63,7 +63,7 @@ def bench(
         check_is_onnx(path)
         check_to_run(path)
     if html is not None:
-        check_writable(html, "page")
+        check_writable(html, "page", models)
     feed = parse_feed(inputs or [])
     named_sizes = parse_sizes(sizes)
     with progress() as shown:

@@ -58,7 +58,7 @@ def inspect(
 
 def _show(path: Path, depth: int, top: int, sizes: dict[str, int], html: Path | None, *, as_json: bool) -> None:
     from onnxplug.cli.report import size_text
-    from onnxplug_tools.inspection.pages import save_text
+    from onnxplug_tools.inspection.pages import check_writable, save_text
     from onnxplug_tools.inspection.summary import (
         check_sizes,
         largest,
@@ -71,6 +71,8 @@ def _show(path: Path, depth: int, top: int, sizes: dict[str, int], html: Path | 
     from onnxplug_tools.inspection.view import view
     from onnxplug_tools.inspection.words import bytes_text
 
+    if html is not None:
+        check_writable(html, "page", [path])
     seen = view(loaded(path), sizes)
     check_sizes(seen, sizes)
     facts = rows(seen, f"{path} ({size_text(path)})", sizes)

@@ -166,6 +166,8 @@ def test_pages_hold_names_as_text(arguments: list[str], folder: Path) -> None:
         (["a.onnx", "--depth", "-1"], 2, "--depth"),
         (["a.onnx", "--html", "missing/page.html"], 1, "can't write the page"),
         (["a.onnx", "--html", "."], 1, "is a folder"),
+        (["a.onnx", "--html", "./a.onnx"], 1, "can't write the page a.onnx: it is the model itself"),
+        (["a.onnx", "--diff", "b.onnx", "--html", "b.onnx"], 2, "it is the model itself"),
         (["a.onnx", "--diff", "b.onnx", "--open"], 2, "--open shows one model"),
         (["a.onnx", "--diff", "b.onnx", "--sizes", "n=3"], 2, "--sizes shows one model"),
         (["a.onnx", "--diff", "b.onnx", "--html", "missing/page.html"], 2, "can't write the page"),
@@ -175,8 +177,10 @@ def test_errors(
     arguments: list[str], status: int, printed: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "model.pt2").write_bytes(b"PK\x03\x04")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert run(["inspect", *arguments]) == status
     assert printed in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def _without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
