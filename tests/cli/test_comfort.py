@@ -55,6 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ops", "aten::gelux"], 1, "Did you mean 'aten::gelu'"),
         (["plugins", "show", "bultin"], 2, "Did you mean 'builtin'?"),
         (["plugins", "check", "bultin"], 2, "Did you mean 'builtin'?"),
+        (["plugins", "check", "--opset", "21", "--opset", "99"], 2, "opset 99 is not supported"),
         (["ops", "--plugin", "onnxplg"], 2, "Did you mean 'onnxplug'?"),
         (["plugins", "list", "--require-plugin", "=="], 2, "not a valid requirement"),
     ],

@@ -136,6 +136,9 @@ def test_check(shop: Path) -> None:
     ]
     assert {f["severity"] for f in report} == {"ok", "note"}
     assert "shop::double agrees with PyTorch at opsets 18 to 19" in report[0]["message"]
+    opsets = ("--opset", "21", "--opset", "22")
+    elsewhere = json.loads(onnxplug(shop, "plugins", "check", "--json", "--only-plugin", "good", *opsets))
+    assert "no sample holds at opset 21 or 22: none was run" in [f["message"] for f in elsewhere]
     printed = onnxplug(shop, "plugins", "check", status=1)
     lines = " ".join(printed.split())
     for text in (

@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError, UnknownPluginError
 from onnxplug.observers import step
-from onnxplug.opsets import MIN_OPSET, max_opset
+from onnxplug.opsets import MIN_OPSET, max_opset, resolve_opsets
 from onnxplug.plugins.loading import unmet
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.records import PluginRecord, Selection
@@ -53,7 +53,13 @@ def check_plugins(
         name: The plugin to check; all but the builtin plugin when ``None``.
         opsets: Run samples at these opsets only.
         timeout: Seconds that importing a plugin may take.
+
+    Raises:
+        OpsetError: An opset is outside of onnxplug's range.
+        UnknownPluginError: There is no such plugin.
     """
+    for opset in opsets or ():
+        resolve_opsets(opset)
     selection = replace(selection, strict=False, require=())
     manager = PluginManager(selection)
     if name is not None and not any(name in (r.name, r.distribution) for r in manager.records()):
@@ -226,6 +232,8 @@ def _samples(
     passed: dict[str, set[int]] = {}
     reported: set[str] = set()
     cases = [c for c in cases_of(record.distribution, samples, rules) if opsets is None or c.opset in opsets]
+    if samples and opsets is not None and not cases:
+        yield "note", "sample", f"no sample holds at opset {' or '.join(map(str, opsets))}: none was run"
     for number, case in enumerate(cases):
         step(f"{record.name}, {case.sample.op} at opset {case.opset}", number, len(cases))
         try:
