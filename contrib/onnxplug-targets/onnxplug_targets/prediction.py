@@ -71,13 +71,29 @@ def fallbacks_of(model: Any, target: str) -> list[Fallback]:
 def _read(path: str) -> ir.Model:
     """A file's model, with the types and shapes of its values."""
     import onnx
+    import onnx.inliner
 
     try:
-        return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)))
+        model = onnx.load(path, load_external_data=False)
+        if model.functions:  # their values have no types in a file
+            model = onnx.inliner.inline_local_functions(model)
+        return ir.from_proto(onnx.shape_inference.infer_shapes(model))
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:
         raise UsageError(f"{path} is no ONNX file: {error}") from error
+
+
+def inlined(model: ir.Model) -> ir.Model:
+    """The model with the nodes of functions in the place of their calls, as runtimes give them to providers."""
+    if not model.functions:
+        return model
+    from onnx_ir.passes.common import InlinePass
+
+    try:
+        return InlinePass()(model.clone()).model
+    except Exception:  # functions of another opset, or with graphs as attributes
+        return model
 
 
 class Judge:
@@ -92,7 +108,8 @@ class Judge:
         self._entries: dict[tuple[str, str], _Entry] = {}
 
     def fallbacks(self, model: ir.Model) -> Iterator[Fallback]:
-        """The nodes of a model and its functions that are not computed; a node of a subgraph counts for its owner."""
+        """The nodes that are not computed; a node of a subgraph counts for its owner, one of a function at each call."""
+        model = inlined(model)
         opset = next((model.opset_imports[name] for name in _ONNX if name in model.opset_imports), 1)
         known = {function.identifier()[:2] for function in model.functions.values()}
         judged = {

@@ -216,6 +216,50 @@ def test_documented_tables() -> None:
     assert [f.reason for f in fallbacks(ir.from_proto(model), "directml")] == ["no kernel of version 20, but of 16"]
 
 
+class Block(nn.Module):
+    """A module that is exported as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A product with weights, and an operator that OpenVINO lacks."""
+        return torch.where(torch.isnan(self.linear(x)), x, x + 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_functions_are_judged_as_if_they_were_inlined(target: str, tmp_path: Path) -> None:
+    model, args = nn.Sequential(Block(), Block(), Block()), (torch.randn(3, 4),)
+    found = []
+    for functions in ([Block], False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            program = onnxplug.to_onnx(model, args, functions=functions, target=target)
+        assert bool(program.model.functions) == bool(functions)
+        program.save(tmp_path / "m.onnx")
+        of_file = [(f.operator, f.reason) for f in fallbacks(tmp_path / "m.onnx", target)]
+        of_program = [(f.operator, f.reason) for f in fallbacks(program, target)]
+        texts = [str(item.message) for item in caught if item.category is TargetWarning]
+        found.append((of_file, of_program, texts))
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1]
+
+
+def test_functions_in_a_branch(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    branch = onnx.parser.parse_graph("g () => (float[2] y) { y = own.act(x) }")
+    graph = onnx.parser.parse_graph("g (bool c, float[2] x) => (float[2] z) { z = If(c) }")
+    graph.node[0].attribute.extend(onnx.helper.make_attribute(f"{name}_branch", branch) for name in ("then", "else"))
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("own", 1)]
+    for operator, expected in (("Relu", []), ("Hardmax", ["Hardmax in it: no kernel"])):
+        act = onnx.helper.make_node(operator, ["i"], ["o"])
+        function = onnx.helper.make_function("own", "act", ["i"], ["o"], [act], opsets[:1])
+        model = onnx.helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=10)
+        onnx.save(model, path)
+        assert [f.reason for f in fallbacks(path, "openvino")] == expected
+
+
 def test_unknown_target() -> None:
     with pytest.raises(onnxplug.UsageError, match="target='opnvino' is unknown") as raised:
         onnxplug.to_onnx(nn.ReLU(), (torch.randn(2),), target="opnvino")
