@@ -271,6 +271,10 @@ def test_pyproject_settings(shop: Path, tmp_path: Path, monkeypatch: pytest.Monk
         ("onnxplug-acme", {"op": "aten::soft_clip"}, "torch's own"),
         ("onnxplug-acme", {"op": "acme::class"}, "not the name of an operator"),
         ("onnxplug", {}, "not a valid name of a module"),
+        ("torch", {"op": "acme::f"}, "'torch' is the name of a module that there is already"),
+        ("json", {}, "'json' is the name of a module that there is already"),
+        ("Ml-Dtypes", {}, "a module that there is already, ml_dtypes"),
+        ("onnxplug-2d", {}, "'2d::soft_clip', by the name onnxplug-2d, is not the name of an operator"),
     ],
 )
 def test_new_refuses(tmp_path: Path, name: str, options: dict[str, str], message: str) -> None:
