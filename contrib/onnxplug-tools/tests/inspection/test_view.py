@@ -317,6 +317,15 @@ def test_missing_shapes_are_inferred_on_request(tmp_path: Path) -> None:
     assert shapes(view(load_model(tmp_path / "m.onnx", infer=True))) == ["float[n, 3]", "float[n, 4]"]
 
 
+def test_missing_shapes_are_inferred_in_branches_too(tmp_path: Path) -> None:
+    body = onnx.parser.parse_graph("b () => (float[2] o) { p = Relu(x) q = Neg(p) o = Abs(q) }")
+    graph = onnx.parser.parse_graph("g (bool c, float[2] x) => (float[2] y) { y = If(c) }")
+    graph.node[0].attribute.extend(oh.make_attribute(f"{name}_branch", body) for name in ("then", "else"))
+    onnx.save(oh.make_model(graph), tmp_path / "m.onnx")
+    root = view(load_model(tmp_path / "m.onnx", infer=True)).root
+    assert (root.flops, root.unestimated) == (6, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
