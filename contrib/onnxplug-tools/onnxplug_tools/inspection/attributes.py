@@ -50,12 +50,17 @@ def _comparable(attribute: ir.Attr) -> Any:
             return ("external", str(value.location), value.offset, value.length)
         return (value.dtype, tuple(value.shape), np.asarray(value.numpy()).tobytes())
     if isinstance(value, float):
-        return float(np.float32(value))
+        return _number(value)
     if isinstance(value, list | tuple):
-        return tuple(float(np.float32(item)) if isinstance(item, float) else item for item in value)
+        return tuple(_number(item) if isinstance(item, float) else item for item in value)
     if isinstance(value, str | int | bytes):
         return value
     return repr(value)
+
+
+def _number(value: float) -> Any:
+    """A number as a file has it; NaN is equal to NaN."""
+    return float(np.float32(value)) if value == value else "NaN"
 
 
 _schemas: dict[tuple[str, str, int], dict[str, Any]] = {}

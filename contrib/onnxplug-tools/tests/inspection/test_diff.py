@@ -176,6 +176,15 @@ def test_defaults_are_no_difference() -> None:
     assert change.what == ("attribute pads: not given, then [0, 1, 0, 1]",)
 
 
+@pytest.mark.parametrize(("one", "other"), [(float("nan"), 1.0), ([1.0, float("nan")], [float("nan"), 1.0])])
+def test_attributes_of_nan(one: Any, other: Any) -> None:
+    def model(value: Any) -> onnx.ModelProto:
+        return made([oh.make_node("Op", ["x"], ["y"], domain="own", a=value)])
+
+    assert _of(model(one), model(one)).equal
+    assert len(_of(model(one), model(other)).modules[0].changed) == 1
+
+
 def test_bodies_and_functions() -> None:
     def model(op_type: str, in_function: str = "Relu") -> onnx.ModelProto:
         branches = {
