@@ -77,7 +77,8 @@ def bench(
                 raise UsageError(
                     "--sizes: with --target the sizes are those of its inputs", hint="Give other ones by --input."
                 )
-            names = [str(value.name) for value in load_model(models[0]).graph.inputs]
+            graph = load_model(models[0]).graph
+            names = [str(value.name) for value in graph.inputs if value.name not in graph.initializers]
             eager, feed = _eager(target, feed, names, pretrained=pretrained)
         measured = measure(
             models,
