@@ -127,6 +127,18 @@ def test_show(shop: Path) -> None:
     assert "no plugin 'ghost' is installed" in onnxplug(shop, "plugins", "show", "ghost", status=2)
 
 
+def test_show_names_what_is_in_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plugins", "show", "builtin", "--json"]) == 0
+    printed = capsys.readouterr().out
+    (record,) = json.loads(printed)
+    assert " at 0x" not in printed
+    assert {"Abs", "Conv"} <= {*record["contents"]["onnxplug_operators"]}
+    assert record["contents"]["onnxplug_evaluators"] == ["onnx.reference"]
+    assert record["contents"]["onnxplug_refusals"] == ["onnxplug.plugins.refused:refusal"]
+    (timm,) = record["contents"]["onnxplug_sources"]
+    assert timm.startswith("ModelSource(timm, onnxplug.plugins.timm:load, ")
+
+
 def test_check(shop: Path) -> None:
     printed = onnxplug(shop, "plugins", "check", "--json", "--only-plugin", "good")
     report = [f for f in json.loads(printed) if f["plugin"] == "good"]
