@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target
 from onnxplug.text import counted, did_you_mean
 from onnxplug_tools.library.check import library_rows
+from onnxplug_tools.library.operators import is_installed
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _is_of_absent_library(op: str, record: PluginRecord) -> bool:
     namespace = without_prefix(op).partition("::")[0]
     if namespace not in record.namespaces or namespace in known_namespaces() or namespace in sys.modules:
         return False
-    return not any(importlib.util.find_spec(name) for name in (namespace, *record.libraries))
+    return not any(map(is_installed, (namespace, *record.libraries)))
 
 
 def _known(op: str, libraries: Sequence[str]) -> bool:
@@ -172,7 +172,7 @@ def _known(op: str, libraries: Sequence[str]) -> bool:
     # A library may define its operators when it is imported.
     for name in (without_prefix(op).partition("::")[0], *libraries):
         try:
-            if name in sys.modules or importlib.util.find_spec(name) is not None:
+            if is_installed(name):
                 importlib.import_module(name)
         except Exception:
             continue
