@@ -26,6 +26,13 @@ def effective_attributes(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, 
     return attributes
 
 
+def default_of(attribute: ir.Attr | None) -> Any:
+    """A function's attribute with its default as a comparable value; ``None`` where there is no such attribute."""
+    if attribute is None:
+        return None
+    return attribute.type, None if attribute.value is None else _comparable(attribute)
+
+
 def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
     """Whether an attribute of a convolution or pool has the value that holds without the attribute."""
     if not isinstance(value, tuple):
