@@ -143,7 +143,8 @@ def _difference(a: Any, b: Any) -> Difference:
 
 
 def _double(x: Any) -> Any:
-    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
 
 
 def _piece(x: Any, y: Any) -> tuple[int, float]:
