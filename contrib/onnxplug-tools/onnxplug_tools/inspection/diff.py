@@ -445,15 +445,16 @@ class _Differ:
             if theirs is None:
                 continue
             label = "::".join(map(text_of, identifier[:2]))
-            for domain, versions in _both(ours.opset_imports, theirs.opset_imports, "none").items():
-                yield f"{label}: opset of {text_of(domain) or 'ai.onnx'}", *map(str, versions)
-            for kind, counts in (("inputs", (ours.inputs, theirs.inputs)), ("outputs", (ours.outputs, theirs.outputs))):
-                if len(counts[0]) != len(counts[1]):
-                    yield f"{label}: {kind}", *(str(len(values)) for values in counts)
+            for domain, (version, other) in _both(ours.opset_imports, theirs.opset_imports, "none").items():
+                yield f"{label}: opset of {text_of(domain) or 'ai.onnx'}", str(version), str(other)
+            for kind in ("inputs", "outputs"):
+                count, other = len(getattr(ours, kind)), len(getattr(theirs, kind))
+                if count != other:
+                    yield f"{label}: {kind}", str(count), str(other)
             for name in dict.fromkeys((*ours.attributes, *theirs.attributes)):
-                pair = ours.attributes.get(name), theirs.attributes.get(name)
-                if default_of(pair[0]) != default_of(pair[1]):
-                    yield f"{label}: attribute {text_of(name)}", *map(_default_text, pair)
+                one, another = ours.attributes.get(name), theirs.attributes.get(name)
+                if default_of(one) != default_of(another):
+                    yield f"{label}: attribute {text_of(name)}", _default_text(one), _default_text(another)
 
     def _compare_weights(self) -> tuple[list[WeightChange], int]:
         changes: list[WeightChange] = []

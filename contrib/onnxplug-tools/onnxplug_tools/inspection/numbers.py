@@ -117,7 +117,7 @@ def _texts(tensor: ir.TensorProtocol) -> Any:
     texts = strings() if strings is not None else tensor.numpy().reshape(-1).tolist()
     array = np.empty(len(texts), dtype=object)
     array[:] = [text.encode() if isinstance(text, str) else text for text in texts]
-    return array.reshape([int(size) for size in tensor.shape])
+    return array.reshape(tensor.shape.numpy())
 
 
 def _difference(a: Any, b: Any) -> Difference:
