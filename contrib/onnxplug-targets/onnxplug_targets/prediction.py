@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -75,13 +76,21 @@ def _read(path: str) -> ir.Model:
 
     try:
         model = onnx.load(path, load_external_data=False)
-        if model.functions:  # their values have no types in a file
-            model = onnx.inliner.inline_local_functions(model)
-        return ir.from_proto(onnx.shape_inference.infer_shapes(model))
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:
         raise UsageError(f"{path} is no ONNX file: {error}") from error
+    with contextlib.suppress(Exception):  # what the file lacks then stays unknown
+        if model.functions:  # their values have no types in a file
+            model = onnx.inliner.inline_local_functions(model)
+        model = onnx.shape_inference.infer_shapes(model)
+    try:
+        return ir.from_proto(model)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UsageError(f"{path} can't be read by onnx_ir: {cause}") from error
 
 
 def inlined(model: ir.Model) -> ir.Model:
@@ -168,7 +177,7 @@ class Judge:
             unknown = {feature for feature in present - entry.known if must_be_known(feature)}
         if unknown:
             return f"{_words(unknown)} is not in the table", ""
-        for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):
+        for inner in (inner for graph in graphs_of(node) for inner in graph):
             judged = self.judge(inner, opset) if inner.op_type != "Constant" else None
             if judged is None and self._mistaken(inner) is not None:
                 judged = _MISTAKEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from functools import cache
 from pathlib import Path
@@ -198,6 +199,36 @@ def test_files(tmp_path: Path) -> None:
     with pytest.raises(onnxplug.UsageError, match="'openvin' is unknown") as raised:
         fallbacks(path, "openvin")
     assert raised.value.hint == "Did you mean 'openvino'?"
+
+
+def test_branches_within_branches(tmp_path: Path) -> None:
+    """In time linear in their depth."""
+    inner = onnx.parser.parse_graph("g () => (float[2] o) { o = Hardmax(x) }")
+    for depth in range(25):
+        names = ("then_branch", "else_branch")
+        node = onnx.helper.make_node("If", ["c"], ["o"], f"choice{depth}", **dict.fromkeys(names, inner))
+        inner = onnx.helper.make_graph([node], "g", [], inner.output)
+        inner.node[0].attribute[1].g.CopyFrom(onnx.parser.parse_graph("g () => (float[2] o) { o = Relu(x) }"))
+    inner.input.extend(onnx.parser.parse_graph("g (bool c, float[2] x) => () { }").input)
+    model = onnx.helper.make_model(inner, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    onnx.save(model, tmp_path / "m.onnx")
+    begin = time.process_time()
+    (result,) = fallbacks(tmp_path / "m.onnx", "openvino")
+    assert time.process_time() - begin < 10  # it took minutes
+    assert (result.node, result.reason.endswith("If in it: Hardmax in it: no kernel")) == ("choice24", True)
+
+
+def test_files_that_are_sound_and_odd(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    graph = onnx.parser.parse_graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    graph.node[0].domain = "ai.onnx"  # the same domain, for which shape inference has no opset
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)]), path)
+    assert fallbacks(path, "openvino") == []
+    text = "g (float[1,2] x) => (seq(map(int64, float)) y) { y = ai.onnx.ml.ZipMap<classlabels_int64s=[1,2]>(x) }"
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(onnx.helper.make_model(onnx.parser.parse_graph(text), opset_imports=opsets), path)
+    with pytest.raises(onnxplug.UsageError, match="can't be read by onnx_ir: Map types"):
+        fallbacks(path, "openvino")
 
 
 def test_documented_tables() -> None:
