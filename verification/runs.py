@@ -13,7 +13,8 @@ from onnxplug.build.scope import detach
 from onnxplug.host import Kernels, RuntimeHost, plugin_host
 from onnxplug.run.kernels import custom_operators, onnxruntime_module
 from onnxplug.run.reference import make_evaluator
-from onnxplug.run.session import make_session, model_source, run_session
+from onnxplug.run.session import make_session, model_source, run_session, to_ort_value
+from onnxplug.strings import STRING
 
 _FATAL = 4
 #: Levels of ONNX Runtime's optimisation, the least first.
@@ -83,13 +84,40 @@ class Runs:
         Raises:
             Exception: ONNX Runtime can't load or run the model.
         """
+        results_of_nodes = [name for name in self.known(names) if self._values[name].producer() is not None]
+        model = with_outputs(self.model, results_of_nodes, alone=alone) if results_of_nodes else self.model
+        source, folder = model_source(model)
+        session, feed = self._session(source, level, without)
+        results = run_session(session, feed)
+        by_name = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
+        del folder
+        return {**self._inputs_and_constants(names), **{name: v for name, v in by_name.items() if v is not None}}
+
+    def lists(self) -> dict[str, Any]:
+        """The graph's own outputs that are no tensors, by name and as ONNX Runtime gives them to Python.
+
+        A sequence is a list of arrays or of dictionaries, a map a dictionary, an optional its content or ``None``.
+
+        Raises:
+            Exception: ONNX Runtime can't load or run the model.
+        """
+        source, folder = model_source(self.model)
+        session, feed = self._session(source, "all", ())
+        names = [output.name for output in session.get_outputs() if not output.type.startswith("tensor(")]
+        values = {
+            name: as_array(value) if getattr(value, "dtype", None) == STRING else to_ort_value(value)
+            for name, value in feed.items()
+        }
+        results = session.run(names, values) if names else []
+        del folder
+        return dict(zip(names, results, strict=True))
+
+    def _session(self, source: Any, level: str, without: Sequence[str]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """A session, and the inputs that it takes."""
         runtime = onnxruntime_module()
         options = runtime.SessionOptions()
         options.log_severity_level = _FATAL  # errors are expected here: they need no log
         options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _LEVEL_NAMES[level])
-        results_of_nodes = [name for name in self.known(names) if self._values[name].producer() is not None]
-        model = with_outputs(self.model, results_of_nodes, alone=alone) if results_of_nodes else self.model
-        source, folder = model_source(model)
         session = make_session(
             source,
             libraries=self._kernels.libraries,
@@ -98,10 +126,7 @@ class Runs:
             disabled_optimizers=list(without),
         )
         wanted = {i.name for i in session.get_inputs()}
-        results = run_session(session, {name: value for name, value in self._feed.items() if name in wanted})
-        by_name = {o.name: v for o, v in zip(session.get_outputs(), results, strict=True)}
-        del folder
-        return {**self._inputs_and_constants(names), **{name: v for name, v in by_name.items() if v is not None}}
+        return session, {name: value for name, value in self._feed.items() if name in wanted}
 
     def _inputs_and_constants(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """The values among some that are inputs or constants."""

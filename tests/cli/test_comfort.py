@@ -55,6 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ops", "aten::gelux"], 1, "Did you mean 'aten::gelu'"),
         (["plugins", "show", "bultin"], 2, "Did you mean 'builtin'?"),
         (["plugins", "check", "bultin"], 2, "Did you mean 'builtin'?"),
+        (["plugins", "check", "--opset", "21", "--opset", "99"], 2, "opset 99 is not supported"),
         (["ops", "--plugin", "onnxplg"], 2, "Did you mean 'onnxplug'?"),
         (["plugins", "list", "--require-plugin", "=="], 2, "not a valid requirement"),
     ],
@@ -64,6 +65,24 @@ def test_hints(
 ) -> None:
     assert run(arguments) == status
     assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "key"),
+    [
+        ("aten::mul.Tensor", "complex64", "complex:aten::mul"),
+        ("complex:aten::mul", "complex64", "complex:aten::mul"),
+        ("mul.Tensor", "complex128", "complex:aten::mul"),
+        ("torch.ops.aten.mul.Tensor", "complex64", "complex:aten::mul"),
+        ("aten::view", "quint8", "quantized:aten::view"),
+        ("aten::mul.Tensor", "bool", "aten::mul.Tensor"),
+    ],
+)
+def test_why_has_the_rules_of_the_dtype(op: str, dtype: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that an export would take: operators of complex numbers and of quantised tensors have keys of their own."""
+    assert run(["why", op, "--dtype", dtype]) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert {row[1].strip() for row in rows} == {key}
 
 
 @pytest.mark.parametrize("command", [[], ["export"], ["plugins"], ["plugins", "check"], ["why"], ["inspect"]])

@@ -127,6 +127,18 @@ def test_show(shop: Path) -> None:
     assert "no plugin 'ghost' is installed" in onnxplug(shop, "plugins", "show", "ghost", status=2)
 
 
+def test_show_names_what_is_in_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plugins", "show", "builtin", "--json"]) == 0
+    printed = capsys.readouterr().out
+    (record,) = json.loads(printed)
+    assert " at 0x" not in printed
+    assert {"Abs", "Conv"} <= {*record["contents"]["onnxplug_operators"]}
+    assert record["contents"]["onnxplug_evaluators"] == ["onnx.reference"]
+    assert record["contents"]["onnxplug_refusals"] == ["onnxplug.plugins.refused:refusal"]
+    (timm,) = record["contents"]["onnxplug_sources"]
+    assert timm.startswith("ModelSource(timm, onnxplug.plugins.timm:load, ")
+
+
 def test_check(shop: Path) -> None:
     printed = onnxplug(shop, "plugins", "check", "--json", "--only-plugin", "good")
     report = [f for f in json.loads(printed) if f["plugin"] == "good"]
@@ -136,6 +148,9 @@ def test_check(shop: Path) -> None:
     ]
     assert {f["severity"] for f in report} == {"ok", "note"}
     assert "shop::double agrees with PyTorch at opsets 18 to 19" in report[0]["message"]
+    opsets = ("--opset", "21", "--opset", "22")
+    elsewhere = json.loads(onnxplug(shop, "plugins", "check", "--json", "--only-plugin", "good", *opsets))
+    assert "no sample holds at opset 21 or 22: none was run" in [f["message"] for f in elsewhere]
     printed = onnxplug(shop, "plugins", "check", status=1)
     lines = " ".join(printed.split())
     for text in (
@@ -268,6 +283,10 @@ def test_pyproject_settings(shop: Path, tmp_path: Path, monkeypatch: pytest.Monk
         ("onnxplug-acme", {"op": "aten::soft_clip"}, "torch's own"),
         ("onnxplug-acme", {"op": "acme::class"}, "not the name of an operator"),
         ("onnxplug", {}, "not a valid name of a module"),
+        ("torch", {"op": "acme::f"}, "'torch' is the name of a module that there is already"),
+        ("json", {}, "'json' is the name of a module that there is already"),
+        ("Ml-Dtypes", {}, "a module that there is already, ml_dtypes"),
+        ("onnxplug-2d", {}, "'2d::soft_clip', by the name onnxplug-2d, is not the name of an operator"),
     ],
 )
 def test_new_refuses(tmp_path: Path, name: str, options: dict[str, str], message: str) -> None:

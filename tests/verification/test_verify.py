@@ -6,8 +6,10 @@ import math
 import os
 import threading
 import warnings
+from itertools import permutations
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from onnxplug_tools.verification import resized_inputs, verify_file
@@ -273,6 +275,36 @@ def test_verify_file(tmp_path: Any) -> None:
         verify_file(path, model, (torch.randn(2, 3),), {}, {"nope": {0: "batch"}})
     with pytest.raises(VerificationError, match="takes 1 inputs"):
         verify_file(path, model, (torch.randn(2, 3),) * 2, {})
+
+
+class Keywords(nn.Module):
+    """Some of its inputs may be given by name."""
+
+    def forward(self, x: Any, y: Any = None, *, scales: Any, shift: Any) -> Any:
+        return x * scales[0] * scales[1] ** 2 - shift - (0 if y is None else 3 * y)
+
+
+@pytest.mark.parametrize("order", list(permutations(["y", "scales", "shift"])))
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_verify_file_finds_inputs_by_name(given: int, order: tuple[str, ...], tmp_path: Any) -> None:
+    """However the keywords are ordered, and how many inputs stand before them."""
+    made = {"x": torch.randn(2, 3), "y": torch.randn(2, 3), "shift": torch.randn(2, 3)}
+    made |= {"scales": [torch.randn(2, 3), torch.randn(2, 3)]}
+    named = dict(list(made.items())[given:])
+    path = str(tmp_path / "model.onnx")
+    onnxplug.to_onnx(Keywords(), tuple(list(made.values())[:given]), path, kwargs=named)
+    args, kwargs = [made["x"]], {name: made[name] for name in order}
+    for name in list(made)[1:given]:
+        args.append(kwargs.pop(name))
+    assert len(verify_file(path, Keywords(), args, kwargs).cases) == 4
+
+
+def test_verify_file_with_an_output_that_is_no_tensor(tmp_path: Any) -> None:
+    text = "g (float[3] x) => (seq(float[3]) y) { y = SequenceConstruct(x, x) }"
+    model = onnx.helper.make_model(onnx.parser.parse_graph(text), opset_imports=[onnx.helper.make_opsetid("", 21)])
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(VerificationError, match="the output 'y' is no tensor"):
+        verify_file(str(tmp_path / "model.onnx"), lambda x: [x, x], (torch.randn(3),), {})
 
 
 class Counting(nn.Module):

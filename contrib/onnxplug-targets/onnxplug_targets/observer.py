@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxplug.observers import Observer, Span
 from onnxplug.warn import warn
-from onnxplug_targets.prediction import Fallback, Judge, consequence, summary
+from onnxplug_targets.prediction import Fallback, Judge, consequence, inlined, summary
 from onnxplug_targets.table import load
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ class TargetObserver(Observer):
             self._judged(span.subject if span.name == "precision" else span.result)
 
     def _judged(self, program: OnnxProgram) -> None:
-        table, fallbacks = self._judge.table, list(self._judge.fallbacks(program.model))
+        model = inlined(program.model)
+        table, fallbacks = self._judge.table, list(self._judge.fallbacks(model))
         if program.report is not None:
             rows = [(f.operator, f.node, f.reason, f.consequence, f.place) for f in fallbacks]
             title = f"Nodes that {table['title']} would not compute"
             program.report.add_table(title, ("operator", "node", "reason", "what happens", "line"), rows)
         if fallbacks:
-            total = sum(1 for _ in program.model.graph.all_nodes())
+            total = sum(1 for node in model.graph.all_nodes() if node.op_type != "Constant")
             warn(_text(table, fallbacks, total), TargetWarning)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -71,13 +72,37 @@ def fallbacks_of(model: Any, target: str) -> list[Fallback]:
 def _read(path: str) -> ir.Model:
     """A file's model, with the types and shapes of its values."""
     import onnx
+    import onnx.inliner
 
     try:
-        return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)))
+        model = onnx.load(path, load_external_data=False)
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:
         raise UsageError(f"{path} is no ONNX file: {error}") from error
+    with contextlib.suppress(Exception):  # what the file lacks then stays unknown
+        if model.functions:  # their values have no types in a file
+            model = onnx.inliner.inline_local_functions(model)
+        model = onnx.shape_inference.infer_shapes(model)
+    try:
+        return ir.from_proto(model)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UsageError(f"{path} can't be read by onnx_ir: {cause}") from error
+
+
+def inlined(model: ir.Model) -> ir.Model:
+    """The model with the nodes of functions in the place of their calls, as runtimes give them to providers."""
+    if not model.functions:
+        return model
+    from onnx_ir.passes.common import InlinePass
+
+    try:
+        return InlinePass()(model.clone()).model
+    except Exception:  # functions of another opset, or with graphs as attributes
+        return model
 
 
 class Judge:
@@ -92,7 +117,8 @@ class Judge:
         self._entries: dict[tuple[str, str], _Entry] = {}
 
     def fallbacks(self, model: ir.Model) -> Iterator[Fallback]:
-        """The nodes of a model and its functions that are not computed; a node of a subgraph counts for its owner."""
+        """The nodes that are not computed; a node of a subgraph counts for its owner, one of a function at each call."""
+        model = inlined(model)
         opset = next((model.opset_imports[name] for name in _ONNX if name in model.opset_imports), 1)
         known = {function.identifier()[:2] for function in model.functions.values()}
         judged = {
@@ -151,7 +177,7 @@ class Judge:
             unknown = {feature for feature in present - entry.known if must_be_known(feature)}
         if unknown:
             return f"{_words(unknown)} is not in the table", ""
-        for inner in (inner for graph in graphs_of(node) for inner in graph.all_nodes()):
+        for inner in (inner for graph in graphs_of(node) for inner in graph):
             judged = self.judge(inner, opset) if inner.op_type != "Constant" else None
             if judged is None and self._mistaken(inner) is not None:
                 judged = _MISTAKEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from functools import cache
 from pathlib import Path
@@ -200,6 +201,36 @@ def test_files(tmp_path: Path) -> None:
     assert raised.value.hint == "Did you mean 'openvino'?"
 
 
+def test_branches_within_branches(tmp_path: Path) -> None:
+    """In time linear in their depth."""
+    inner = onnx.parser.parse_graph("g () => (float[2] o) { o = Hardmax(x) }")
+    for depth in range(25):
+        names = ("then_branch", "else_branch")
+        node = onnx.helper.make_node("If", ["c"], ["o"], f"choice{depth}", **dict.fromkeys(names, inner))
+        inner = onnx.helper.make_graph([node], "g", [], inner.output)
+        inner.node[0].attribute[1].g.CopyFrom(onnx.parser.parse_graph("g () => (float[2] o) { o = Relu(x) }"))
+    inner.input.extend(onnx.parser.parse_graph("g (bool c, float[2] x) => () { }").input)
+    model = onnx.helper.make_model(inner, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    onnx.save(model, tmp_path / "m.onnx")
+    begin = time.process_time()
+    (result,) = fallbacks(tmp_path / "m.onnx", "openvino")
+    assert time.process_time() - begin < 10  # it took minutes
+    assert (result.node, result.reason.endswith("If in it: Hardmax in it: no kernel")) == ("choice24", True)
+
+
+def test_files_that_are_sound_and_odd(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    graph = onnx.parser.parse_graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    graph.node[0].domain = "ai.onnx"  # the same domain, for which shape inference has no opset
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)]), path)
+    assert fallbacks(path, "openvino") == []
+    text = "g (float[1,2] x) => (seq(map(int64, float)) y) { y = ai.onnx.ml.ZipMap<classlabels_int64s=[1,2]>(x) }"
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(onnx.helper.make_model(onnx.parser.parse_graph(text), opset_imports=opsets), path)
+    with pytest.raises(onnxplug.UsageError, match="can't be read by onnx_ir: Map types"):
+        fallbacks(path, "openvino")
+
+
 def test_documented_tables() -> None:
     program = onnxplug.to_onnx(Mixed(), MIXED)
     of_tensorrt = [(f.operator, f.reason) for f in fallbacks(program, "tensorrt")]
@@ -214,6 +245,50 @@ def test_documented_tables() -> None:
     model = onnx.helper.make_model(sampled, opset_imports=[onnx.helper.make_opsetid("", 21)])
     assert [f.reason for f in fallbacks(ir.from_proto(model), "tensorrt")] == ["rank 5"]
     assert [f.reason for f in fallbacks(ir.from_proto(model), "directml")] == ["no kernel of version 20, but of 16"]
+
+
+class Block(nn.Module):
+    """A module that is exported as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A product with weights, and an operator that OpenVINO lacks."""
+        return torch.where(torch.isnan(self.linear(x)), x, x + 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_functions_are_judged_as_if_they_were_inlined(target: str, tmp_path: Path) -> None:
+    model, args = nn.Sequential(Block(), Block(), Block()), (torch.randn(3, 4),)
+    found = []
+    for functions in ([Block], False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            program = onnxplug.to_onnx(model, args, functions=functions, target=target)
+        assert bool(program.model.functions) == bool(functions)
+        program.save(tmp_path / "m.onnx")
+        of_file = [(f.operator, f.reason) for f in fallbacks(tmp_path / "m.onnx", target)]
+        of_program = [(f.operator, f.reason) for f in fallbacks(program, target)]
+        texts = [str(item.message) for item in caught if item.category is TargetWarning]
+        found.append((of_file, of_program, texts))
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1]
+
+
+def test_functions_in_a_branch(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    branch = onnx.parser.parse_graph("g () => (float[2] y) { y = own.act(x) }")
+    graph = onnx.parser.parse_graph("g (bool c, float[2] x) => (float[2] z) { z = If(c) }")
+    graph.node[0].attribute.extend(onnx.helper.make_attribute(f"{name}_branch", branch) for name in ("then", "else"))
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("own", 1)]
+    for operator, expected in (("Relu", []), ("Hardmax", ["Hardmax in it: no kernel"])):
+        act = onnx.helper.make_node(operator, ["i"], ["o"])
+        function = onnx.helper.make_function("own", "act", ["i"], ["o"], [act], opsets[:1])
+        model = onnx.helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=10)
+        onnx.save(model, path)
+        assert [f.reason for f in fallbacks(path, "openvino")] == expected
 
 
 def test_unknown_target() -> None:

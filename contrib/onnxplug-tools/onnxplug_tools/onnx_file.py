@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PureWindowsPath
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -27,6 +28,8 @@ _LIMIT = 2**31 - 1
 _MOST_NODES = 10_000_000
 #: Rank, and bytes, that no tensor has.
 _MOST_DIMS, _MOST_BYTES = 1000, 1 << 50
+#: The most elements that the sparse weights of a model may have with the zeros between them.
+_MOST_DENSE = 1 << 26
 _T = onnx.TensorProto
 #: The field that holds the elements of a dtype if they are no raw bytes, and its number of entries for an element; other dtypes are
 #: in ``int32_data``, with an entry for each element, or for each byte of several elements.
@@ -79,15 +82,62 @@ def read_model(path: str | os.PathLike[str], *, external: bool = False, to_run: 
 
 
 def as_ir(model: onnx.ModelProto, name: str) -> ir.Model:
-    """A protocol buffer as an ``onnx_ir`` model."""
+    """A protocol buffer as an ``onnx_ir`` model. What ``onnx_ir`` lacks is changed in the protocol buffer, too."""
     try:
+        _to_what_onnx_ir_has(model)
         converted = ir.serde.deserialize_model(model)
         for value in converted.graph.initializers.values():
             if value.type is None and value.const_value is not None:  # value_info has only its metadata
                 value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
         return converted
+    except _Wrong as error:
+        raise UsageError(f"{shortened(name, 300)} can't be read: {error}") from error
     except Exception as error:
         raise UsageError(f"{shortened(name, 300)} is not a sound ONNX model: {_text(error)}") from error
+
+
+def _to_what_onnx_ir_has(model: onnx.ModelProto) -> None:
+    """Replaces what ``onnx_ir`` lacks: sparse weights and constants by dense ones, and types of maps by no type."""
+    graphs, nodes = [model.graph], [node for function in model.functions for node in function.node]
+    room = _MOST_DENSE
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            nodes += graph.node
+            for sparse in graph.sparse_initializer:
+                room -= math.prod(sparse.dims)
+                graph.initializer.append(_dense(sparse, room))
+            del graph.sparse_initializer[:]
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                if _has_map(value.type):
+                    value.ClearField("type")
+            continue
+        for attribute in nodes.pop().attribute:
+            graphs += attribute.graphs
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+            if attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):  # of a Constant
+                room -= math.prod(attribute.sparse_tensor.dims)
+                attribute.CopyFrom(onnx.helper.make_attribute("value", _dense(attribute.sparse_tensor, room)))
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    while (name := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = getattr(kind, name).elem_type
+    return name == "map_type"
+
+
+def _dense(sparse: onnx.SparseTensorProto, room: int) -> onnx.TensorProto:
+    """A sparse tensor's elements with the zeros between them; there must be ``room`` left for them."""
+    if room < 0:
+        raise _Wrong(f"its sparse weights have more than {_MOST_DENSE:,} elements with the zeros between them")
+    values, indices = onnx.numpy_helper.to_array(sparse.values), onnx.numpy_helper.to_array(sparse.indices)
+    if sparse.values.data_type == _T.STRING:
+        raise _Wrong(f"the sparse weight {_quoted(sparse.values.name)} holds texts")
+    flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), tuple(sparse.dims))
+    array = np.zeros(math.prod(sparse.dims), values.dtype)
+    array[flat] = values
+    return onnx.numpy_helper.from_array(array.reshape(tuple(sparse.dims)), sparse.values.name)
 
 
 def parse_model(content: bytes) -> onnx.ModelProto:
@@ -290,7 +340,8 @@ class _Checker:
         self._tensor(sparse.values, where)
         self._tensor(sparse.indices, f"{where}, its indices")
         locations = (sparse.indices.data_location, sparse.values.data_location)
-        if sparse.indices.data_type != _T.INT64 or _T.EXTERNAL in locations:
+        # ONNX Runtime writes the smallest type that the indices fit in.
+        if sparse.indices.data_type not in (_T.INT8, _T.INT16, _T.INT32, _T.INT64) or _T.EXTERNAL in locations:
             raise _Wrong(f"{where} is sparse, and its indices are no integers in the model")
         if any(size < 0 for size in dims) or math.prod(dims) > 1 << 33:
             raise _Wrong(f"{where} is sparse, and has the dimensions {shortened(str(dims), 100)}")

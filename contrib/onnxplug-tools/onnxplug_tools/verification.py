@@ -57,7 +57,11 @@ def verify_file(
     elif isinstance(model, torch.nn.Module):
         model.eval()
     if not path.endswith(".ort"):  # ONNX Runtime's own format
-        read_model(path)
+        for output in read_model(path).graph.output:
+            if output.type.WhichOneof("value") in ("sequence_type", "map_type"):
+                raise VerificationError(
+                    f"the output {output.name!r} is no tensor: only tensors are compared with PyTorch"
+                )
     runner = Runner(path, host)
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     fed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -150,11 +154,16 @@ def _eager_by_name(
 def input_order(
     names: Sequence[str], fed: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, int]:
-    """ONNX input name to the leaf that goes there: keywords by name where every name is an input's, else by position."""
-    if not args and set(kwargs) == set(names):
-        position = {name: index for index, name in enumerate(kwargs)}
-        return {name: position[name] for name in names}
-    return dict(zip(names, fed, strict=True))
+    """ONNX input name to the leaf that goes there: a keyword that has an input's name by it, the others by position."""
+    position = len(pytree.tree_leaves(tuple(args)))
+    order: dict[str, int] = {}
+    for name, value in kwargs.items():
+        if name in names and isinstance(value, torch.Tensor):
+            order[name] = position
+        position += len(pytree.tree_leaves(value))
+    taken = set(order.values())
+    left = iter([leaf for leaf in fed if leaf not in taken])
+    return {name: order[name] if name in order else next(left) for name in names}
 
 
 def choices_of_file(

@@ -63,7 +63,7 @@ def bench(
         check_is_onnx(path)
         check_to_run(path)
     if html is not None:
-        check_writable(html, "page")
+        check_writable(html, "page", models)
     feed = parse_feed(inputs or [])
     named_sizes = parse_sizes(sizes)
     with progress() as shown:
@@ -77,7 +77,8 @@ def bench(
                 raise UsageError(
                     "--sizes: with --target the sizes are those of its inputs", hint="Give other ones by --input."
                 )
-            names = [str(value.name) for value in load_model(models[0]).graph.inputs]
+            graph = load_model(models[0]).graph
+            names = [str(value.name) for value in graph.inputs if value.name not in graph.initializers]
             eager, feed = _eager(target, feed, names, pretrained=pretrained)
         measured = measure(
             models,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,8 +35,18 @@ def _names(value: Iterable[Any]) -> Iterable[str]:
 
 
 def _name(item: Any) -> str:
-    name = getattr(item, "__qualname__", getattr(item, "name", None))
-    return f"{getattr(item, '__module__', '?')}:{name}" if name else repr(item)
+    """The place of a function or class, the name of a record, or the names and functions in it."""
+    if isinstance(item, str):
+        return item
+    if hasattr(item, "__qualname__"):
+        return f"{item.__module__}:{item.__qualname__}"
+    if getattr(item, "name", None):
+        return str(item.name)
+    if dataclasses.is_dataclass(item):
+        parts = [getattr(item, field.name) for field in dataclasses.fields(item) if field.repr]
+        named = [_name(part) for part in parts if (isinstance(part, str) and part) or callable(part)]
+        return f"{type(item).__name__}({', '.join(named)})"
+    return f"{type(item).__module__}:{type(item).__qualname__}"
 
 
 def rule_text(rule: Any) -> str:

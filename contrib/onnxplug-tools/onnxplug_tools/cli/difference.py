@@ -22,9 +22,11 @@ def show_difference(before: Path, after: Path, *, html: Path | None, as_json: bo
     from onnxplug.cli.report import progress
     from onnxplug_tools.inspection.diff import diff
     from onnxplug_tools.inspection.differences import node_rows, summary_rows, to_html, weight_rows
-    from onnxplug_tools.inspection.pages import save_text
+    from onnxplug_tools.inspection.pages import check_writable, save_text
     from onnxplug_tools.inspection.summary import to_json
 
+    if html is not None:
+        check_writable(html, "page", [before, after])
     models = loaded(before), loaded(after)
     with progress() as shown:
         shown("comparing")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from onnxplug.cli.options import ExactOption, RuntimeOption, parse_runtime, registry
 from onnxplug.errors import MissingRuleError, OnnxplugError, UsageError
-from onnxplug.registry.names import packet_of
+from onnxplug.registry.names import packet_of, without_prefix
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target, check_runtime, closeness
 from onnxplug.text import counted, did_you_mean
 from onnxplug_tools.cli.tables import show_table
@@ -39,7 +39,7 @@ def why(
     table, host = registry()
     name = check_runtime(parse_runtime(runtime), table.targets() | host.targets())
     target = Target(opset=opsets[""], opsets=opsets, runtime=name, exact=exact)
-    op = _qualified(table, op)
+    op = _of_dtype(_qualified(table, op), dtype)
     names = _operators(table, op)
     explained = [_explain(table, host, name, target, dtype) for name in names]
     candidates = list({(id(row.rule), row.reason): row for rows, _ in explained for row in rows}.values())
@@ -93,6 +93,19 @@ def _qualified(table: Any, pattern: str) -> str:
     }
     space = "aten" if "aten" in spaces else next(iter(spaces)) if len(spaces) == 1 else None
     return pattern if space is None else f"{space}::{pattern}"
+
+
+def _of_dtype(op: str, dtype: str | None) -> str:
+    """The key of an operator's rules for inputs of a dtype: those for complex numbers are keyed ``complex:aten::…``."""
+    from onnxplug.build.complexes import COMPLEX_PREFIX
+    from onnxplug.build.quantized import QUANTIZED_PREFIX
+    from onnxplug_tools.cli.nodes import find_dtype
+
+    if dtype is None or op != without_prefix(op):
+        return op
+    is_quantised = str(find_dtype(dtype)).removeprefix("torch.").startswith(("qint", "quint"))
+    prefix = COMPLEX_PREFIX if find_dtype(dtype).is_complex else QUANTIZED_PREFIX if is_quantised else ""
+    return f"{prefix}{with_colons(op)}" if prefix else op
 
 
 def _explain(table: Any, host: Any, op: str, target: Any, dtype: str | None) -> tuple[list[Any], list[str]]:

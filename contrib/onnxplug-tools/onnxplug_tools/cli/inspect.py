@@ -43,8 +43,9 @@ def inspect(
 ) -> None:
     """Show what is in a model: modules, operators, weights, operations; or what differs between two."""
     if diff is not None:
-        if open_:
-            raise UsageError("--open shows one model; leave --diff away")
+        for option, is_given in (("--open", open_), ("--sizes", sizes is not None)):
+            if is_given:
+                raise UsageError(f"{option} shows one model; leave --diff away")
         with trouble_is_two():
             same = show_difference(model, diff, html=html, as_json=as_json)
         if not same:
@@ -57,12 +58,23 @@ def inspect(
 
 def _show(path: Path, depth: int, top: int, sizes: dict[str, int], html: Path | None, *, as_json: bool) -> None:
     from onnxplug.cli.report import size_text
-    from onnxplug_tools.inspection.pages import save_text
-    from onnxplug_tools.inspection.summary import largest, module_cells, modules, rows, to_html, to_json
+    from onnxplug_tools.inspection.pages import check_writable, save_text
+    from onnxplug_tools.inspection.summary import (
+        check_sizes,
+        largest,
+        module_cells,
+        modules,
+        rows,
+        to_html,
+        to_json,
+    )
     from onnxplug_tools.inspection.view import view
     from onnxplug_tools.inspection.words import bytes_text
 
+    if html is not None:
+        check_writable(html, "page", [path])
     seen = view(loaded(path), sizes)
+    check_sizes(seen, sizes)
     facts = rows(seen, f"{path} ({size_text(path)})", sizes)
     if html is not None:
         save_text(html, to_html(seen, path.name, facts), "page")

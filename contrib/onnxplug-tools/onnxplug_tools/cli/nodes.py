@@ -32,11 +32,19 @@ def make_node(op: str, dtype: torch.dtype, samples: Iterable[Any] = ()) -> tuple
     The plugin's own sample of the operator is used where there is one; else tensors of a few shapes are tried until the
     operator takes them. Where it takes none, the node is ``None``, and the text is the reason.
     """
-    from onnxplug.registry.names import find_overload, packet_of
+    import torch
 
+    from onnxplug.registry.names import find_overload, packet_of, without_prefix
+
+    if op != without_prefix(op):
+        return None, "there are examples of plain tensors alone"
     target = find_overload(op)
     if target is None:
         return None, f"torch knows no {op}"
+    try:
+        torch.zeros(1, dtype=dtype)
+    except Exception:
+        return None, f"torch makes no tensors of {str(dtype).removeprefix('torch.')}"
     for sample in samples:
         if packet_of(sample.op) == packet_of(op):
             args = sample.args() if callable(sample.args) else sample.args

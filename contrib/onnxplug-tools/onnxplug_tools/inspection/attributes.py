@@ -26,6 +26,13 @@ def effective_attributes(node: ir.Node, opsets: Mapping[str, int]) -> dict[str, 
     return attributes
 
 
+def default_of(attribute: ir.Attr | None) -> Any:
+    """A function's attribute with its default as a comparable value; ``None`` where there is no such attribute."""
+    if attribute is None:
+        return None
+    return attribute.type, None if attribute.value is None else _comparable(attribute)
+
+
 def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
     """Whether an attribute of a convolution or pool has the value that holds without the attribute."""
     if not isinstance(value, tuple):
@@ -50,12 +57,17 @@ def _comparable(attribute: ir.Attr) -> Any:
             return ("external", str(value.location), value.offset, value.length)
         return (value.dtype, tuple(value.shape), np.asarray(value.numpy()).tobytes())
     if isinstance(value, float):
-        return float(np.float32(value))
+        return _number(value)
     if isinstance(value, list | tuple):
-        return tuple(float(np.float32(item)) if isinstance(item, float) else item for item in value)
+        return tuple(_number(item) if isinstance(item, float) else item for item in value)
     if isinstance(value, str | int | bytes):
         return value
     return repr(value)
+
+
+def _number(value: float) -> Any:
+    """A number as a file has it; NaN is equal to NaN."""
+    return float(np.float32(value)) if value == value else "NaN"
 
 
 _schemas: dict[tuple[str, str, int], dict[str, Any]] = {}

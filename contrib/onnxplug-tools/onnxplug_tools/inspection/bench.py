@@ -131,7 +131,7 @@ def bench(
     if optimized is not None and len(paths) != 1:
         raise UsageError("the optimised graph can be written of one model at a time")
     if optimized is not None:
-        check_writable(optimized, "optimised graph")
+        check_writable(optimized, "optimised graph", paths)
     chosen = _providers(providers)
     models = [load_model(path) for path in paths]
     feed = make_feed(models[0], given, sizes)

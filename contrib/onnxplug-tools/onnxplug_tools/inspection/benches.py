@@ -44,8 +44,8 @@ def notes(bench: Bench) -> list[str]:
             names = ", ".join(spent.name for spent in model.profile.unmapped[:5])
             share = sum(spent.share for spent in model.profile.unmapped)
             texts.append(
-                f"{model.timing.name}: {share:.0%} of the time is in nodes that ONNX Runtime made and that correspond to no "
-                f"module: {names}{' …' if len(model.profile.unmapped) > 5 else ''}"
+                f"{model.timing.name}: {share:.0%} of the time is in nodes that correspond to no module, as ONNX Runtime made "
+                f"them or they have no name: {names}{' …' if len(model.profile.unmapped) > 5 else ''}"
             )
     return texts
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
+from onnxplug.build.dtypes import to_torch
 from onnxplug.errors import OnnxplugError
 from onnxplug.host import RuntimeHost
+from onnxplug.text import counted
 from onnxplug.verification.compare import Comparison, compare
 from onnxplug.verification.runs import Runs
 from onnxplug_tools.inspection.diff import corresponding
@@ -23,7 +27,7 @@ _AT_ONCE = 300
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A value of both models.
+    """A value of both models; a sequence's elements and a map's values are compared one by one and counted together.
 
     Attributes:
         before, after: Its name in each model.
@@ -107,21 +111,22 @@ def compare_runs(
     feed_of_other(after, feed, "the second model")
     runs = Runs(before, host, feed.values), Runs(after, host, feed.values)
     progress("running the models")
-    results = [_computed(run, (), which) for run, which in zip(runs, ("first", "second"), strict=True)]
+    results = [
+        {**_lists(run, which), **_computed(run, (), which)}
+        for run, which in zip(runs, ("first", "second"), strict=True)
+    ]
     pairs, unmatched = _outputs(before, after)
     seen = view_with_model(before)
 
     def compared(value: ir.Value, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Compared | None:
-        """``None`` where there is no tensor to compare: for a sequence, or a constant of a model."""
-        first, second, node = expected.get(str(value.name)), actual.get(name), value.producer()
-        if first is None or second is None:
+        """``None`` where a model does not have the value: it is a constant."""
+        if str(value.name) not in expected or name not in actual:
             return None
+        node = value.producer()
         origin = seen.nodes.get(node) if node is not None else None
         module, operator = ("", "") if origin is None else (origin.module, origin.operator)
-        by = compare(second, first, rtol=rtol, atol=atol)
-        text = _text(by, first, second)
-        largest = by.max_abs_difference
-        return Compared(str(value.name), name, module, operator, by.equal, text, largest, by.count, by.total)
+        outcome = _outcome(expected[str(value.name)], actual[name], rtol, atol)
+        return Compared(str(value.name), name, module, operator, *outcome)
 
     outputs = [compared(value, name, *results) for value, name in pairs]
     values: list[Compared | None] = []
@@ -157,12 +162,25 @@ def compare_runs(
 
 
 def _computed(runs: Runs, names: Sequence[str], which: str) -> dict[str, torch.Tensor]:
-    try:
+    with _running(which, " with the values within it as outputs" if names else ""):
         return runs.computed(names)
+
+
+def _lists(runs: Runs, which: str) -> dict[str, Any]:
+    """The outputs that are no tensors."""
+    if all(isinstance(value.type, ir.TensorType) for value in runs.model.graph.outputs):
+        return {}
+    with _running(which):
+        return runs.lists()
+
+
+@contextlib.contextmanager
+def _running(which: str, within: str = "") -> Iterator[None]:
+    try:
+        yield
     except OnnxplugError:
         raise
     except Exception as error:
-        within = " with the values within it as outputs" if names else ""
         raise OnnxplugError(
             f"ONNX Runtime can't run the {which} model{within}: {error}",
             hint=OTHER_INPUTS,
@@ -187,6 +205,37 @@ def _outputs(before: ir.Model, after: ir.Model) -> tuple[list[tuple[ir.Value, st
         else:
             alone.append(str(value.name))
     return pairs, [*alone, *free]
+
+
+def _outcome(first: Any, second: Any, rtol: float | None, atol: float | None) -> tuple[bool, str, float, int, int]:
+    """Whether two values agree, in words too; the largest difference, and the elements that differ, and all."""
+    parts, others = dict(_parts(first)), dict(_parts(second))
+    if parts.keys() != others.keys() or (first is None) != (second is None):
+        return False, f"{_kind(first)}, then {_kind(second)}", 0.0, 0, 0
+    equal, text, largest, count, total = True, "agrees", 0.0, 0, 0
+    for label, part in parts.items():
+        by = compare(others[label], part, rtol=rtol, atol=atol)
+        if equal and not by.equal:
+            equal, text = False, f"{label}{': ' if label else ''}{_text(by, part, others[label])}"
+        largest, count, total = max(largest, by.max_abs_difference), count + by.count, total + by.total
+    return equal, text, largest, count, total
+
+
+def _parts(value: Any, label: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors in a value, with their places: of a sequence the elements, of a map the values, of an absent optional none."""
+    if isinstance(value, list | dict):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _parts(item, f"{label}[{key!r}]")
+    elif value is not None:
+        yield label, value if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a sequence of {counted(len(value), 'element')}"
+    if isinstance(value, dict):
+        return f"a map of {counted(len(value), 'key')}"
+    return "nothing" if value is None else "a tensor"
 
 
 def _text(comparison: Comparison, expected: torch.Tensor, actual: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -28,9 +28,23 @@ class Cost(NamedTuple):
 
 
 _UNKNOWN = Cost(None, 1)
-#: The shapes of the inputs of the function that is called.
-Bound = Mapping[ir.Value, Shape | None]
-_UNBOUND: Bound = {}
+#: A loop that ends by its condition alone has a limit that no loop reaches: the largest int64 or int32.
+_NO_LIMIT = 2**31 - 1
+
+
+class Bound(NamedTuple):
+    """The function that is called, as one call has it.
+
+    Attributes:
+        shapes: The shapes of its inputs.
+        attributes: The values of its attributes.
+    """
+
+    shapes: Mapping[ir.Value, Shape | None]
+    attributes: Mapping[str, ir.Attr]
+
+
+_UNBOUND = Bound({}, {})
 
 
 class Costs:
@@ -45,17 +59,18 @@ class Costs:
         self._sizes = sizes
         self._shapes: dict[ir.Value, Shape | None] = {}
         self._nodes: dict[ir.Node, Cost] = {}
-        self._calls: dict[tuple[ir.OperatorIdentifier, tuple[Shape | None, ...]], Cost] = {}
+        self._calls: dict[Hashable, Cost] = {}
 
     def of(self, node: ir.Node) -> Cost:
         """The operations of a node, and of the nodes that it runs.
 
-        An ``If`` counts its larger branch, a loop its body as often as it runs at most, a call its function.
+        An ``If`` counts its larger branch, and the nodes without an estimate of the branch that has more of them; a loop its
+        body as often as it runs at most; a call its function.
         """
         return self._cost(node, _UNBOUND, 0)
 
     def _cost(self, node: ir.Node, bound: Bound, depth: int) -> Cost:
-        if not bound and node in self._nodes:
+        if bound is _UNBOUND and node in self._nodes:
             return self._nodes[node]
         bodies = graphs_of(node)
         identifier = node.op_identifier()
@@ -64,26 +79,26 @@ class Costs:
         elif bodies:
             cost = self._with_bodies(node, bodies, bound, depth)
         elif identifier in self._functions:
-            cost = self._called(identifier, tuple([self._shape(v, bound) for v in node.inputs]), depth)
+            cost = self._called(node, bound, depth)
         else:
             domain = "" if node.domain == "ai.onnx" else node.domain
             call = Call(
                 node.op_type,
                 [self._shape(value, bound) for value in node.inputs],
                 [self._shape(value, bound) for value in node.outputs],
-                node.attributes,
+                _attributes(node, bound),
             )
             flops = estimated(call, domain)
             cost = _UNKNOWN if flops is None else Cost(flops, 0)
-        if not bound:
+        if bound is _UNBOUND:
             self._nodes[node] = cost
         return cost
 
     def _shape(self, value: ir.Value | None, bound: Bound) -> Shape | None:
         if value is None:
             return None
-        if value in bound:
-            return bound[value]
+        if value in bound.shapes:
+            return bound.shapes[value]
         if value not in self._shapes:
             shape = value.shape
             dims = None if shape is None else [d if isinstance(d, int) else d.value for d in shape]
@@ -102,7 +117,8 @@ class Costs:
     def _with_bodies(self, node: ir.Node, bodies: Iterable[ir.Graph], bound: Bound, depth: int) -> Cost:
         costs = [self._sum(body, bound, depth + 1) for body in bodies]
         if node.op_type == "If" and not node.domain:
-            return max(costs, key=lambda cost: (cost.flops or 0, cost.missing))
+            known = [cost.flops for cost in costs if cost.flops is not None]
+            return Cost(max(known, default=None), max(cost.missing for cost in costs))
         runs = self._runs(node, bound)
         if runs is None or len(costs) != 1:
             return _UNKNOWN
@@ -116,9 +132,12 @@ class Costs:
         if node.op_type == "Loop":
             limit = node.inputs[0]
             tensor = None if limit is None else ir.convenience.get_const_tensor(limit)
-            if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.size != 1:
+            if tensor is None or isinstance(tensor, ir.ExternalTensor):
                 return None
-            return max(0, int(tensor.numpy().item()))
+            if tensor.size != 1 or tensor.dtype != ir.DataType.INT64:
+                return None
+            trips = int(tensor.numpy().item())
+            return max(0, trips) if trips < _NO_LIMIT else None
         if node.op_type == "Scan":
             count = node.attributes.get_int("num_scan_inputs", 0) or 0
             axes = node.attributes.get_ints("scan_input_axes", None)
@@ -127,14 +146,37 @@ class Costs:
             return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
         return None
 
-    def _called(self, identifier: ir.OperatorIdentifier, shapes: tuple[Shape | None, ...], depth: int) -> Cost:
-        key = (identifier, shapes)
+    def _called(self, node: ir.Node, bound: Bound, depth: int) -> Cost:
+        identifier = node.op_identifier()
+        function = self._functions[identifier]
+        shapes = tuple([self._shape(value, bound) for value in node.inputs])
+        defaults = {name: each for name, each in function.attributes.items() if each.value is not None}
+        given = {name: each for name, each in _attributes(node, bound).items() if name in function.attributes}
+        attributes = {**defaults, **given}
+        key = (identifier, shapes, tuple((name, _identity(each)) for name, each in attributes.items()))
         known = self._calls.get(key)
         if known is None:
             self._calls[key] = _UNKNOWN  # for a function that calls itself
-            function = self._functions[identifier]
             operands = (*shapes, *[None] * (len(function.inputs) - len(shapes)))
-            bound = dict(zip(function.inputs, operands, strict=False))
+            inner = Bound(dict(zip(function.inputs, operands, strict=False)), attributes)
             # The shapes of values within a function, where the file has them, hold for every call.
-            known = self._calls[key] = self._sum(function, bound, depth + 1)
+            known = self._calls[key] = self._sum(function, inner, depth + 1)
         return known
+
+
+def _attributes(node: ir.Node, bound: Bound) -> Mapping[str, ir.Attr]:
+    """The attributes of a node; an attribute that refers to one of the called function has the value of the call."""
+    if bound is _UNBOUND:
+        return node.attributes
+    attributes = {}
+    for name, attribute in node.attributes.items():
+        known = bound.attributes.get(attribute.ref_attr_name or "") if attribute.is_ref() else attribute
+        if known is not None:  # without a value, the operator's default holds
+            attributes[name] = known
+    return attributes
+
+
+def _identity(attribute: ir.Attr) -> Hashable:
+    """Equal for equal numbers and texts, and for the same tensor or graph."""
+    value = attribute.value
+    return value if isinstance(value, int | float | str | tuple) else id(value)

@@ -16,10 +16,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxplug.build.scope import graphs_of
-from onnxplug_tools.inspection.attributes import effective_attributes
+from onnxplug_tools.inspection.attributes import default_of, effective_attributes
 from onnxplug_tools.inspection.numbers import Difference, difference_of, digests_of
 from onnxplug_tools.inspection.view import ModelView, NodeView, ValueView, WeightView, view_with_model
-from onnxplug_tools.inspection.words import text_of
+from onnxplug_tools.inspection.words import attribute_text, text_of
 
 #: Sequences whose lengths have a larger product are aligned by a rule that takes linear time.
 _LARGEST_PRODUCT = 1_000_000
@@ -95,9 +95,11 @@ class ModelDiff:
 
     Attributes:
         opsets: Domain to its version in each model, where they differ; ``None`` where a model does not import it.
-        connections: Outputs of graphs that are the results of other nodes, in words.
+        connections: Outputs of graphs that are the results of other nodes, and another order of the inputs, in words.
         operators: Operator to its number of nodes in each model, where they differ.
         functions: Model-local functions of one model alone, each to whether the second model has it.
+        signatures: What differs in functions beside their nodes: the function with the difference in words (its opsets, the
+            number of its inputs and outputs, the defaults of its attributes), and the value in each model.
     """
 
     before: ModelView
@@ -110,6 +112,7 @@ class ModelDiff:
     same_nodes: int
     operators: dict[str, tuple[int, int]]
     functions: dict[str, bool]
+    signatures: tuple[tuple[str, str, str], ...]
     weights: tuple[WeightChange, ...]
     same_weights: int
 
@@ -123,6 +126,7 @@ class ModelDiff:
             or self.connections
             or self.modules
             or self.functions
+            or self.signatures
             or self.weights
         )
 
@@ -196,6 +200,7 @@ class _Differ:
             same_nodes=sum(module.same for module in modules),
             operators=_both(seen.operators, other.operators, 0),
             functions=functions,
+            signatures=tuple(self._signatures()),
             weights=tuple(weights),
             same_weights=same_weights,
         )
@@ -420,13 +425,36 @@ class _Differ:
         return self.pairs.get(value) is not other and value in self.pairs and other in self._paired
 
     def _connections(self) -> Iterator[str]:
-        """Outputs of graphs that are the results of other nodes."""
+        """Outputs of graphs that are the results of other nodes, and another order of the inputs."""
+        before, after = (model.graph.inputs for model in self._models)
+        orders = [value for value in before if value in self.pairs], [value for value in after if value in self._paired]
+        if [self.pairs[value] for value in orders[0]] != orders[1]:
+            texts = [", ".join(str(value.name) for value in order) for order in orders]
+            yield f"order of inputs: {texts[0]}, then {texts[1]}"
         for label, ours, theirs in self._graphs:
             place = f" of {label}" if label else ""
             for position, (value, other) in enumerate(zip(ours.outputs, theirs.outputs, strict=False)):
                 if self._crosses(value, other):
                     was = self._paired[other].name
                     yield f"output {position}{place}: {value.name}, then {other.name}, which was {was}"
+
+    def _signatures(self) -> Iterator[tuple[str, str, str]]:
+        before, after = self._models
+        for identifier, ours in before.functions.items():
+            theirs = after.functions.get(identifier)
+            if theirs is None:
+                continue
+            label = "::".join(map(text_of, identifier[:2]))
+            for domain, (version, other) in _both(ours.opset_imports, theirs.opset_imports, "none").items():
+                yield f"{label}: opset of {text_of(domain) or 'ai.onnx'}", str(version), str(other)
+            for kind in ("inputs", "outputs"):
+                count, other = len(getattr(ours, kind)), len(getattr(theirs, kind))
+                if count != other:
+                    yield f"{label}: {kind}", str(count), str(other)
+            for name in dict.fromkeys((*ours.attributes, *theirs.attributes)):
+                one, another = ours.attributes.get(name), theirs.attributes.get(name)
+                if default_of(one) != default_of(another):
+                    yield f"{label}: attribute {text_of(name)}", _default_text(one), _default_text(another)
 
     def _compare_weights(self) -> tuple[list[WeightChange], int]:
         changes: list[WeightChange] = []
@@ -511,6 +539,12 @@ def _both(before: Mapping[str, int], after: Mapping[str, int], absent: Any) -> d
     """The keys whose values differ between two tables, with both values; ``absent`` is the value of a missing key."""
     pairs = {name: (before.get(name, absent), after.get(name, absent)) for name in dict.fromkeys((*before, *after))}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _default_text(attribute: ir.Attr | None) -> str:
+    if attribute is None:
+        return "none"
+    return "without a default" if attribute.value is None else attribute_text(attribute)
 
 
 def _types(before: NodeView, after: NodeView) -> Iterator[str]:

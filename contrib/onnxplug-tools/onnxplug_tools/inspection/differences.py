@@ -32,6 +32,7 @@ def summary_rows(difference: ModelDiff) -> Iterator[Row]:
         yield "connection", *text.split(", then ", 1)
     for name, is_after in difference.functions.items():
         yield "function", *(("none", name) if is_after else (name, "none"))
+    yield from difference.signatures
     for operator, (one_count, other_count) in difference.operators.items():
         yield operator, str(one_count), str(other_count)
 

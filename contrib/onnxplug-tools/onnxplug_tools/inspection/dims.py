@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from onnxplug.errors import UsageError
+from onnxplug.text import did_you_mean
 
 Dim = int | str | None
 
@@ -69,6 +72,20 @@ def names_in(dim: str) -> set[str]:
     return {dim} | {node.id for node in nodes if isinstance(node, ast.Name) and node not in others}
 
 
+def check_names(sizes: Iterable[str], dims: Collection[str], what: str) -> None:
+    """Checks that each name gives a dimension its size.
+
+    Args:
+        dims: Names and expressions.
+        what: The beginning of the error: ``"no input has"``.
+    """
+    names = set().union(*map(names_in, dims))
+    unknown = next((name for name in sizes if name not in names), None)
+    if unknown is not None:
+        known = f"They are {', '.join(sorted(dims))}." if dims else "All are static."
+        raise UsageError(f"{what} a dimension {unknown!r}", hint=did_you_mean(unknown, names, otherwise=known))
+
+
 def shape_of(shape: Sequence[Dim] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     """A shape in numbers; ``None`` where a dimension is not known."""
     if shape is None:
@@ -76,7 +93,7 @@ def shape_of(shape: Sequence[Dim] | None, sizes: Mapping[str, int]) -> tuple[int
     sizes_ = []
     for dim in shape:
         size = dim if isinstance(dim, int) else size_of(dim, sizes)
-        if size is None:
+        if size is None or size < 0:  # some exporters write -1 for a dynamic size
             return None
         sizes_.append(size)
     return tuple(sizes_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from onnxplug.build.dtypes import ONNX_TO_TORCH
 from onnxplug.errors import UsageError
 from onnxplug.strings import STRING
 from onnxplug.text import did_you_mean
-from onnxplug_tools.inspection.dims import names_in, size_of
+from onnxplug_tools.inspection.dims import check_names, size_of
 from onnxplug_tools.inspection.words import type_text
 
 #: A hint for a model that does not run on its inputs.
@@ -60,15 +61,7 @@ def make_feed(
     named = _by_name(list(inputs), feed)
     sizes_by_name = dict(sizes or {})
     dims = {dim for value in inputs.values() for dim in _dims(value) or () if isinstance(dim, str)}
-    names = set().union(*map(names_in, dims))
-    unknown = [name for name in sizes_by_name if name not in names]
-    if unknown:
-        raise UsageError(
-            f"no input has a dimension {unknown[0]!r}",
-            hint=did_you_mean(
-                unknown[0], names, otherwise=f"They are {', '.join(sorted(dims))}." if dims else "All are static."
-            ),
-        )
+    check_names(sizes_by_name, dims, "no input has")
     for name, tensor in named.items():
         _bind(name, inputs[name], tensor, sizes_by_name)
     plain = {dim: sizes_by_name.get(dim) for dim in sorted(dims) if dim.isidentifier()}
@@ -124,14 +117,14 @@ def _by_name(names: Sequence[str], feed: Sequence[tuple[str | None, Any]]) -> di
 
 
 def _dims(value: ir.Value, name: str | None = None) -> list[Any] | None:
-    """The dimensions of an input; an error where the rank is unknown and a name is given."""
+    """The dimensions of an input, of which -1 is unknown; an error where the rank is unknown and a name is given."""
     if value.shape is None:
         if name is not None:
             raise UsageError(
                 f"the model does not say how many axes its input {name!r} has", hint="Give it: --input NAME=FILE.npy"
             )
         return None
-    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    return [(dim if dim >= 0 else None) if isinstance(dim, int) else dim.value for dim in value.shape]
 
 
 def _bind(name: str, value: ir.Value, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
@@ -156,8 +149,16 @@ def _random(name: str, value: ir.Value, shape: Sequence[int], generator: torch.G
     if dtype is None or dtype is STRING:
         kind = type_text(value.type) or "of no known type"
         raise UsageError(f"the input {name!r} is {kind}: onnxplug can't make one up")
+    try:
+        return _drawn(dtype, list(shape), generator)
+    except RuntimeError as error:  # there is not so much memory
+        size = f"{math.prod(shape) * dtype.itemsize:,} bytes"
+        raise UsageError(f"the input {name!r} of the shape {list(shape)} can't be made: it takes {size}") from error
+
+
+def _drawn(dtype: torch.dtype, shape: list[int], generator: torch.Generator) -> torch.Tensor:
     if dtype.is_complex:
-        return torch.randn(list(shape), generator=generator, dtype=torch.complex64).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
     if dtype.is_floating_point:
-        return torch.randn(list(shape), generator=generator).to(dtype)
-    return torch.randint(0, 2, list(shape), generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)

@@ -8,6 +8,7 @@ and an operator that only moves elements or reads shapes as none. Causal attenti
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class UnknownShape(Exception):
-    """A shape that the estimate needs is not known."""
+    """A shape that the estimate needs is not known, or an attribute that only a call of the function around it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ class Call:
 
     def _value(self, name: str) -> Any:
         attribute = self.attributes.get(name)
-        return None if attribute is None or attribute.is_ref() else attribute.value
+        if attribute is not None and attribute.is_ref():
+            raise UnknownShape
+        return None if attribute is None else attribute.value
 
 
 def _known(shape: Shape | None, rank: int) -> Shape:
@@ -166,17 +169,24 @@ def _recurrent(gates: int) -> Row:
 
 
 def _einsum(call: Call) -> int:
-    equation = call.text("equation").replace(" ", "")
-    terms = equation.partition("->")[0].split(",")
+    """Each operand after the first takes a multiplication, and axes that the result lacks an addition."""
+    inputs, arrow, result = call.text("equation").replace(" ", "").partition("->")
+    terms = inputs.split(",")
     sizes: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for index, term in enumerate(terms):
         shape = call.shape(index)
         labels = _labels(term, len(shape))
+        counts.update(labels)
         for label, size in zip(labels, shape, strict=True):
-            sizes[label] = max(size, sizes.get(label, 1))
-    combinations = prod(sizes.values())
-    # Each further operand takes a multiplication, and the sum an addition.
-    return combinations * (len(terms) if len(terms) > 1 else 1)
+            if sizes.get(label, 1) == 1:
+                sizes[label] = size
+    if arrow:
+        kept = set(result.replace(".", "")) | {label for label in sizes if "..." in result and label.startswith("...")}
+    else:  # the result has the axes of labels that occur once, and those of ellipses
+        kept = {label for label, count in counts.items() if count == 1 or label.startswith("...")}
+    is_sum = bool(sizes.keys() - kept)
+    return prod(sizes.values()) * (len(terms) - 1 + is_sum)
 
 
 def _labels(term: str, rank: int) -> list[str]:

@@ -70,7 +70,7 @@ def check_to_run(path: str | Path) -> None:
 
 
 def _with_shapes(model: ir.Model, path: Path) -> ir.Model:
-    if all(value.shape is not None for node in model.graph for value in node.outputs if value.name):
+    if all(value.shape is not None for node in model.graph.all_nodes() for value in node.outputs if value.name):
         return model
     from onnx_ir.passes.common import ShapeInferencePass
 

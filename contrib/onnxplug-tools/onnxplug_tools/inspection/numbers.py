@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ class Difference:
     Attributes:
         count, total: Number of elements that differ, and of all elements. NaN is equal to NaN.
         largest: The largest difference of two elements; infinite where one is not finite and the other differs.
+            NaN for texts.
         relative: ``largest`` divided by the largest finite magnitude in the first tensor; infinite where that is 0.
     """
 
@@ -39,6 +41,8 @@ class Difference:
     def __str__(self) -> str:
         if self.equal:
             return "equal"
+        if math.isnan(self.largest):
+            return f"{self.count:,} of {self.total:,} texts"
         return f"{self.count:,} of {self.total:,} elements, by {self.largest:.3g} at most ({self.relative:.2g} of the largest)"
 
 
@@ -99,7 +103,7 @@ def _release(tensor: ir.TensorProtocol) -> None:
 
 def _numbers(tensor: ir.TensorProtocol) -> Any:
     try:
-        return np.asarray(tensor.numpy())
+        return _texts(tensor) if tensor.dtype == ir.DataType.STRING else np.asarray(tensor.numpy())
     except Exception as error:
         raise OnnxplugError(
             f"the numbers of the weight {tensor.name!r} can't be read: {error}",
@@ -107,13 +111,22 @@ def _numbers(tensor: ir.TensorProtocol) -> Any:
         ) from error
 
 
+def _texts(tensor: ir.TensorProtocol) -> Any:
+    """The texts as they are: NumPy's own arrays of texts have a width, and drop null characters at the end."""
+    strings = getattr(tensor, "string_data", None)
+    texts = strings() if strings is not None else tensor.numpy().reshape(-1).tolist()
+    array = np.empty(len(texts), dtype=object)
+    array[:] = [text.encode() if isinstance(text, str) else text for text in texts]
+    return array.reshape(tensor.shape.numpy())
+
+
 def _difference(a: Any, b: Any) -> Difference:
     """The difference of tensors of one shape, by pieces of whole rows: no whole copy is made of a transposed tensor."""
     if not a.size:
         return Difference(0, 0, 0.0, 0.0)
     if a.dtype == object:
-        count = int((a != b).sum())
-        return Difference(count, a.size, float("inf") if count else 0.0, float("inf") if count else 0.0)
+        count = int(np.asarray(a != b).sum())
+        return Difference(count, a.size, math.nan if count else 0.0, math.nan if count else 0.0)
     rows = a.reshape(1) if not a.ndim else a
     others = b.reshape(1) if not b.ndim else b
     step = max(1, _PIECE // max(1, rows[0].size))
@@ -130,7 +143,8 @@ def _difference(a: Any, b: Any) -> Difference:
 
 
 def _double(x: Any) -> Any:
-    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
 
 
 def _piece(x: Any, y: Any) -> tuple[int, float]:

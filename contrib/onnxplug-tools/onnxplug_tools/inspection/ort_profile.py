@@ -43,7 +43,8 @@ class Profile:
         operators: Time by operator, the most first.
         modules: Time by module, in the modules' order, without the time of submodules; the model's own nodes have an
             empty path.
-        unmapped: Time of nodes that ONNX Runtime made and that correspond to no module, by their names.
+        unmapped: Time of nodes that correspond to no module, by ONNX Runtime's names: those that it made, and those that
+            have no name in the file.
         optimized: How often each operator occurs in the graph that ONNX Runtime runs; ``None`` where it is not known.
     """
 
@@ -144,7 +145,7 @@ _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap", "BeamSearch", "Gr
 
 
 class _Modules:
-    """The module of a node that ONNX Runtime ran, by its name; ``None`` where none corresponds.
+    """The module of a node that ONNX Runtime ran, by its name; ``None`` where none corresponds. A model without modules is one.
 
     A name is that of a node of the model, or of a node that ONNX Runtime made. For the latter, the graph that ONNX
     Runtime ran has the model's values that the node computes, or its name begins with the name of a node that it
@@ -177,6 +178,8 @@ class _Modules:
                 self._by_result[node.name] = module if known == module else None
 
     def __call__(self, name: str) -> str | None:
+        if not self._modules:
+            return ""
         if name in self._by_name:
             return self._by_name[name]
         # A product and its activation are "fused PRODUCT": their time is the product's.

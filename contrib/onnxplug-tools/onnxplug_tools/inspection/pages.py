@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,21 @@ def page(template: str, values: Mapping[str, Any]) -> str:
     return text
 
 
-def check_writable(path: Path, what: str) -> None:
-    """Checks the path of a file to write, before anything that takes long."""
+def check_writable(path: Path, what: str, read: Sequence[Path] = ()) -> None:
+    """Checks the path of a file to write, before anything that takes long.
+
+    Args:
+        what: The kind of file, for the message: ``"page"``.
+        read: The files that it is made from, which it must not replace.
+    """
     if path.is_dir():
         raise SaveError(f"can't write the {what} {path}: it is a folder", hint="Give the name of a file.")
     if path.exists() and not path.is_file():
         raise SaveError(f"can't write the {what} {path}: it is not a regular file", hint="Give the name of a file.")
     if not path.absolute().parent.is_dir():
         raise SaveError(f"can't write the {what} {path}: there is no folder {path.parent}")
+    if path.exists() and any(each.exists() and path.samefile(each) for each in read):
+        raise SaveError(f"can't write the {what} {path}: it is the model itself", hint="Give another name.")
 
 
 def save_text(path: Path, text: str, what: str) -> None:

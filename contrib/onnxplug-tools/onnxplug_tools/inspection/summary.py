@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onnxplug.text import counted
+from onnxplug_tools.inspection.dims import check_names, names_in, size_of
 from onnxplug_tools.inspection.pages import page
 from onnxplug_tools.inspection.view import ModelView, ModuleView, ValueView, WeightView
-from onnxplug_tools.inspection.words import bytes_text, count_text, flops_text, opsets_text
+from onnxplug_tools.inspection.words import bytes_text, count_text, finite, flops_text, opsets_text
 
 #: The most weights and nodes that a page lists.
 _WEIGHTS_OF_A_PAGE, _NODES_OF_A_PAGE = 200, 20_000
@@ -51,9 +53,11 @@ def _value(value: ValueView) -> str:
 def operations_text(seen: ModelView, sizes: Mapping[str, int]) -> str:
     """The estimate of operations, the sizes for which it was made, and the number of nodes that it leaves out."""
     root = seen.root
-    missing = [name for name in dynamic_names(seen) if name not in sizes]
+    missing = missing_names(seen, sizes)
     if root.total_unestimated and missing:
-        return f"not known without the sizes of dynamic dimensions: --sizes {','.join(f'{name}=…' for name in missing)}"
+        option = ",".join(f"{name}=…" for name in missing)
+        quoted = option if all(name.isidentifier() for name in missing) else shlex.quote(option)
+        return f"not known without the sizes of dynamic dimensions: --sizes {quoted}"
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     text = f"{flops_text(root.total_flops)}, estimated{f' at {at}' if at else ''}"
     if not root.total_unestimated:
@@ -62,10 +66,20 @@ def operations_text(seen: ModelView, sizes: Mapping[str, int]) -> str:
     return f"{text}; without {left_out}" if root.total_flops else left_out
 
 
-def dynamic_names(seen: ModelView) -> list[str]:
-    """The names of dynamic dimensions of the inputs, in their order."""
+def missing_names(seen: ModelView, sizes: Mapping[str, int]) -> list[str]:
+    """The names without a size that give dimensions of the inputs theirs, in their order."""
     dims = [dim for value in seen.inputs for dim in value.shape or () if isinstance(dim, str)]
-    return list(dict.fromkeys(dim for dim in dims if dim.isidentifier()))
+    names = [name for dim in dims if size_of(dim, sizes) is None for name in sorted(names_in(dim) - {dim}) or [dim]]
+    return [name for name in dict.fromkeys(names) if name not in sizes]
+
+
+def check_sizes(seen: ModelView, sizes: Mapping[str, int]) -> None:
+    """Checks that the model has dimensions of these names."""
+    if not sizes:
+        return
+    values = [*seen.inputs, *seen.outputs, *(value for node in seen.nodes for value in (*node.inputs, *node.outputs))]
+    dims = {dim for value in values for dim in value.shape or () if isinstance(dim, str)}
+    check_names(sizes, dims, "no value of the model has")
 
 
 def modules(seen: ModelView, depth: int) -> Iterator[tuple[int, ModuleView]]:
@@ -98,8 +112,8 @@ def largest(seen: ModelView, count: int) -> list[WeightView]:
 
 
 def to_json(picture: Any) -> str:
-    """A picture as JSON: the attributes of its classes by their names."""
-    return json.dumps(dataclasses.asdict(picture), indent=1)
+    """A picture as JSON: the attributes of its classes by their names; NaN and infinities, which JSON lacks, are texts."""
+    return json.dumps(finite(dataclasses.asdict(picture)), indent=1, allow_nan=False)
 
 
 def to_html(seen: ModelView, title: str, facts: list[tuple[str, str]]) -> str:

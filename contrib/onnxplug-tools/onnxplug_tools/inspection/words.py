@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,15 @@ def text_of(text: str | bytes | None) -> str:
 def visible(text: str) -> str:
     """A text of a file for a terminal or a page: in one line, with invisible characters as escapes."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def finite(item: Any) -> Any:
+    """A value for JSON, which lacks NaN and infinities: they are texts."""
+    if isinstance(item, float) and not math.isfinite(item):
+        return str(item)
+    if isinstance(item, dict):
+        return {str(key): finite(value) for key, value in item.items()}
+    return [finite(value) for value in item] if isinstance(item, list | tuple) else item
 
 
 def count_text(count: int) -> str:

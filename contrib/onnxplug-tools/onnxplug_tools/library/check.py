@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from importlib.util import find_spec
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -19,7 +18,7 @@ from onnxplug.plugins.records import PluginRecord
 from onnxplug.plugins.runtime import PluginRuntime, reference_kernels
 from onnxplug.registry.names import packet_of, without_prefix
 from onnxplug.text import counted
-from onnxplug_tools.library.operators import LibraryOperator, import_library, operators_of
+from onnxplug_tools.library.operators import LibraryOperator, import_library, is_installed, operators_of
 
 #: Severity, kind and message of a finding.
 Row = tuple[str, str, str]
@@ -37,7 +36,7 @@ def _libraries(record: PluginRecord) -> list[str]:
     """The libraries of a plugin that are installed, by import name; not the plugin's own package."""
     own = record.value.partition(":")[0].partition(".")[0]
     names = dict.fromkeys((*record.libraries, *record.namespaces))
-    return [name for name in names if name != own and find_spec(name) is not None]
+    return [name for name in names if name != own and is_installed(name)]
 
 
 def _versions(record: PluginRecord) -> Iterator[Row]:
@@ -49,7 +48,7 @@ def _versions(record: PluginRecord) -> Iterator[Row]:
     stated = {canonicalize_name(r.name) for r in map(Requirement, (*declared, *record.requires)) if r.specifier}
     providers = packages_distributions()
     for library in _libraries(record):
-        names = providers.get(library, ())
+        names = providers.get(library.partition(".")[0], ())
         if names and not stated & set(map(canonicalize_name, names)):
             yield (
                 "note",

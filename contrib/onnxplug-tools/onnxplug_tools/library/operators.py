@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -126,6 +127,14 @@ def _has_fake(schema: Any, has_kernel: bool) -> bool:
     if defined is not None:
         return getattr(defined, "_abstract_fn", None) is not None or not schema.returns
     return has_kernel or operator_registry.find(schema.name).fake_impl.kernel is not None
+
+
+def is_installed(name: str) -> bool:
+    """Whether Python can import a module; the packages around it are imported."""
+    try:
+        return sys.modules.get(name) is not None or importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # there is no package around it, or the name is none
+        return False
 
 
 def import_library(name: str) -> Any:

@@ -54,6 +54,8 @@ def save_trace(profile: Sums, path: str | os.PathLike[str]) -> None:
         destination = Path(os.path.realpath(name))
         if destination.is_dir():
             raise SaveError(f"can't write the profile {destination}: it is a folder", hint="Give the name of a file.")
+        if str(destination) in profile.recorder.saved:
+            raise SaveError(f"can't write the profile {name}: the model is there", hint="Give another name.")
         text = json.dumps(trace(profile), default=str)
         write_whole(destination, lambda file: file.write(text.encode()))
     except (OSError, ValueError) as error:

@@ -37,7 +37,9 @@ class ProfileObserver(Recorder):
             self.profile = Profile(self, span)
 
     def end(self, span: Span) -> None:
-        """Gives the profile to the result of an export, or to the error that ended it."""
+        """Gives the profile to the result of an export, or to the error that ended it, and notes where a model was saved."""
+        if span.name == "saving" and isinstance(span.result, str | bytes | os.PathLike):
+            self.saved.add(os.path.realpath(os.fsdecode(span.result)))
         made: Any = span.result if span.error is None else span.error
         if span.root is span and made is not None:
             with contextlib.suppress(AttributeError, TypeError):  # an error of a class with a layout of its own

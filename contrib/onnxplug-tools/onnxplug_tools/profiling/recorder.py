@@ -14,12 +14,14 @@ class Recorder(Observer):
 
     Attributes:
         began: The time of day at which it was made.
+        saved: The real paths of the models that were saved meanwhile, as far as it is told the ends of spans.
     """
 
     details = True
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.saved: set[str] = set()
         self.began = datetime.now().astimezone()
         self.origin = time.perf_counter_ns()
         self.thread = threading.get_native_id()

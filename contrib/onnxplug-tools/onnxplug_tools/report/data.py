@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from onnxplug_tools.inspection.words import finite
 from onnxplug_tools.report.differences import DECADES
 
 if TYPE_CHECKING:
@@ -46,15 +47,7 @@ def _plain(item: Any) -> Any:
 
 def to_json(report: Facts) -> str:
     """See :meth:`ExportReport.json`. NaN and infinities, which JSON lacks, are texts."""
-    return json.dumps(_finite(to_dict(report)), indent=1, allow_nan=False, default=str) + "\n"
-
-
-def _finite(item: Any) -> Any:
-    if isinstance(item, float) and (item != item or item in (float("inf"), float("-inf"))):
-        return str(item)
-    if isinstance(item, dict):
-        return {str(key): _finite(value) for key, value in item.items()}
-    return [_finite(value) for value in item] if isinstance(item, list | tuple) else item
+    return json.dumps(finite(to_dict(report)), indent=1, allow_nan=False, default=str) + "\n"
 
 
 def _verification(verification: Verification) -> dict[str, Any]:

@@ -17,6 +17,7 @@ def seconds_text(seconds: float) -> str:
 def number_text(number: float) -> str:
     """A count with a unit: ``"1,234"``, ``"12.3 M"``."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if number >= limit:
-            return f"{number / limit:.3g} {unit}"
+        if number >= 0.9995 * limit and number >= 1e6:  # from there on three digits of the smaller unit would be 1000
+            scaled = number / limit
+            return f"{scaled:.3g} {unit}" if scaled < 999.5 else f"{scaled:,.0f} {unit}"
     return f"{number:,.0f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import re
 import shutil
@@ -40,9 +41,11 @@ def write_package(name: str, folder: Path, op: str | None = None) -> Package:
         op: The operator's qualified name; ``"acme::soft_clip"`` after the distribution's name unless given.
     """
     values = module_names(name)
-    match = _OP.fullmatch(op if op is not None else f"{values['short']}::soft_clip")
+    named = op if op is not None else f"{values['short']}::soft_clip"
+    match = _OP.fullmatch(named)
     if match is None or any(keyword.iskeyword(part) for part in match.groups()):
-        raise UsageError(f"--op {op!r} is not the name of an operator", hint="Write it as acme::soft_clip.")
+        given = f"--op {op!r}" if op is not None else f"{named!r}, by the name {name},"
+        raise UsageError(f"{given} is not the name of an operator", hint="Write --op acme::soft_clip.")
     if match["namespace"] in _TAKEN:
         raise UsageError(
             f"the namespace {match['namespace']} is torch's own", hint="Choose another: --op acme::soft_clip"
@@ -58,6 +61,12 @@ def module_names(name: str) -> dict[str, Any]:
     module = re.sub(r"[.-]", "_", name).lower()
     if keyword.iskeyword(module) or module == "onnxplug":
         raise UsageError(f"{name!r} is not a valid name of a module", hint="For example: onnxplug-acme")
+    # Installing the package would hide that module, or replace the distribution of this name.
+    found = None if module.startswith("onnxplug_") else importlib.util.find_spec(module)
+    if found is not None and found.origin is not None:  # a folder of the name has none
+        raise UsageError(
+            f"{name!r} is the name of a module that there is already, {module}", hint=f"For example: onnxplug-{name}"
+        )
     return {"name": name, "module": module, "short": module.removeprefix("onnxplug_")}
 
 

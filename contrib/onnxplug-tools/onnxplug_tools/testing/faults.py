@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from onnxplug.errors import OnnxplugError, PluginError, RuleConflictError, UnknownPluginError
 from onnxplug.observers import step
-from onnxplug.opsets import MIN_OPSET, max_opset
+from onnxplug.opsets import MIN_OPSET, max_opset, resolve_opsets
 from onnxplug.plugins.loading import unmet
 from onnxplug.plugins.manager import PluginManager
 from onnxplug.plugins.records import PluginRecord, Selection
@@ -23,6 +22,7 @@ from onnxplug.registry.rule import Rule
 from onnxplug.registry.target import DEFAULT_RUNTIME, Target
 from onnxplug.text import counted, did_you_mean
 from onnxplug_tools.library.check import library_rows
+from onnxplug_tools.library.operators import is_installed
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,13 @@ def check_plugins(
         name: The plugin to check; all but the builtin plugin when ``None``.
         opsets: Run samples at these opsets only.
         timeout: Seconds that importing a plugin may take.
+
+    Raises:
+        OpsetError: An opset is outside of onnxplug's range.
+        UnknownPluginError: There is no such plugin.
     """
+    for opset in opsets or ():
+        resolve_opsets(opset)
     selection = replace(selection, strict=False, require=())
     manager = PluginManager(selection)
     if name is not None and not any(name in (r.name, r.distribution) for r in manager.records()):
@@ -157,7 +163,7 @@ def _is_of_absent_library(op: str, record: PluginRecord) -> bool:
     namespace = without_prefix(op).partition("::")[0]
     if namespace not in record.namespaces or namespace in known_namespaces() or namespace in sys.modules:
         return False
-    return not any(importlib.util.find_spec(name) for name in (namespace, *record.libraries))
+    return not any(map(is_installed, (namespace, *record.libraries)))
 
 
 def _known(op: str, libraries: Sequence[str]) -> bool:
@@ -166,7 +172,7 @@ def _known(op: str, libraries: Sequence[str]) -> bool:
     # A library may define its operators when it is imported.
     for name in (without_prefix(op).partition("::")[0], *libraries):
         try:
-            if name in sys.modules or importlib.util.find_spec(name) is not None:
+            if is_installed(name):
                 importlib.import_module(name)
         except Exception:
             continue
@@ -226,6 +232,8 @@ def _samples(
     passed: dict[str, set[int]] = {}
     reported: set[str] = set()
     cases = [c for c in cases_of(record.distribution, samples, rules) if opsets is None or c.opset in opsets]
+    if samples and opsets is not None and not cases:
+        yield "note", "sample", f"no sample holds at opset {' or '.join(map(str, opsets))}: none was run"
     for number, case in enumerate(cases):
         step(f"{record.name}, {case.sample.op} at opset {case.opset}", number, len(cases))
         try:

@@ -72,6 +72,11 @@ def test_bench_against_pytorch(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "PyTorch, eager" in printed
     assert run(["bench", "a.onnx", "--target", "m.py:make", "--input", "x.npy", *QUICK, "--no-profile"]) == 0
     assert "inputs: x float32[2, 4]" in _printed(capsys)
+    model = onnx.load("a.onnx")
+    model.graph.input.append(oh.make_tensor_value_info("0.w", onnx.TensorProto.FLOAT, [4, 4]))
+    onnx.save(model, "old.onnx")  # older files have each weight among the inputs too
+    assert run(["bench", "old.onnx", "--target", "m.py:make", *QUICK, "--no-profile"]) == 0
+    assert "inputs: x float32[3, 4];" in _printed(capsys)
 
 
 @pytest.mark.parametrize(

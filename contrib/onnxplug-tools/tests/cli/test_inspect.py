@@ -74,6 +74,38 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dim", "sizes", "operations"),
+    [
+        ("n", "", "--sizes n=…"),
+        ("2*n", "", "--sizes n=…"),
+        ("2*n", "n=3", "216 FLOP, estimated at n=3"),
+        ("a b", "", "--sizes 'a b=…'"),
+        ("a b", "a b=6", "216 FLOP, estimated at a b=6"),
+        (-1, "", "2 nodes that there is no estimate for"),  # of some exporters, for an unknown size
+    ],
+)
+def test_sizes(dim: Any, sizes: str, operations: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [oh.make_node("MatMul", ["x", "w"], ["a"]), oh.make_node("Relu", ["a"], ["y"])]
+    onnx.save(
+        made(nodes, inputs=[("x", [dim, 4])], outputs=[("y", [dim, 4])], weights={"w": np.ones((4, 4))}), "c.onnx"
+    )
+    assert run(["inspect", "c.onnx", *(["--sizes", sizes] if sizes else [])]) == 0
+    assert operations in capsys.readouterr().out
+
+
+def test_json_without_numbers_that_json_lacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, number in (("c.onnx", np.inf), ("d.onnx", np.nan)):
+        onnx.save(made([oh.make_node("Mul", ["x", "w"], ["y"])], weights={"w": np.float32([1, number])}), name)
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert run(["inspect", "c.onnx", "--diff", "d.onnx", "--json"]) == 1
+    (change,) = json.loads(capsys.readouterr().out, parse_constant=refused)["weights"]
+    assert change["difference"] == {"count": 1, "total": 2, "largest": "inf", "relative": "inf"}
+
+
+@pytest.mark.parametrize(
     ("other", "status", "output"),
     [
         ("a.onnx", 0, "the same; 2 nodes and 1 weight without a difference"),
@@ -130,10 +162,14 @@ def test_pages_hold_names_as_text(arguments: list[str], folder: Path) -> None:
         (["a.onnx", "--sizes", "n"], 2, "--sizes 'n' can't be read"),
         (["a.onnx", "--sizes", "n=3,n=4"], 2, "can't be read"),
         (["a.onnx", "--sizes", "n=-1"], 2, "can't be read"),
+        (["a.onnx", "--sizes", "m=1"], 2, "no value of the model has a dimension 'm' hint: They are n."),
         (["a.onnx", "--depth", "-1"], 2, "--depth"),
         (["a.onnx", "--html", "missing/page.html"], 1, "can't write the page"),
         (["a.onnx", "--html", "."], 1, "is a folder"),
+        (["a.onnx", "--html", "./a.onnx"], 1, "can't write the page a.onnx: it is the model itself"),
+        (["a.onnx", "--diff", "b.onnx", "--html", "b.onnx"], 2, "it is the model itself"),
         (["a.onnx", "--diff", "b.onnx", "--open"], 2, "--open shows one model"),
+        (["a.onnx", "--diff", "b.onnx", "--sizes", "n=3"], 2, "--sizes shows one model"),
         (["a.onnx", "--diff", "b.onnx", "--html", "missing/page.html"], 2, "can't write the page"),
     ],
 )
@@ -141,8 +177,10 @@ def test_errors(
     arguments: list[str], status: int, printed: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "model.pt2").write_bytes(b"PK\x03\x04")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert run(["inspect", *arguments]) == status
     assert printed in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def _without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -83,3 +83,11 @@ def test_a_file_that_cannot_be(folder: Path, name: str, capsys: pytest.CaptureFi
     assert run(["export", "my_model.py:make", "-o", "m.onnx", f"--profile={name}"]) == 2
     assert "--profile: there can be no file" in capsys.readouterr().err
     assert not (folder / "m.onnx").exists()
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "./sub/../m.onnx"])
+def test_the_profile_never_replaces_the_model(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sub").mkdir()
+    assert run(["export", "my_model.py:make", "-o", "m.onnx", f"--profile={name}"]) == 1
+    assert "the model is there" in capsys.readouterr().err
+    assert run(["inspect", "m.onnx"]) == 0

@@ -21,7 +21,7 @@ from onnxplug_tools.inspection.ort_profile import Spent, read_profile
 from onnxplug_tools.inspection.view import view_with_model
 
 import onnxplug
-from onnxplug.errors import OnnxplugError, UsageError
+from onnxplug.errors import OnnxplugError, SaveError, UsageError
 from onnxplug.run.session import make_session
 from tests.support.onnx_files import BATCH, example, made
 
@@ -160,6 +160,15 @@ def test_a_node_counts_without_the_nodes_of_its_body(tmp_path: Path) -> None:
     assert [(s.name, round(s.seconds * 1e6)) for s in module_times(profile, 1)] == [("", 55), ("a", 15), ("b", 40)]
 
 
+def test_nodes_without_a_name(tmp_path: Path) -> None:
+    """ONNX Runtime makes up names for them; a model without modules is one module."""
+    onnx.save(made([oh.make_node("Neg", ["x"], ["a"]), oh.make_node("Sin", ["a"], ["y"])]), tmp_path / "m.onnx")
+    (measured,) = bench([tmp_path / "m.onnx"], limits=FEW).models
+    assert measured.profile is not None
+    assert measured.profile.unmapped == ()
+    assert [(spent.name, spent.calls) for spent in measured.profile.modules] == [("", 2)]
+
+
 def test_modules_down_to_a_depth() -> None:
     spent = [Spent("", 1, 1.0, 0.1), Spent("a.b", 2, 2.0, 0.2), Spent("a.c", 3, 3.0, 0.3), Spent("d", 4, 4.0, 0.4)]
 
@@ -176,6 +185,10 @@ def test_errors(files: list[Path], tmp_path: Path) -> None:
         bench(files, providers=["abacus"])
     with pytest.raises(UsageError, match="one model at a time"):
         bench(files, optimized=tmp_path / "o.onnx")
+    content = files[0].read_bytes()
+    with pytest.raises(SaveError, match="it is the model itself"):
+        bench(files[:1], optimized=files[0])
+    assert files[0].read_bytes() == content
     onnx.save(made([oh.make_node("Relu", ["z"], ["y"])], inputs=[("z", ["n", 4])]), tmp_path / "z.onnx")
     with pytest.raises(UsageError, match="takes the inputs z"):
         bench([files[0], tmp_path / "z.onnx"])

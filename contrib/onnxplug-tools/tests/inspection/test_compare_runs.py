@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from onnxplug_tools.inspection.compare_runs import Runtimes, compare_runs
 from onnxplug_tools.inspection.load import load_model
+from onnxplug_tools.onnx_file import as_ir
 
 import onnxplug
 from onnxplug.errors import OnnxplugError, UsageError
@@ -20,7 +22,7 @@ from tests.support.onnx_files import BATCH, example, made
 
 
 def _of(before: onnx.ModelProto, after: onnx.ModelProto, **options: Any) -> Runtimes:
-    return compare_runs(ir.from_proto(before), ir.from_proto(after), **options)
+    return compare_runs(as_ir(before, "before"), as_ir(after, "after"), **options)
 
 
 def _export(path: Path, model: torch.nn.Module, args: Any, **options: Any) -> ir.Model:
@@ -133,6 +135,51 @@ def test_outputs() -> None:
     assert _of(made(nodes[:1], outputs=one), renamed).equal
     wider = made([oh.make_node("Concat", ["x", "x"], ["a"], axis=1)], outputs=[("a", ["n", 8])])
     assert _of(made(nodes[:1], outputs=one), wider).outputs[0].text == "float32[1, 4], then float32[1, 8]"
+
+
+def _parsed(text: str) -> onnx.ModelProto:
+    opsets = [oh.make_opsetid("", 21), oh.make_opsetid("ai.onnx.ml", 3)]
+    return oh.make_model(onnx.parser.parse_graph(text), opset_imports=opsets, ir_version=10)
+
+
+def _list(nodes: str, kind: str = "seq(float[2])") -> onnx.ModelProto:
+    return _parsed(f"g (float[2] x) => ({kind} y) {{ {nodes} }}")
+
+
+def _map(keys: str, nodes: str = "") -> onnx.ModelProto:
+    nodes = nodes or "z = Identity(x)"
+    return _parsed(
+        f"g (float[1,2] x) => (seq(map(int64, float)) y) {{ {nodes} y = ai.onnx.ml.ZipMap<classlabels_int64s={keys}>(z) }}"
+    )
+
+
+SEQUENCE, SCALED = "z = Neg(x) y = SequenceConstruct(x, z)", "z = Add(x, x) y = SequenceConstruct(x, z)"
+OPTIONAL = "optional(float[2])"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counts", "text"),
+    [
+        (_list(SEQUENCE), _list(SEQUENCE), (0, 4), "agrees"),
+        (_list(SEQUENCE), _list(SCALED), (2, 4), r"\[1\]: at \[.\]: .*; 2 of 2 elements differ"),
+        (_list(SEQUENCE), _list("y = SequenceConstruct(x)"), (0, 0), "a sequence of 2 elements, then a sequence of 1 element"),
+        (_list("y = SequenceConstruct(x)"), _list("y = Identity(x)", "float[2]"), (0, 0), "a sequence of 1 element, then a tensor"),
+        (_list("y = SequenceEmpty()"), _list("y = SequenceEmpty()"), (0, 0), "agrees"),
+        (_list("y = Optional(x)", OPTIONAL), _list("y = Optional(x)", OPTIONAL), (0, 2), "agrees"),
+        (_list("y = Optional(x)", OPTIONAL), _list("z = Neg(x) y = Optional(z)", OPTIONAL), (2, 2), "at .*"),
+        (_map("[3, 4]"), _map("[3, 4]"), (0, 2), "agrees"),
+        (_map("[3, 4]"), _map("[3, 4]", "z = Neg(x)"), (2, 2), r"\[0\]\[3\]: at .*"),
+        (_map("[3, 4]"), _map("[3, 5]"), (0, 0), "a sequence of 1 element, then a sequence of 1 element"),
+    ],
+)  # fmt: skip
+def test_outputs_that_are_no_tensors(
+    before: onnx.ModelProto, after: onnx.ModelProto, counts: tuple[int, int], text: str
+) -> None:
+    comparison = _of(before, after)
+    (output,) = comparison.outputs
+    assert (output.count, output.total) == counts
+    assert re.fullmatch(text, output.text)
+    assert comparison.equal == output.equal == (text == "agrees")
 
 
 def test_without_intermediates() -> None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from onnxplug_tools.inspection.diff import ModelDiff, aligned, diff
-from onnxplug_tools.inspection.differences import node_rows, to_html, weight_rows
+from onnxplug_tools.inspection.differences import node_rows, summary_rows, to_html, weight_rows
 from onnxplug_tools.inspection.load import load_model
 
 import onnxplug
@@ -156,6 +156,16 @@ def test_outputs_that_changed_places() -> None:
     assert comparison.connections == ("output 0: y, then y, which was z", "output 1: z, then z, which was y")
 
 
+def test_inputs_that_changed_places() -> None:
+    """Callers may give them by position."""
+    node = oh.make_node("Sub", ["a", "b"], ["y"])
+    a, b, c = (("a", [2]), ("b", [2]), ("c", [2]))
+    comparison = _of(made([node], inputs=[a, b]), made([node], inputs=[b, a]))
+    assert comparison.connections == ("order of inputs: a, b, then b, a",)
+    assert not comparison.equal
+    assert _of(made([node], inputs=[a, b]), made([node], inputs=[c, a, b])).connections == ()
+
+
 def test_defaults_are_no_difference() -> None:
     weights = {"w": np.ones((2, 3, 3, 3), np.float32)}
     inputs = [("x", [1, 3, 8, 8])]
@@ -174,6 +184,15 @@ def test_defaults_are_no_difference() -> None:
     )
     (change,) = _of(plain, other).modules[0].changed
     assert change.what == ("attribute pads: not given, then [0, 1, 0, 1]",)
+
+
+@pytest.mark.parametrize(("one", "other"), [(float("nan"), 1.0), ([1.0, float("nan")], [float("nan"), 1.0])])
+def test_attributes_of_nan(one: Any, other: Any) -> None:
+    def model(value: Any) -> onnx.ModelProto:
+        return made([oh.make_node("Op", ["x"], ["y"], domain="own", a=value)])
+
+    assert _of(model(one), model(one)).equal
+    assert len(_of(model(one), model(other)).modules[0].changed) == 1
 
 
 def test_bodies_and_functions() -> None:
@@ -204,6 +223,38 @@ def test_bodies_and_functions() -> None:
     assert _of(model("Exp"), lacking).functions == {"own::act": False}
 
 
+def _with_function(opset: int = 21, default: Any = 0.5, inputs: int = 1) -> onnx.ModelProto:
+    """A model that calls a function; with ``...`` its attribute has no default, with ``None`` there is no attribute."""
+    names = ["i", "j"][:inputs]
+    nodes = [oh.make_node("Elu", ["i"], ["o"])]
+    if default is not None:
+        kind = onnx.AttributeProto.FLOAT
+        nodes[0].attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="by", type=kind))
+    attributes = ["by"] if default is ... else []
+    function = oh.make_function("own", "act", names, ["o"], nodes, [oh.make_opsetid("", opset)], attributes)
+    if default is not None and default is not ...:
+        function.attribute_proto.append(oh.make_attribute("by", default))
+    model = made([oh.make_node("act", ["x"], ["y"], domain="own")], functions=[function])
+    model.opset_import.append(oh.make_opsetid("own", 1))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "rows"),
+    [
+        ({}, []),
+        ({"opset": 6}, [("own::act: opset of ai.onnx", "21", "6")]),
+        ({"default": 0.25}, [("own::act: attribute by", "0.5", "0.25")]),
+        ({"default": ...}, [("own::act: attribute by", "0.5", "without a default")]),
+        ({"inputs": 2}, [("own::act: inputs", "1", "2")]),
+    ],
+)
+def test_functions_of_the_same_nodes(other: dict[str, Any], rows: list[tuple[str, str, str]]) -> None:
+    comparison = _of(_with_function(), _with_function(**other))
+    assert [row for row in summary_rows(comparison) if "own::act" in row[0]] == rows
+    assert comparison.equal == (not rows)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
@@ -223,6 +274,12 @@ def test_bodies_and_functions() -> None:
         (np.float32([[1, 2], [3, 4]]), np.float32([[1, 3], [2, 4]]), "transposed; equal"),
         (np.float32([[1, 2], [3, 4]]), np.float32([[1, 3], [2, 5]]), "3 of 4 elements, by 1 at most (0.25 of the largest)"),
         (np.float32([1, 2]), np.float32([1, 2, 3]), "other shape"),
+        (np.array(["a", "bü"], object), np.array(["a", "bü"], object), None),
+        (np.array(["a", "bü"], object), np.array(["a", "c"], object), "1 of 2 texts"),
+        (np.array("a", object), np.array("b", object), "1 of 1 texts"),
+        (np.array([["a", "b", "c"]], object), np.array([["a"], ["b"], ["c"]], object), "transposed; equal"),
+        (np.array([], object), np.array([], object), None),
+        (np.array(["1", "2"], object), np.float32([1, 2]), "other dtype"),
         (np.float32(np.arange(3 << 20)), np.float32(np.arange(3 << 20)) + np.eye(1, 3 << 20, (3 << 20) - 1, dtype=np.float32)[0], "1 of 3,145,728 elements, by 1 at most (3.2e-07 of the largest)"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx.helper as oh
 import onnx_ir as ir
 import pytest
+import torch
 from onnxplug_tools.inspection.feeds import make_feed
 
 from onnxplug.errors import UsageError
@@ -32,3 +33,19 @@ def test_parts_of_names_are_no_names(name: str) -> None:
         make_feed(_model(), sizes={name: 4})
     if name == "batc":
         assert caught.value.hint == "Did you mean 'batch'?"
+
+
+def test_a_negative_size_is_an_unknown_one() -> None:
+    """Some exporters write -1 for a dynamic size, and ONNX Runtime takes any size there."""
+    model = ir.from_proto(made([oh.make_node("Relu", ["x"], ["y"])], inputs=[("x", [-1, 4])]))
+    assert list(make_feed(model).values["x"].shape) == [1, 4]
+    assert list(make_feed(model, [("x", torch.ones(3, 4))]).values["x"].shape) == [3, 4]
+    with pytest.raises(UsageError, match=r"has the shape \[3, 5\], the model takes \[None, 4\]"):
+        make_feed(model, [("x", torch.ones(3, 5))])
+
+
+def test_an_input_larger_than_the_memory() -> None:
+    with pytest.raises(
+        UsageError, match=r"'x' of the shape \[1000000000000000, 4\] can't be made: it takes 16,000,000,"
+    ):
+        make_feed(_model(), sizes={"batch": 10**15})

@@ -13,12 +13,15 @@ import onnx.helper as oh
 import onnx_ir as ir
 import pytest
 import torch
+from onnxplug_tools.inspection.compare_runs import compare_runs
+from onnxplug_tools.inspection.diff import diff
 from onnxplug_tools.inspection.load import load_model
 from onnxplug_tools.inspection.places import Place, path_of_name, place_of
 from onnxplug_tools.inspection.summary import to_json
 from onnxplug_tools.inspection.view import ModelView, ModuleView, view
 
 import onnxplug
+from onnxplug.cli.app import run
 from onnxplug.errors import OnnxplugError, UsageError
 from tests.support.onnx_files import BATCH, Block, Model, example
 
@@ -314,6 +317,15 @@ def test_missing_shapes_are_inferred_on_request(tmp_path: Path) -> None:
     assert shapes(view(load_model(tmp_path / "m.onnx", infer=True))) == ["float[n, 3]", "float[n, 4]"]
 
 
+def test_missing_shapes_are_inferred_in_branches_too(tmp_path: Path) -> None:
+    body = onnx.parser.parse_graph("b () => (float[2] o) { p = Relu(x) q = Neg(p) o = Abs(q) }")
+    graph = onnx.parser.parse_graph("g (bool c, float[2] x) => (float[2] y) { y = If(c) }")
+    graph.node[0].attribute.extend(oh.make_attribute(f"{name}_branch", body) for name in ("then", "else"))
+    onnx.save(oh.make_model(graph), tmp_path / "m.onnx")
+    root = view(load_model(tmp_path / "m.onnx", infer=True)).root
+    assert (root.flops, root.unestimated) == (6, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
@@ -385,3 +397,50 @@ def test_text_that_is_no_utf8() -> None:
     text = to_json(view(ir.from_proto(broken)))
     assert "NAME" not in text
     assert "a\\\\xff\\\\xfeb" in text
+
+
+def _with_sparse(kind: str, last: float) -> onnx.ModelProto:
+    """A model that adds a sparse tensor of 2 by 3 elements.
+
+    Args:
+        kind: ``"flat"`` and ``"pairs"``: a weight with indices of either form; ``"constant"``, and ``"branch"``: within a graph.
+        last: Its second element that is not 0.
+    """
+    places = oh.make_tensor("i", I, [2, 2], [0, 1, 1, 2]) if kind == "pairs" else oh.make_tensor("i", I, [2], [1, 5])
+    sparse = oh.make_sparse_tensor(oh.make_tensor("w", F, [2], [7.0, last]), places, [2, 3])
+    nodes = [oh.make_node("Add", ["x", "w"], ["y"])]
+    if kind == "constant":
+        nodes.insert(0, oh.make_node("Constant", [], ["w"], sparse_value=sparse))
+    graph = oh.make_graph(nodes, "g", [], [oh.make_tensor_value_info("y", F, [2, 3])])
+    if kind != "constant":
+        graph.sparse_initializer.append(sparse)
+    if kind == "branch":
+        choice = oh.make_node("If", ["c"], ["z"], then_branch=graph, else_branch=graph)
+        graph = oh.make_graph([choice], "g", [], [oh.make_tensor_value_info("z", F, [2, 3])])
+        graph.initializer.append(oh.make_tensor("c", onnx.TensorProto.BOOL, [], [True]))
+    graph.input.append(oh.make_tensor_value_info("x", F, [2, 3]))
+    return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("kind", ["flat", "pairs", "constant", "branch"])
+def test_sparse_weights_are_seen_and_compared(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for path, last in zip(paths, (1.0, 2.0), strict=True):
+        onnx.save(_with_sparse(kind, last), path)
+    models = [load_model(path, infer=True) for path in paths]
+    assert {weight.type for weight in view(models[0]).weights} - {"bool[]"} == {"float[2, 3]"}
+    changes = diff(*models).weights
+    assert {str(change.difference) for change in changes} == {"1 of 6 elements, by 1 at most (0.14 of the largest)"}
+    (output,) = compare_runs(*models).outputs
+    assert (output.equal, output.largest, output.count) == (False, 1.0, 1)
+    assert compare_runs(models[0], models[0]).equal
+    assert run(["bench", str(paths[0]), "--repeat", "1"]) == 0
+    assert not {"invalid", "error"} & {*capsys.readouterr().err.split()}
+
+
+def test_sparse_weights_that_take_too_much_memory(tmp_path: Path) -> None:
+    model = _with_sparse("flat", 1.0)
+    model.graph.sparse_initializer[0].dims[:] = [1 << 16, 1 << 16]
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(OnnxplugError, match="its sparse weights have more than 67,108,864 elements"):
+        load_model(tmp_path / "m.onnx")

@@ -93,3 +93,16 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     Profile(recorder).save(tmp_path / "link.json")
     assert (tmp_path / "link.json").is_symlink()
     assert stat.S_ISREG((tmp_path / "p.json").lstat().st_mode)
+
+
+def test_the_model_is_never_replaced(tmp_path: Path) -> None:
+    path, args = tmp_path / "m.onnx", (torch.randn(2, 4),)
+    with pytest.raises(SaveError, match="the model is there"):
+        onnxplug.to_onnx(torch.nn.ReLU(), args, path, profile=path)
+    program = onnxplug.to_onnx(torch.nn.ReLU(), args, profile=True)
+    program.save(path)
+    content = path.read_bytes()
+    with pytest.raises(SaveError, match="the model is there"):
+        program.profile.save(path)
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["m.onnx"]

@@ -42,5 +42,7 @@ def test_split_place(place: str | None, parts: tuple[str, int] | None) -> None:
 
 def test_numbers() -> None:
     assert [number_text(n) for n in (0, 1234, 1_250_000, 3.2e9, 7e12)] == ["0", "1,234", "1.25 M", "3.2 G", "7 T"]
+    near = {999_999: "999,999", 999_499_999: "999 M", 999_500_000: "1 G", 999_999_999_999: "1 T", 1_234e12: "1,234 T"}
+    assert {n: number_text(n) for n in near} == near
     assert [bytes_text(n) for n in (12, 1500, 2_000_000)] == ["12 bytes", "1.5 kB", "2.0 MB"]
     assert [seconds_text(s) for s in (1.234, 0.0123)] == ["1.23 s", "12.3 ms"]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from onnxplug_tools.testing import GraphExpectation, IsolatedRegistry, cases_of, sample_cases
+from onnxplug_tools.testing.faults import check_plugins
 
 import onnxplug
 from onnxplug import OpSample, PluginInfo, Rule, hookimpl
 from onnxplug.errors import PluginError, UsageError, VerificationError
+from onnxplug.plugins.records import Selection
 from tests.support.child import run_child
 
 
@@ -196,3 +198,23 @@ def test_a_sample_with_values_that_mean_something(isolated_registry: IsolatedReg
     negative = OpSample("kit::double", (torch.full((2,), -1.5),), others=())
     with pytest.raises(VerificationError):
         cases_of("kit", [negative], [Rule("kit::double", wrong_for_negative, opset=(18, 20))])[0].check()
+
+
+@pytest.mark.parametrize("library", ["nosuchlib", "nosuchlib.ops", "json.nosuch", "..ops", ""])
+def test_a_library_that_is_not_installed(library: str, isolated_registry: IsolatedRegistry) -> None:
+    class Absent:
+        @hookimpl
+        def onnxplug_rules(self) -> list[Rule]:
+            return [Rule("nosuchspace::f", right)]
+
+        @hookimpl
+        def onnxplug_info(self) -> PluginInfo:
+            return PluginInfo(namespaces=("nosuchspace",), libraries=(library,))
+
+    isolated_registry.add_plugin(Absent(), name="absent")
+    findings = check_plugins(Selection(), name="absent")
+    assert {finding.kind: finding.severity for finding in findings} == {
+        "absent library": "note",
+        "sample": "note",
+        "rules": "ok",
+    }
