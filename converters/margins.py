@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -31,7 +32,7 @@ def multi_margin_loss(g: GraphBuilder, node: FxNode) -> Value:
     loss = excess if p == 1 else g.op.Mul(excess, excess)
     if weight is not None:
         loss = g.op.Mul(loss, g.op.Gather(weight, place))
-    return _averaged(g, g.op.Where(counts, loss, g.const(0, dtype)), reduction, rank_of(scores))
+    return _averaged(g, g.op.Where(counts, loss, g.const(0, dtype)), reduction, rank_of(scores), dtype)
 
 
 def multilabel_margin_loss(g: GraphBuilder, node: FxNode) -> Value:
@@ -55,6 +56,7 @@ def _of_labels(g: GraphBuilder, scores: Value, target: Value, reduction: int) ->
     and each class that is none. torch's own decomposition takes the numbers after the negative one for targets of class 0.
     """
     dtype = scores.dtype
+    assert dtype is not None
     x, target = _rows(g, scores), _rows(g, g.cast(target, INT64))
     count = g.dim(x, 1)
     classes, none = iota(g, count), g.const(0, dtype)
@@ -68,7 +70,7 @@ def _of_labels(g: GraphBuilder, scores: Value, target: Value, reduction: int) ->
     pairs = g.op.And(unsqueeze(g, is_label, 2), unsqueeze(g, g.op.Not(is_target), 1))
     counts = g.op.And(pairs, g.op.Greater(excess, none))
     loss = reduce(g, "ReduceSum", g.op.Where(counts, excess, none), [1], False)
-    return _averaged(g, loss, reduction, rank_of(scores)), is_target
+    return _averaged(g, loss, reduction, rank_of(scores), dtype), is_target
 
 
 def _rows(g: GraphBuilder, x: Value) -> Value:
@@ -76,19 +78,20 @@ def _rows(g: GraphBuilder, x: Value) -> Value:
     return x if rank_of(x) == 2 else g.op.Reshape(x, g.const([1, -1]))
 
 
-def _averaged(g: GraphBuilder, loss: Value, reduction: int, rank: int) -> Value:
-    """Losses ``[rows, classes]``, averaged over the classes and reduced over the rows; no rows have the mean 0.
+def _averaged(g: GraphBuilder, loss: Value, reduction: int, rank: int, dtype: ir.DataType) -> Value:
+    """Losses ``[rows, classes]``, averaged over the classes and reduced over the rows.
 
     Args:
         g: The builder.
         loss: The losses.
         reduction: PyTorch's number.
         rank: The rank of the model's scores.
+        dtype: Element type of the losses.
 
     Raises:
         Unsupported: One loss is asked for, without a batch: torch.export has a wrong shape for it.
     """
-    rows = g.op.Div(reduce(g, "ReduceSum", loss, [1], False), g.cast(g.as_scalar(g.dim(loss, 1)), loss.dtype))
+    rows = g.op.Div(reduce(g, "ReduceSum", loss, [1], False), g.cast(g.as_scalar(g.dim(loss, 1)), dtype))
     if reduction == _NONE:
         if rank < 2:
             raise Unsupported(
@@ -98,8 +101,7 @@ def _averaged(g: GraphBuilder, loss: Value, reduction: int, rank: int) -> Value:
     total = reduce(g, "ReduceSum", rows, [0], False)
     if reduction != _MEAN:
         return total
-    count = g.op.Max(g.as_scalar(g.dim(loss, 0)), g.const(1))
-    return g.op.Div(total, g.cast(count, loss.dtype))
+    return g.op.Div(total, g.cast(g.as_scalar(g.dim(loss, 0)), dtype))
 
 
 RULES: list[Rule] = [
