@@ -67,7 +67,13 @@ from onnxplug.capture.size_guards import (
     warning_text,
 )
 from onnxplug.capture.squeezes import KeptAxis, kept_axes, squeezed_sizes, squeezed_text
-from onnxplug.capture.transforms import check_constants, names_transforms, traced_below, transforms_closed
+from onnxplug.capture.transforms import (
+    check_constants,
+    check_tangents,
+    names_transforms,
+    traced_below,
+    transforms_closed,
+)
 from onnxplug.errors import CaptureError, FixedDimensionError
 from onnxplug.observers import span, stage, step
 from onnxplug.plugin_api import CaptureRequest, Patch
@@ -552,6 +558,8 @@ class _Capture:
             if self._recorded.unknown is not None:  # the model handled an error that eager PyTorch does not raise
                 raise self._recorded.unknown
             check_constants(program)
+            if not way.strict and names_transforms(self._mentions):
+                check_tangents(program)
             release_inputs(program)
             request.warnings.extend(replaced_texts(program, request.shared.get("replaced", {})))
         self.repeated, self._of_patches = request.counts.get("repeated", 0), request.warnings

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import patched
@@ -25,6 +26,7 @@ from onnxplug.torch_private import (
     disable_torch_function,
     is_transformed,
     pytree,
+    torch_c,
     transforms_depth,
     undo_transforms,
 )
@@ -46,6 +48,12 @@ def transforms_closed() -> Iterator[None]:
     depth = transforms_depth()
     try:
         yield
+    except BaseException:
+        # Where the model's code opens a level of forward-mode derivatives, torch closes it; where a graph opens it, nobody does.
+        if vars(forward_ad).get("_current_level", -1) < 0:
+            with contextlib.suppress(RuntimeError):  # none is open
+                torch_c._exit_dual_level(level=0)
+        raise
     finally:
         if transforms_depth() > depth:
             undo_transforms(depth)
@@ -80,6 +88,19 @@ def check_constants(program: torch.export.ExportedProgram) -> None:
             if user not in reached:
                 reached.add(user)
                 pending.append(user)
+
+
+def check_tangents(program: torch.export.ExportedProgram) -> None:
+    """Checks that no tangent of forward-mode derivatives goes through the operators: only a trace below autograd has those of all.
+
+    Raises:
+        CaptureError: There is a tangent.
+    """
+    if any(getattr(node.target, "__name__", "") == "_make_dual" for node in program.graph.nodes):
+        raise CaptureError(
+            "torch.export records a forward-mode derivative (torch.func.jvp) as calls around the operators",
+            hint="Compute it in the model's forward itself, without strict=True.",
+        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, linearize, vjp
+from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp
 
 import onnxplug
 from onnxplug import CaptureError
@@ -178,3 +178,28 @@ def test_a_program_whose_constants_have_no_values() -> None:
     program._state_dict.pop("bias")
     with pytest.raises(CaptureError, match="without its values"):
         onnxplug.to_onnx(program)
+
+
+TANGENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "matmul": lambda x: x @ x.mT,
+    "std": lambda x: x.std(1),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "cross_entropy": lambda x: torch.nn.functional.cross_entropy(x, x.new_zeros(x.shape[0], dtype=torch.int64)),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+}
+
+
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_composite_operators(name: str) -> None:
+    program = check(lambda x: jvp(TANGENTS[name], (x,), (x.cos(),)), X, others=OTHERS, dynamic=BATCH, **looser("core"))
+    assert program.statistics.strategy.endswith("below autograd and functorch")
+
+
+def test_a_failure_closes_the_level_of_tangents() -> None:
+    module = Call(lambda x: jvp(TANGENTS["softmax"], (x,), (x.cos(),)))
+    exported = torch.export.export(module, (X,))
+    with pytest.raises(CaptureError, match="torch can't decompose the program"):
+        onnxplug.to_onnx(exported)
+    assert transforms_depth() == 0
+    torch.testing.assert_close(module(X), jvp(TANGENTS["softmax"], (X,), (X.cos(),)))
