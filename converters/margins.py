@@ -19,7 +19,7 @@ _NONE, _MEAN = 0, 1
 
 
 def multi_margin_loss(g: GraphBuilder, node: FxNode) -> Value:
-    """multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=Mean) -> Tensor
+    """multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=1) -> Tensor
 
     max(0, margin - x[target] + x[other])ᵖ, times the target's weight. A comparison with NaN counts 0, as in PyTorch's kernel.
     """
@@ -36,7 +36,7 @@ def multi_margin_loss(g: GraphBuilder, node: FxNode) -> Value:
 
 
 def multilabel_margin_loss(g: GraphBuilder, node: FxNode) -> Value:
-    """multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"""
+    """multilabel_margin_loss(Tensor self, Tensor target, int reduction=1) -> Tensor"""
     scores, target, reduction = node.args
     return _of_labels(g, scores, target, reduction)[0]
 
