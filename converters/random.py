@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
+from onnxplug.converters.helpers.arithmetic import compute
 from onnxplug.converters.helpers.axes import rank_of
 from onnxplug.converters.helpers.dtypes import BOOL, DOUBLE, FLOAT, INT64
 from onnxplug.converters.helpers.fill import filled, sizes_of
@@ -73,9 +74,9 @@ def _of_wide_range(g: GraphBuilder, shaped: Value, low: int, high: int) -> Value
     blocks = -(-(high - low) // 2048)
     middle = blocks // 2 * 2048
     drawn = g.op.Floor(g.op.Mul(uniform_like(g, shaped, DOUBLE), g.const(float(blocks), DOUBLE)))
-    block = g.op.Sub(g.op.Min(g.cast(drawn, INT64), g.const(blocks - 1)), g.const(blocks // 2))
+    block = g.op.Sub(compute(g, "Min", INT64, g.cast(drawn, INT64), blocks - 1), g.const(blocks // 2))
     bits = g.cast(g.op.Floor(g.op.Mul(uniform_like(g, shaped, DOUBLE), g.const(2048.0, DOUBLE))), INT64)
-    whole = g.op.Min(g.op.Add(g.op.Mul(block, g.const(2048)), bits), g.const(high - low - 1 - middle))
+    whole = compute(g, "Min", INT64, g.op.Add(g.op.Mul(block, g.const(2048)), bits), high - low - 1 - middle)
     return g.op.Add(whole, g.const(low + middle))
 
 

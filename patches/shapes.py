@@ -11,6 +11,7 @@ import torch
 from onnxplug.capture.composites import RECURRENT, Kernel, composite_kernels, recurrent_kernels
 from onnxplug.capture.kernels import patched_kernel, without_decomposition
 from onnxplug.plugin_api import Mentions
+from onnxplug.registry.names import find_overload
 from onnxplug.torch_private import DispatchKey, decomposition_table
 
 _RECURRENT_NAMES = frozenset((*RECURRENT, "RNNBase", "LSTM", "GRU", "RNN"))
@@ -41,23 +42,23 @@ def _fractional_pool(
 def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
     spatial = len(size) - 2
     torch._check(spatial in (2, 3), lambda: f"expected an output size of 4 or 5 dimensions, not {len(size)}")
-    expected = (size[0], spatial, spatial + 1)
-    torch._check(theta.dim() == 3, lambda: f"expected matrices of the shape {expected}, not {tuple(theta.shape)}")
-    for given, wanted in zip(theta.shape, expected, strict=True):
-        torch._check(given == wanted, lambda: f"expected matrices of the shape {expected}, not {tuple(theta.shape)}")
+    _check_shape("matrices", theta, (size[0], spatial, spatial + 1))
     return theta.new_empty((*size[:1], *size[2:], spatial))
 
 
 def _interpolation_backward(
     grad: torch.Tensor, output_size: Any, input_size: Sequence[int], *rest: Any, **options: Any
 ) -> torch.Tensor:
-    wanted = (*input_size[:2], *output_size)
-    torch._check(
-        grad.dim() == len(wanted), lambda: f"expected a gradient of {len(wanted)} dimensions, not {grad.dim()}"
-    )
-    for size, expected in zip(grad.shape, wanted, strict=True):
-        torch._check(size == expected, lambda: f"expected a gradient of the shape {wanted}, not {tuple(grad.shape)}")
+    _check_shape("a gradient", grad, (*input_size[:2], *output_size))
     return grad.new_empty(tuple(input_size))
+
+
+def _check_shape(words: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    torch._check(
+        tensor.dim() == len(wanted), lambda: f"expected {words} of {len(wanted)} dimensions, not {tensor.dim()}"
+    )
+    for size, expected in zip(tensor.shape, wanted, strict=True):
+        torch._check(size == expected, lambda: f"expected {words} of the shape {wanted}, not {tuple(tensor.shape)}")
 
 
 def _like_the_first(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
@@ -89,14 +90,8 @@ _KERNELS: tuple[tuple[Callable[[str], bool] | None, Sequence[str], Kernel], ...]
 )
 
 
-def _overload(name: str) -> Any:
-    """An operator of aten; ``None`` where this torch lacks it."""
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet, None), overload, None)
-
-
 def _has_none(operator: Any) -> bool:
-    """Whether torch computes an operator's shapes by a decomposition, or not at all."""
+    """Whether torch has an operator, and computes its shapes by a decomposition or not at all."""
     return operator is not None and (operator in decomposition_table or DispatchKey.Meta not in operator.py_kernels)
 
 
@@ -118,7 +113,7 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
             stack.enter_context(patched_kernel(op, key, kernel_of))
         for concerns, names, kernel in _KERNELS:
             if concerns is None or mentions(concerns):
-                for operator in filter(_has_none, map(_overload, names)):
+                for operator in filter(_has_none, (find_overload(f"aten::{name}") for name in names)):
                     stack.enter_context(patched_kernel(operator, DispatchKey.Meta, lambda _, kernel=kernel: kernel))
                     stack.enter_context(without_decomposition(operator))
         yield

@@ -21,6 +21,8 @@ from onnxplug.capture.patching import patched
 from onnxplug.errors import CaptureError
 from onnxplug.fake import is_fake
 from onnxplug.torch_private import (
+    DispatchKey,
+    OpOverload,
     detect_fake_mode,
     disable_current_modes,
     disable_torch_function,
@@ -91,16 +93,25 @@ def check_constants(program: torch.export.ExportedProgram) -> None:
 
 
 def check_tangents(program: torch.export.ExportedProgram) -> None:
-    """Checks that no tangent of forward-mode derivatives goes through the operators: only a trace below autograd has those of all.
+    """Checks that no tangent of a forward-mode derivative goes through a composite operator.
+
+    torch decomposes a program with composite operators kept whole, and these have no derivative of their own.
 
     Raises:
-        CaptureError: There is a tangent.
+        CaptureError: A tangent does.
     """
-    if any(getattr(node.target, "__name__", "") == "_make_dual" for node in program.graph.nodes):
-        raise CaptureError(
-            "torch.export records a forward-mode derivative (torch.func.jvp) as calls around the operators",
-            hint="Compute it in the model's forward itself, without strict=True.",
-        )
+    duals: set[torch.fx.Node] = set()
+    for node in program.graph.nodes:
+        name = getattr(node.target, "__name__", "").partition(".")[0]
+        if name == "_unpack_dual" or (name != "_make_dual" and duals.isdisjoint(node.all_input_nodes)):
+            continue
+        duals.add(node)
+        key = DispatchKey.CompositeImplicitAutograd
+        if isinstance(node.target, OpOverload) and node.target.has_kernel_for_dispatch_key(key):
+            raise CaptureError(
+                f"torch can't decompose the program: a tangent of torch.func.jvp goes through {node.target}, a composite operator",
+                hint="Without strict=True the operators below autograd are captured.",
+            )
 
 
 @contextlib.contextmanager

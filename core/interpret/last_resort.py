@@ -1,7 +1,7 @@
 """The last resort: torch's ``run_decompositions`` on the whole program, for operators without a rule or a decomposition.
 
 It costs more than everything else after capture together, so that it runs only where something needs it: functorch's
-transforms (``torch.vmap``), which are calls in a captured graph that have a meaning only as a whole;
+transforms (``torch.vmap``, ``torch.func.jvp``), which are calls in a captured graph that have a meaning only as a whole;
 regions under ``torch.autocast``, whose operators are captured with the dtypes from before the casts; and operators without a rule
 whose single decomposition fails. Guards on sizes that torch adds meanwhile are treated like the guards of capture.
 """
