@@ -13,6 +13,7 @@ import queue
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from statistics import mean
+from statistics import mean, quantiles
 from typing import Any
 
 from tests.models.faults import fault
@@ -30,6 +31,8 @@ from tests.models.measure import EXPORTERS, KINDS, TABLES, Architecture, Outcome
 
 #: Seconds of processor time for an architecture with all ways round, and of waiting for an answer on a loaded machine.
 SECONDS, WAITING = 120.0, 2400.0
+#: The number of architectures that are measured again for the pace of the machine, and the seconds that each took.
+PACEMAKERS, SHORT = 16, (2.0, 5.0)
 #: The outcomes that docs/models.md shows.
 OUTCOMES = Path(__file__).with_name("outcomes")
 
@@ -37,7 +40,8 @@ OUTCOMES = Path(__file__).with_name("outcomes")
 class _Worker:
     """A measuring process, and its answers."""
 
-    def __init__(self, exporter: str) -> None:
+    def __init__(self, exporter: str, limit: float) -> None:
+        self.limit = limit
         command = [sys.executable, "-m", "tests.models.worker", exporter]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -63,7 +67,7 @@ class _Worker:
                 break
             except queue.Empty:
                 waited += 1
-            if _processor_time(self.process.pid) - started > SECONDS or waited > WAITING:
+            if _processor_time(self.process.pid) - started > self.limit or waited > WAITING:
                 self.process.kill()
                 return Outcome("timeout", f"no answer after {SECONDS:.0f} s of processor time")
         if answer is None:
@@ -92,6 +96,7 @@ def run(
     exporter: str = "onnxplug",
     until: float = math.inf,
     again: bool = False,
+    pace: float = 1.0,
 ) -> dict[Architecture, Outcome]:
     """Measures the architectures of which the folder has no outcome, in ascending order of their expected time.
 
@@ -102,6 +107,7 @@ def run(
         exporter: One of :data:`tests.models.measure.EXPORTERS`.
         until: No measurement begins after this time of ``time.monotonic``.
         again: Measure also the architectures whose outcome is of another commit.
+        pace: :func:`measure_pace`, by which seconds are divided.
 
     Returns:
         The outcomes that are known.
@@ -115,7 +121,7 @@ def run(
     lines = _file(folder, exporter).open("a", encoding="utf-8", buffering=1)
 
     def serve() -> None:
-        worker = _Worker(exporter)
+        worker = _Worker(exporter, SECONDS * pace)
         while time.monotonic() < until:
             try:
                 architecture = pending.get_nowait()
@@ -124,8 +130,8 @@ def run(
             outcome = results[architecture] = worker.ask(architecture)
             if outcome.status in ("crash", "timeout"):
                 worker.stop()
-                worker = _Worker(exporter)
-            outcome.commit = commit
+                worker = _Worker(exporter, SECONDS * pace)
+            outcome.commit, outcome.seconds = commit, outcome.seconds / pace
             lines.write(_line(architecture, outcome))
             print(
                 f"{architecture.kind:8} {architecture.name:28} {outcome.status:8} {outcome.detail[:150]!r}", flush=True
@@ -139,6 +145,35 @@ def run(
         for thread in threads:
             thread.join()
     return {architecture: results[architecture] for architecture in chosen if architecture in results}
+
+
+def measure_pace(known: Mapping[Architecture, Outcome], workers: int) -> float:
+    """The seconds in which this machine does what takes a second where outcomes were measured before.
+
+    It is the median over some architectures that are measured again: the seconds of one table are then comparable, although
+    its rows are of several machines. Measured with a peer, which no commit of onnxplug changes; 1.0 where nothing is known.
+
+    Args:
+        known: The outcomes of torch.onnx.
+        workers: The number of processes, as many as the measurement has.
+    """
+    short = sorted(
+        a
+        for a, o in known.items()
+        if a.kind in TABLES and o.status == "pass" and not o.way and SHORT[0] < o.seconds < SHORT[1]
+    )
+    chosen = short[:: max(1, len(short) // PACEMAKERS)][:PACEMAKERS]
+    with tempfile.TemporaryDirectory() as folder:
+        measured = run(chosen, Path(folder), workers, "torch.onnx")
+    ratios = [outcome.seconds / known[a].seconds for a, outcome in measured.items() if outcome.seconds]
+    if len(ratios) < 2:
+        return 1.0
+    low, pace, high = quantiles(ratios)
+    print(
+        f"pace of this machine: {pace:.2f} (quartiles {low:.2f} to {high:.2f} of {len(ratios)} architectures)",
+        flush=True,
+    )
+    return pace
 
 
 def _expected(results: dict[Architecture, Outcome]) -> Callable[[Architecture], float]:
@@ -210,10 +245,11 @@ def main() -> None:
     chosen = [a for a in everything if a.kind in (options.kind or KINDS) and (names is None or a.name in names)]
     chosen = chosen[number - 1 :: of]
     until = time.monotonic() + 60 * options.minutes
+    pace = 1.0 if options.known else measure_pace(read(options.out, "torch.onnx"), options.workers)
     if not options.known:
         absent = _absent({a.kind for a in chosen})
         measurable = [a for a in chosen if a.kind not in absent]
-        run(measurable, options.out, options.workers, until=until, again=options.again)
+        run(measurable, options.out, options.workers, until=until, again=options.again, pace=pace)
     known = read(options.out, "onnxplug")
     results = {a: known.get(a, Outcome("unmeasured")) for a in chosen}
     _print("onnxplug", results)
@@ -221,7 +257,7 @@ def main() -> None:
     for name in EXPORTERS[1:]:
         if name in options.peer:
             measurable = [a for a in results if results[a].status not in _NOT_COUNTED and _takes(name, a)]
-            run(measurable, options.out, options.workers, name, until)
+            run(measurable, options.out, options.workers, name, until, pace=pace)
         others = read(options.out, name)
         peers[name] = {a: others[a] for a in results if a in others}
         _print(name, peers[name])
@@ -327,7 +363,7 @@ def render(results: dict[Architecture, Outcome], peers: dict[str, dict[Architect
         "## All",
         "",
         f"torch.onnx is `torch.onnx.export(dynamo=True)` of torch {version('torch').partition('+')[0]}, OnnxExporter that of transformers, with `dynamic=True`;",
-        "both are compared in the same way. Seconds are those of the export, on the machine of that run; nodes are those of the whole",
+        "both are compared in the same way. Seconds are those of the export, divided by the pace of the machine; nodes are those of the whole",
         "model, with its subgraphs and functions; in brackets is what a failure comes from. A cell is empty where it was not measured.",
         "",
         "| kind | architecture | class or model | onnxplug | s | nodes | torch.onnx | s | nodes | OnnxExporter | s | nodes |",
