@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
+
+from onnxplug.verification.eager import copied
 
 #: Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -165,4 +166,4 @@ def _runs(example: Example, call: Call) -> bool:
 def run(module: torch.nn.Module, call: Call) -> None:
     """Runs a copy of a model in PyTorch: a model may keep results of a call, which then fix sizes in an export (VoxelMorph)."""
     with torch.no_grad():
-        copy.deepcopy(module)(*call[0], **call[1])
+        copied(module)(*call[0], **call[1])
