@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
-from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16, INT64
+from onnxplug.converters.helpers.dtypes import BOOL, FLOAT, FLOAT16, HALVES, INT64
 from onnxplug.converters.helpers.promotion import operands, operands_in
 from onnxplug.converters.helpers.runtimes import LOW_HALVES_ARE_SIGNED, computed_in
 
@@ -28,16 +28,25 @@ def compute(g: GraphBuilder, op_type: str, dtype: ir.DataType, *args: Any) -> Va
         return g.cast(g.op.Where(getattr(g.op, _COMPARED[op_type])(a, b), a, b), dtype)
     if inner != dtype:
         return g.cast(getattr(g.op, op_type)(*operands_in(g, *args, dtype=dtype, inner=inner)), dtype)
-    scales = op_type in ("Mul", "Div") and dtype == FLOAT16
-    if scales and not all(isinstance(a, Value) or _in_half(a) for a in args):
-        # torch multiplies by the Python number in float32.
+    if op_type in ("Mul", "Div") and dtype in HALVES and not _holds(g, dtype, args[-1]):
+        # torch multiplies by a number, and divides by it, in float32.
         return g.cast(getattr(g.op, op_type)(*operands(g, *args, dtype=FLOAT)), dtype)
     return getattr(g.op, op_type)(*operands(g, *args, dtype=dtype))
 
 
-def _in_half(number: float) -> bool:
-    """Whether float16 holds a number to its full precision."""
-    return number == 0 or not 0 < abs(number) < math.inf or 2.0**-14 <= abs(number) <= 65504
+def _holds(g: GraphBuilder, dtype: ir.DataType, x: Any) -> bool:
+    """Whether a dtype of 16 bits holds an operand: a tensor, or a number in the range of the dtype's full precision.
+
+    A 0-dim tensor of a dtype that is not promoted is a number too; of a number that only a run gives nothing is known.
+    """
+    number: Any = x
+    if isinstance(x, Value):
+        if x.dtype == dtype or x.shape is None or len(x.shape):
+            return True
+        number = g.constant(x)
+        if number is None:
+            return False
+    return dtype != FLOAT16 or not 0 < abs(number) < math.inf or 2.0**-14 <= abs(number) <= 65504
 
 
 def truncated(g: GraphBuilder, x: Value) -> Value:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx.reference import ReferenceEvaluator
 
 from tests.support.check import check
 
@@ -241,3 +243,25 @@ def test_clamping_bfloat16_at_every_opset(opset: int) -> None:
     x = torch.tensor([-3.0, -0.5, 0.25, 1.5, 7.0, float("nan"), float("inf")], dtype=torch.bfloat16)
     for function in (F.relu6, F.hardtanh, F.softshrink, lambda x: x.clamp(-0.5, 0.7), lambda x: x.clamp(max=0.7)):
         check(function, x, opset=opset)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_with_numbers_of_wider_dtypes(dtype: torch.dtype) -> None:
+    """Torch multiplies by sizes and 0-dim tensors, and divides by them, in float32; the graph does so in every runtime."""
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> Any:
+        large = x * torch.tensor(70000.0), x / torch.tensor(70000), x / torch.tensor(1e-8, dtype=torch.float64)
+        return *large, x * x.numel(), x / x.numel(), x * y, x / y, torch.mul(x[0, 0], x.numel())
+
+    cases = [
+        (torch.rand(300, 250).to(dtype), torch.tensor(0.30001)),
+        (torch.rand(2, 3).to(dtype), torch.tensor(1e-7)),
+        (-torch.rand(400, 200).to(dtype), torch.tensor(7e4)),
+    ]
+    program = check(model, *cases[0], others=cases[1:], dynamic=({0: "a", 1: "b"}, None))
+    if dtype == torch.float16:  # ONNX Runtime leaves out casts to float16 and back
+        evaluator = ReferenceEvaluator(program.model_proto)
+        for case in cases:
+            feeds = {name: tensor.numpy() for name, tensor in zip(evaluator.input_names, case, strict=True)}
+            for result, expected in zip(evaluator.run(None, feeds), model(*case), strict=True):
+                torch.testing.assert_close(torch.from_numpy(np.asarray(result)), expected, rtol=0, atol=0)
