@@ -22,6 +22,7 @@ from onnxplug.build.builder import GraphBuilder
 from onnxplug.build.collection import collection_held
 from onnxplug.build.kernels import Kernels
 from onnxplug.build.scope import nodes_of
+from onnxplug.capture.ambient import autocast_inside
 from onnxplug.capture.capture import capture as capture_model
 from onnxplug.capture.eager import full_float32
 from onnxplug.capture.signature import Captured, FunctionalGraph
@@ -374,6 +375,11 @@ def finish(conversion: Conversion, translated: Translated) -> ir.Model:
 
 def run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
     """Exports a model: the stages one after the other."""
+    with autocast_inside(model) as under:
+        return _run(under, args, f, options)
+
+
+def _run(model: Any, args: Any, f: Any, options: ExportOptions) -> OnnxProgram:
     plan_of_export = plan(model, args, f, options)
     convert_precision = _precision(options)
     now = events()

@@ -22,6 +22,7 @@ from onnxplug.capture.signature import Captured
 from onnxplug.capture.transforms import transforms_closed
 from onnxplug.errors import CaptureError, MissingRuleError, OnnxplugError, UsageError
 from onnxplug.functionalize.subgraphs import subgraph_at
+from onnxplug.interpret.autocast import autocast_region, with_casts
 from onnxplug.observers import stage
 from onnxplug.registry.names import qualified_name, without_prefix
 from onnxplug.registry.registry import Layer, OnnxRegistry
@@ -32,8 +33,6 @@ Table = Mapping[Any, Callable[..., Any]]
 
 #: The module of the functions that represent functorch's transforms in a captured graph.
 _TRANSFORMS = "torch._functorch.predispatch"
-#: A region under autocast; where it begins with a branch or a loop, torch leaves it in the graph around it, behind the second.
-_AUTOCAST = ("wrap_with_autocast", "_enter_autocast")
 
 
 def checked_table(decompositions: Any) -> Table | None:
@@ -85,11 +84,7 @@ def _dissolves(node: torch.fx.Node) -> str | None:
         return None
     if getattr(target, "__module__", "") == _TRANSFORMS:
         return qualified_name(target)
-    if getattr(target, "__name__", "") not in _AUTOCAST:
-        return None
-    # (device type, dtype, enabled, cache, ...)
-    enabled = node.args[2] if len(node.args) > 2 else True
-    return qualified_name(target) if enabled else None
+    return None if autocast_region(node) is None else qualified_name(target)
 
 
 class LastResort:
@@ -119,7 +114,10 @@ class LastResort:
         else:
             self.reasons = tuple(dissolving(captured.program))
         if table is not None or self.reasons:
-            self.captured = decomposed(captured, table if table is not None else {})
+            program = with_casts(captured.program)
+            self.captured = decomposed(
+                dataclasses.replace(captured, program=program), table if table is not None else {}
+            )
 
     def decompose_again(self, error: OnnxplugError) -> None:
         """Decomposes more of the program, after its conversion failed because operators have no rule.
