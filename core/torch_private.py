@@ -130,6 +130,7 @@ _NAMES = {
         "torch._higher_order_ops.associative_scan:", "associative scans of dynamic sizes", SimpleNamespace
     ),
     "quantized_operators": _Private("torch.ao.quantization.fx._decomposed:", "eager-mode quantised models"),
+    "meta_registrations": _Private("torch._meta_registrations:", "sizes of pools in ceil mode"),
     "TorchDispatchMode": _Private("torch.utils._python_dispatch:TorchDispatchMode", "verifying quantised models"),
     "has_kernel_for_dispatch_key": _Private(
         "torch._C:_dispatch_has_kernel_for_dispatch_key", "operators of libraries without a kernel for shapes"

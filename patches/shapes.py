@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.composites import RECURRENT, Kernel, composite_kernels, recurrent_kernels
+from onnxplug.capture.composites import RECURRENT, Kernel, composite_kernels, pooled_sizes, recurrent_kernels
 from onnxplug.capture.kernels import patched_kernel, without_decomposition
 from onnxplug.plugin_api import Mentions
 from onnxplug.registry.names import find_overload
@@ -105,7 +105,7 @@ def shape_kernels(mentions: Mentions) -> Iterator[None]:
     volumes, for affine grids, for max pools of one axis and for norms of matrices. Operators that names tell of are patched only
     where the model's code has such a name.
     """
-    with contextlib.ExitStack() as stack:
+    with pooled_sizes(), contextlib.ExitStack() as stack:
         if mentions(lambda name: name in _RECURRENT_NAMES):
             for op, key, kernel_of in recurrent_kernels():
                 stack.enter_context(patched_kernel(op, key, kernel_of))

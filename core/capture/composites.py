@@ -9,12 +9,14 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from onnxplug.capture.kernels import patched_kernel, without_decomposition
-from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode
+from onnxplug.capture.patching import patched
+from onnxplug.torch_private import DispatchKey, OpOverload, detect_fake_mode, meta_registrations
 
 Kernel = Callable[..., Any]
 #: An operator, the dispatch key of a kernel, and what makes another one from that.
@@ -103,7 +105,35 @@ def _fill_diagonal(original: Kernel) -> Kernel:
     return kernel
 
 
+def _tensor_split(original: Kernel) -> Kernel:
+    """The parts of an axis, of which the first ones have an element more: torch's kernel asks how many these are."""
+
+    def kernel(x: torch.Tensor, sections: int, dim: int = 0) -> Any:
+        if detect_fake_mode((x,)) is None or not x.dim() or sections < 1 or isinstance(x.shape[dim], int):
+            return original(x, sections, dim)
+        sizes, strides, start, parts = list(x.shape), x.stride(), 0, []
+        for part in range(sections):
+            sizes[dim] = (x.shape[dim] + sections - 1 - part) // sections
+            parts.append(x.as_strided(sizes, strides, x.storage_offset() + start * strides[dim]))
+            start = start + sizes[dim]
+        return parts
+
+    return kernel
+
+
+def _pooled_size(size: Any, kernel: Any, before: Any, after: Any, stride: Any, dilation: Any, ceil_mode: bool) -> Any:
+    """The number of windows of a pool. In ``ceil_mode`` none begins in the padding at the end; torch asks whether one does."""
+    span = size + before + after - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return span // stride + 1
+    windows = (span + stride - 1) // stride + 1
+    if after + stride - 2 < dilation * (kernel - 1):  # the last one begins before the padding at any size
+        return windows
+    return torch.sym_min(windows, (size + before + stride - 1) // stride)
+
+
 _COMPOSITES = {
+    torch.ops.aten.tensor_split.sections: _tensor_split,
     torch.ops.aten.fill_diagonal_.default: _fill_diagonal,
     torch.ops.aten.max_pool1d.default: _max_pool1d,
     torch.ops.aten.linalg_matrix_norm.default: _matrix_norm,
@@ -134,6 +164,11 @@ def recurrent_kernels() -> list[Exchange]:
     ]
 
 
+def pooled_sizes() -> AbstractContextManager[None]:
+    """While it holds, results of pools in ``ceil_mode`` have sizes that are right for all sizes of the operand."""
+    return patched(meta_registrations, "pooling_output_shape_pad_lr", _pooled_size)
+
+
 @contextlib.contextmanager
 def composites_kept(operators: Collection[Any]) -> Iterator[None]:
     """While it holds, ``run_decompositions`` leaves the sizes of these operators dynamic, where its table doesn't have them.
@@ -145,6 +180,7 @@ def composites_kept(operators: Collection[Any]) -> Iterator[None]:
         operators: Overloads of operators.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(pooled_sizes())
         for op, key, kernel_of in (*composite_kernels(), *recurrent_kernels()):
             if op in operators and key == DispatchKey.CompositeImplicitAutograd:
                 stack.enter_context(patched_kernel(op, key, kernel_of))
