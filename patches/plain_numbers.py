@@ -14,14 +14,17 @@ import functools
 import itertools
 import math
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from onnxplug.capture.limits import condition_of_limit
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import CODE_CHANGES, patched
+from onnxplug.capture.questions import ask
 from onnxplug.patches.kinds import class_attribute
 from onnxplug.patches.lengths import Globals
 from onnxplug.patches.lists import dynamic_list, dynamic_range
@@ -64,10 +67,25 @@ def _extreme(name: str, of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]
         items = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
         dynamic = any(isinstance(item, torch.SymInt) for item in items)
         if dynamic and not kwargs and all(isinstance(item, int | torch.SymInt) for item in items):
-            return functools.reduce(of_two, items)
+            plain = [item for item in items if isinstance(item, int)]
+            numbers = [getattr(builtins, name)(plain)] if plain else []
+            numbers += [item for item in items if not isinstance(item, int)]
+            return functools.reduce(functools.partial(_of_two, name, of_two, sys._getframe(1)), numbers)
         return getattr(builtins, name)(*args, **kwargs)
 
     return extreme
+
+
+def _of_two(name: str, of_two: Callable[[Any, Any], Any], frame: types.FrameType, first: Any, second: Any) -> Any:
+    """The extreme of two numbers; torch simplifies ``max(1, n)`` to ``n``, which asks for a size that is not 0."""
+    result = of_two(first, second)
+    sizes = [number.node for number in (first, second) if isinstance(number, torch.SymInt)]
+    if sizes:
+        exprs = [number.node.expr if isinstance(number, torch.SymInt) else number for number in (first, second, result)]
+        condition = condition_of_limit(name.capitalize(), *exprs)
+        if condition is not None:
+            ask(condition, frame, sizes[0].shape_env)
+    return result
 
 
 def _sqrt(number: Any) -> Any:

@@ -418,6 +418,18 @@ def _compare(relation: str, original: Callable[..., Any], first: Any, second: An
     return answer
 
 
+def ask(condition: Any, frame: FrameType, env: Any) -> None:
+    """Records a condition under which the result is right that onnxplug gives the model's code.
+
+    Args:
+        frame: The frame of that code.
+        env: torch's environment of the dynamic sizes.
+    """
+    record: Recorded | None = getattr(_local, "recorded", None)
+    if record is not None:
+        record.questions.setdefault(_question(condition, frame, env))
+
+
 def _undecided(relation: str, *sides: Any) -> Any:
     """A true comparison as sympy's; ``None`` where it holds at the size 0 too."""
     exprs = [getattr(getattr(side, "node", None), "expr", side) for side in sides]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from math import sqrt
 from typing import Any
@@ -101,6 +102,31 @@ def test_values(name: str) -> None:
     program = check(VALUES[name], torch.randn(2, 6), others=others, dynamic=({0: "b", 1: "n"},))
     assert program.captured is not None
     assert program.captured.strategy == "non-strict"
+
+
+LIMITS: dict[str, Callable[[int], Any]] = {
+    "at least one": lambda n: max(1, n),
+    "at most one": lambda n: min(n, 1),
+    "less one": lambda n: max(n - 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_a_size_ask_for_a_size_that_is_not_0(name: str) -> None:
+    """Torch takes every size for positive, and simplifies ``max(1, n)`` to ``n``."""
+    limit = LIMITS[name]
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.sum() / limit(x.shape[0]), x.new_ones(limit(x.shape[0]))
+
+    x, others = torch.randn(3, 2), [(torch.randn(1, 2),), (torch.randn(5, 2),)]
+    with pytest.warns(UserWarning, match=r"right only where n != 0: the model's code at .*test_plain_numbers"):
+        check(Model(), x, others=others, dynamic=({0: "n"},))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(Model(), x, others=others, dynamic=({0: torch.export.Dim("n", min=1)},))
+        check(lambda x: x.sum() / max(3, x.shape[0], 1), x, others=[*others, (torch.randn(0, 2),)], dynamic=({0: "n"},))
 
 
 def test_a_frame_that_outlives_the_capture() -> None:
