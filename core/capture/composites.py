@@ -109,8 +109,9 @@ def _tensor_split(original: Kernel) -> Kernel:
     """The parts of an axis, of which the first ones have an element more: torch's kernel asks how many these are."""
 
     def kernel(x: torch.Tensor, sections: int, dim: int = 0) -> Any:
-        if detect_fake_mode((x,)) is None or not x.dim() or sections < 1 or isinstance(x.shape[dim], int):
-            return original(x, sections, dim)
+        is_known = type(sections) is not int or sections < 1 or not x.dim() or isinstance(x.shape[dim], int)
+        if is_known or detect_fake_mode((x,)) is None:
+            return NotImplemented
         sizes, strides, start, parts = list(x.shape), x.stride(), 0, []
         for part in range(sections):
             sizes[dim] = (x.shape[dim] + sections - 1 - part) // sections
@@ -133,13 +134,16 @@ def _pooled_size(size: Any, kernel: Any, before: Any, after: Any, stride: Any, d
 
 
 _COMPOSITES = {
-    torch.ops.aten.tensor_split.sections: _tensor_split,
     torch.ops.aten.fill_diagonal_.default: _fill_diagonal,
     torch.ops.aten.max_pool1d.default: _max_pool1d,
     torch.ops.aten.linalg_matrix_norm.default: _matrix_norm,
     torch.ops.aten.linalg_norm.default: _norm,
     torch.ops.aten.linalg_cond.p_str: _cond,
 }
+
+
+#: Kernels of fake results alone.
+_FAKES = {torch.ops.aten.tensor_split.sections: _tensor_split}
 
 
 def composite_kernel(op: OpOverload) -> Kernel:
@@ -149,8 +153,9 @@ def composite_kernel(op: OpOverload) -> Kernel:
 
 
 def composite_kernels() -> list[Exchange]:
-    """The kernels of max pools of one axis, of norms and condition numbers of matrices, and of writes to a diagonal."""
-    return [(op, DispatchKey.CompositeImplicitAutograd, kernel_of) for op, kernel_of in _COMPOSITES.items()]
+    """The kernels of max pools of one axis, of norms and condition numbers of matrices, of splits, and of writes to a diagonal."""
+    kernels = {**_COMPOSITES, **_FAKES}
+    return [(op, DispatchKey.CompositeImplicitAutograd, kernel_of) for op, kernel_of in kernels.items()]
 
 
 def recurrent_kernels() -> list[Exchange]:

@@ -26,14 +26,16 @@ def patched_kernel(op: OpOverload, key: DispatchKey, kernel_of: Callable[..., An
 
     Args:
         key: ``CompositeImplicitAutograd`` for a composite operator; ``Meta`` for the kernel that computes shapes.
-        kernel_of: Makes the kernel, called with the operator's arguments, from the original kernel.
+        kernel_of: Makes the kernel, called with the operator's arguments, from the original kernel. Where it returns
+            ``NotImplemented`` the original is called, and what that asks of sizes counts as its question.
     """
     before = op.py_kernels.get(key)
     original = before or functools.partial(op._op_dk, key)
     kernel = kernel_of(original)
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (kernel if key == DispatchKey.Meta or _sees_no_trace() else original)(*args, **kwargs)
+        result = kernel(*args, **kwargs) if key == DispatchKey.Meta or _sees_no_trace() else NotImplemented
+        return original(*args, **kwargs) if result is NotImplemented else result
 
     op.py_kernels[key] = chosen
     op._dispatch_cache.clear()

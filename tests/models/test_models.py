@@ -197,8 +197,8 @@ def test_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     requests: list[str] = []
 
     class Fake:
-        def __init__(self, exporter: str) -> None:
-            assert exporter == "onnxplug"
+        def __init__(self, exporter: str, limit: float) -> None:
+            assert (exporter, limit) == ("onnxplug", report.SECONDS)
 
         def ask(self, architecture: Architecture) -> Outcome:
             requests.append(architecture.name)
@@ -283,7 +283,7 @@ def test_faults(status: str, detail: str, words: str) -> None:
 
 def test_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "SECONDS", 0.5)
-    worker = report._Worker("onnxplug")
+    worker = report._Worker("onnxplug", limit=0.5)
     try:
         outcome = worker.ask(Architecture("timm", "nasnet", "nasnetalarge"))
     finally:
@@ -323,4 +323,5 @@ def test_the_figures_of_other_pages_are_those_of_the_table() -> None:
             f"f {total} models of transformers, timm, torchvision and six more libraries {plain + by_a_way} are" in text
         ), page
         assert f"{plain} by the plain call" in text, page
-        assert f"exports {passed} of the {measured} on which it was measured" in text, page
+        assert measured == total
+        assert f"exports {passed}{' ([table]' if page == 'README.md' else '. [The table]'}" in text, page
