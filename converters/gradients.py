@@ -136,7 +136,10 @@ def _average_backward(
     ends_of = [n for s, p in zip(reversed(stride), reversed(padding), strict=True) for n in (0, s + p)]
     full = torch.nn.functional.pad(full, ends_of)
     for axis in range(spatial):
-        full = full.narrow(axis + 2, padding[axis], sizes[axis])
+        if ceil_mode:  # the number of windows is a minimum, of which torch does not prove that they are enough
+            full = full.index_select(axis + 2, torch.arange(sizes[axis]) + padding[axis])
+        else:
+            full = full.narrow(axis + 2, padding[axis], sizes[axis])
     return full.reshape(x.shape)
 
 

@@ -17,6 +17,7 @@ class Row(NamedTuple):
 
 
 LOOSER: dict[str, Row] = {
+    "autocast": Row(2e-2, 2e-2, "autocast rounds to 16 bits between the steps of a product"),
     "attention": Row(1e-4, 1e-5, "two products and a softmax, their sums in another order"),
     "attention, 16 bits": Row(2e-2, 2e-2, "PyTorch rounds to 16 bits between the steps of the decomposition"),
     "attention of GPUs": Row(1e-5, 1e-5, "a softmax and a logarithm of its sum, summed in another order"),
