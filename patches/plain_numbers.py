@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from onnxplug.capture.limits import condition_of_limit
+from onnxplug.capture.limits import conditions_of_limit
 from onnxplug.capture.mentions import Mentions
 from onnxplug.capture.patching import CODE_CHANGES, patched
 from onnxplug.capture.questions import ask
@@ -82,8 +82,7 @@ def _of_two(name: str, of_two: Callable[[Any, Any], Any], frame: types.FrameType
     sizes = [number.node for number in (first, second) if isinstance(number, torch.SymInt)]
     if sizes:
         exprs = [number.node.expr if isinstance(number, torch.SymInt) else number for number in (first, second, result)]
-        condition = condition_of_limit(name.capitalize(), *exprs)
-        if condition is not None:
+        for condition in conditions_of_limit(name.capitalize(), *exprs):
             ask(condition, frame, sizes[0].shape_env)
     return result
 

@@ -11,8 +11,8 @@ from onnxplug.torch_private import sympy_functions
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def condition_of_limit(name: str, first: Any, second: Any, result: Any) -> Any:
-    """The condition that a size is not 0, without which a simplified maximum or minimum is wrong.
+def conditions_of_limit(name: str, first: Any, second: Any, result: Any) -> tuple[Any, ...]:
+    """The conditions that sizes are not 0, without which a simplified maximum or minimum is wrong.
 
     Args:
         name: ``Max`` or ``Min``.
@@ -20,11 +20,13 @@ def condition_of_limit(name: str, first: Any, second: Any, result: Any) -> Any:
         result: That of torch's result.
 
     Returns:
-        sympy's condition; ``None`` where the result is right for the size 0 too.
+        sympy's conditions, one for each size; none where the result is right for sizes of 0 too.
     """
     exprs = [sympy.sympify(expr) for expr in (first, second, result)]
-    for size in sorted(exprs[0].free_symbols | exprs[1].free_symbols, key=str):
+    sizes = [size for size in exprs[0].free_symbols | exprs[1].free_symbols if size.is_positive]
+    conditions = []
+    for size in sorted(sizes, key=str):
         at_zero = [expr.xreplace({size: sympy.S.Zero}) for expr in exprs]
-        if size.is_positive and getattr(sympy_functions, name)(*at_zero[:2]) != at_zero[2]:
-            return sympy.Ne(size, 0, evaluate=False)
-    return None
+        if getattr(sympy_functions, name)(*at_zero[:2]) != at_zero[2]:
+            conditions.append(sympy.Ne(size, 0, evaluate=False))
+    return tuple(conditions)

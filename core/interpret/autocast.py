@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,17 +19,18 @@ from onnxplug.functionalize.subgraphs import subgraph_at
 from onnxplug.interpret.decompose import trace_function
 from onnxplug.torch_private import DispatchKey, OpOverload, has_kernel_for_dispatch_key
 
+_LAYERS = frozenset(overload for name in RECURRENT for overload in (f"aten::{name}.input", f"aten::{name}.data"))
 #: The recurrent layers whose operands autocast casts, by the type of the device: those that a library computes as a whole.
-_CAST_LAYERS = {"cpu": ("lstm",), "cuda": RECURRENT}
+_CAST_LAYERS = {"cpu": frozenset(("aten::lstm.input",)), "cuda": _LAYERS}
 #: Where a region begins with a branch or a loop, torch leaves it in the graph around it, behind the second.
 _WRAPPED, _ENTER, _EXIT = "wrap_with_autocast", "_enter_autocast", "_exit_autocast"
 
 
 class Region(NamedTuple):
-    """An autocast: the type of its device, and the dtype to which it casts."""
+    """An autocast: the type of its device, and the dtype to which it casts; ``None`` where it is turned off."""
 
     device: str
-    dtype: torch.dtype
+    dtype: torch.dtype | None
 
     @property
     def key(self) -> str:
@@ -38,13 +39,13 @@ class Region(NamedTuple):
 
 
 def autocast_region(node: torch.fx.Node) -> Region | None:
-    """The autocast that a node turns on; ``None`` for any other node."""
+    """The autocast that a node turns on or off; ``None`` for any other node."""
     if node.op != "call_function" or isinstance(node.target, OpOverload) or _name(node) not in (_WRAPPED, _ENTER):
         return None
     arguments = dict(enumerate(node.args))  # device type, dtype, enabled, cache
     device, dtype = str(arguments[0]), arguments.get(1)
     if not arguments.get(2, True):
-        return None
+        return Region(device, None)
     return Region(device, dtype if isinstance(dtype, torch.dtype) else torch.get_autocast_dtype(device))
 
 
@@ -53,15 +54,20 @@ def with_casts(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
 
     Recurrent layers stay whole, for their decompositions have static lengths, and get casts of their own.
     """
-    if not any(_is_composite(node) for _, node, _ in _under_autocast(program.graph_module, None)):
+    if not any(_is_composite(node) for _, node, _ in _under_autocast(program.graph_module, {})):
         return program
     program, module = copy.copy(program), copy.deepcopy(program.graph_module)
     program._graph_module = module
-    for owner, node, region in list(_under_autocast(module, None)):
-        if _layer(node) in _CAST_LAYERS.get(region.device, ()):
+    changed = set()
+    for owner, node, region in list(_under_autocast(module, {})):
+        if _overload(node) in _CAST_LAYERS.get(region.device, ()):
             _cast_operands(node, region.dtype)
         elif (called := _calls_cast(node, region)) is not None:
             _inline(node, *called)
+        else:
+            continue
+        changed.add(owner)
+    for owner in changed:
         owner.recompile()
     return program
 
@@ -71,38 +77,50 @@ def _name(node: torch.fx.Node) -> str:
 
 
 def _under_autocast(
-    module: torch.fx.GraphModule, region: Region | None
+    module: torch.fx.GraphModule, outer: Mapping[str, Region]
 ) -> Iterator[tuple[torch.fx.GraphModule, torch.fx.Node, Region]]:
-    """The calls under autocast, each with its graph's module and that autocast."""
-    entered = [region]
+    """The calls under the autocast of their operands' device, each with its graph's module and that autocast.
+
+    Args:
+        outer: The autocasts around the module, by the types of their devices.
+    """
+    entered = [outer]
     for node in module.graph.nodes:
-        if _name(node) == _ENTER:
-            entered.append(autocast_region(node))
+        region = autocast_region(node)
+        if _name(node) == _ENTER and region is not None:
+            entered.append({**entered[-1], region.device: region})
         elif _name(node) == _EXIT:
             entered.pop()
         inner = subgraph_at(node, module)
         if inner is not None:
-            wrapped = next((user for user in node.users if _name(user) == _WRAPPED), None)
-            yield from _under_autocast(inner, entered[-1] if wrapped is None else autocast_region(wrapped))
-        elif (current := entered[-1]) is not None and isinstance(node.target, OpOverload):
-            yield module, node, current
+            regions = filter(None, map(autocast_region, node.users))
+            yield from _under_autocast(inner, {**entered[-1], **{region.device: region for region in regions}})
+        elif entered[-1] and isinstance(node.target, OpOverload):
+            values = [operand.meta.get("val") for operand in node.all_input_nodes]
+            device = next((value.device.type for value in values if isinstance(value, torch.Tensor)), "")
+            current = entered[-1].get(device)
+            if current is not None and current.dtype is not None:
+                yield module, node, current
 
 
 def _is_composite(node: torch.fx.Node) -> bool:
     return bool(node.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))  # type: ignore[union-attr]
 
 
-def _layer(node: torch.fx.Node) -> str:
-    return str(node.target._schema.name.removeprefix("aten::"))  # type: ignore[union-attr]
+def _overload(node: torch.fx.Node) -> str:
+    return str(node.target.name())  # type: ignore[union-attr]
 
 
-def _cast_operands(node: torch.fx.Node, dtype: torch.dtype) -> None:
-    """Casts the operands of a recurrent layer."""
+def _cast_operands(node: torch.fx.Node, dtype: torch.dtype | None) -> None:
+    """Casts the operands of a recurrent layer, as autocast does: neither integers nor doubles."""
 
     def cast(operand: torch.fx.Node) -> torch.fx.Node:
+        value = operand.meta["val"]
+        if not value.is_floating_point() or value.dtype == torch.float64:
+            return operand
         with node.graph.inserting_before(node):
             result = node.graph.call_function(torch.ops.aten.to.dtype, (operand, dtype))
-        result.meta["val"] = operand.meta["val"].to(dtype)
+        result.meta["val"] = value.to(dtype)
         return result
 
     node.args = torch.fx.map_arg(node.args, cast)
@@ -114,7 +132,7 @@ def _calls_cast(node: torch.fx.Node, region: Region) -> tuple[torch.fx.GraphModu
     operands = node.all_input_nodes
     if (
         not _is_composite(node)
-        or _layer(node) in RECURRENT
+        or _overload(node) in _LAYERS
         or has_kernel_for_dispatch_key(target.name(), region.key)
         or not all(isinstance(operand.meta["val"], torch.Tensor) for operand in operands)
     ):

@@ -84,7 +84,8 @@ def _dissolves(node: torch.fx.Node) -> str | None:
         return None
     if getattr(target, "__module__", "") == _TRANSFORMS:
         return qualified_name(target)
-    return None if autocast_region(node) is None else qualified_name(target)
+    region = autocast_region(node)
+    return None if region is None or region.dtype is None else qualified_name(target)
 
 
 class LastResort:

@@ -129,6 +129,14 @@ def test_limits_of_a_size_ask_for_a_size_that_is_not_0(name: str) -> None:
         check(lambda x: x.sum() / max(3, x.shape[0], 1), x, others=[*others, (torch.randn(0, 2),)], dynamic=({0: "n"},))
 
 
+def test_a_limit_of_a_product_names_each_size() -> None:
+    dynamic = ({0: "a", 1: "b"},)
+    with pytest.warns(UserWarning, match="right only where") as caught:
+        check(lambda x: x.sum() / max(1, x.shape[0] * x.shape[1]), torch.randn(3, 2), dynamic=dynamic)
+    said = [str(warning.message) for warning in caught]
+    assert all(any(f"right only where {name} != 0" in text for text in said) for name in "ab"), said
+
+
 def test_a_frame_that_outlives_the_capture() -> None:
     begun = []
 

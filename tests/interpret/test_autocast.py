@@ -55,6 +55,16 @@ def test_products_within_composite_operators(name: str, branch: bool) -> None:
     compare(onnxplug.to_onnx(again), model, (X, W), *OTHERS)
 
 
+def test_the_autocast_of_another_device_changes_nothing() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cuda", enabled=False):
+                return torch.einsum("ij,jk->ik", x, w)
+
+    program = onnxplug.to_onnx(Model(), (X, W), dynamic_shapes=({0: "n"}, None))
+    compare(program, Model(), (X, W), *OTHERS)
+
+
 def test_an_operator_outside_stays_whole() -> None:
     """So do composite operators within which nothing is cast."""
 
@@ -70,8 +80,11 @@ def test_an_operator_outside_stays_whole() -> None:
     compare(program, Model(), (X, W))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU])
-def test_recurrent_layers(layer: type[torch.nn.RNNBase]) -> None:
+def test_recurrent_layers(layer: type[torch.nn.RNNBase], dtype: torch.dtype) -> None:
+    """Autocast casts no doubles."""
+
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -82,6 +95,6 @@ def test_recurrent_layers(layer: type[torch.nn.RNNBase]) -> None:
                 return self.layer(x)
 
     torch.manual_seed(0)
-    model, x = Model().eval(), torch.randn(2, 5, 4)
+    model, x = Model().eval().to(dtype), torch.randn(2, 5, 4, dtype=dtype)
     program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: "batch", 1: "length"},))
-    compare(program, model, (x,), (torch.randn(3, 7, 4),), (torch.randn(1, 1, 4),))
+    compare(program, model, (x,), (torch.randn(3, 7, 4, dtype=dtype),), (torch.randn(1, 1, 4, dtype=dtype),))

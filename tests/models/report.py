@@ -120,8 +120,10 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     lines = _file(folder, exporter).open("a", encoding="utf-8", buffering=1)
 
+    limit = SECONDS * pace
+
     def serve() -> None:
-        worker = _Worker(exporter, SECONDS * pace)
+        worker = _Worker(exporter, limit)
         while time.monotonic() < until:
             try:
                 architecture = pending.get_nowait()
@@ -130,7 +132,7 @@ def run(
             outcome = results[architecture] = worker.ask(architecture)
             if outcome.status in ("crash", "timeout"):
                 worker.stop()
-                worker = _Worker(exporter, SECONDS * pace)
+                worker = _Worker(exporter, limit)
             outcome.commit, outcome.seconds = commit, outcome.seconds / pace
             lines.write(_line(architecture, outcome))
             print(

@@ -281,6 +281,32 @@ def test_faults(status: str, detail: str, words: str) -> None:
     assert fault(Outcome(status, detail), "acme") == words
 
 
+def test_seconds_are_divided_by_the_pace_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pace is that of models that took from 2 to 5 seconds before; the limit of time follows it."""
+    limits: set[float] = set()
+
+    class Fake:
+        def __init__(self, exporter: str, limit: float) -> None:
+            limits.add(limit)
+
+        def ask(self, architecture: Architecture) -> Outcome:
+            return Outcome("pass", seconds=6.0)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(report, "_Worker", Fake)
+    chosen = [Architecture("causal", name, name.upper()) for name in "abcdef"]
+    seconds = (3.0, 4.0, 4.0, 2.5, 60.0, 0.1)
+    known = {a: Outcome("pass", seconds=s) for a, s in zip(chosen, seconds, strict=True)}
+    known[chosen[3]].way = "static sizes"
+    assert report.measure_pace(known, 1) == 1.5
+    assert report.measure_pace({}, 1) == 1.0
+    results = run(chosen[:2], tmp_path, 1, pace=1.5)
+    assert [outcome.seconds for outcome in results.values()] == [4.0, 4.0]
+    assert limits == {report.SECONDS, 1.5 * report.SECONDS}
+
+
 def test_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "SECONDS", 0.5)
     worker = report._Worker("onnxplug", limit=0.5)
