@@ -442,6 +442,33 @@ def test_stochastic_depth(vision: None) -> None:
     both(lambda: Model(*(Residual(0.1 * i) for i in range(1, 4))).train(), X)
 
 
+class Gated(nn.Module):
+    """Half the rows and columns, each of them times its share of a context, as in FocalNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.linear = nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.Linear(4, 7)
+        self.focal = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        context, gates = self.linear(self.down(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous().split((4, 3), 1)
+        total = torch.zeros(())
+        for level, focal in enumerate(self.focal):
+            context = focal(context)
+            total = total + context * gates[:, level : level + 1]
+        return total + context.mean(2, keepdim=True).mean(3, keepdim=True) * gates[:, 2:]
+
+
+@pytest.mark.filterwarnings("error:the exported model is right only where")
+def test_the_layout_of_a_repeated_result_fixes_no_size() -> None:
+    """A repeated slice is asked for its layout, and its height of 1 in the example is then no guard."""
+    model = nn.Sequential(Gated(), Gated()).eval()
+    program = onnxplug.to_onnx(model, (torch.randn(2, 4, 4, 6),), dynamic_shapes=({0: "b", 2: "h", 3: "w"},))
+    for height in (4, 8, 13):
+        x = torch.randn(3, 4, height, 5)
+        torch.testing.assert_close(program(x)[0], model(x))
+
+
 def test_training() -> None:
     def make() -> nn.Module:
         layers = (
