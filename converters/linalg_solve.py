@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import onnx_ir as ir
+import torch
 from onnx_ir import Value
 
 from onnxplug.build.builder import GraphBuilder
@@ -16,6 +19,7 @@ from onnxplug.converters.helpers.matrices import diagonal, dtype_of, rearranged,
 from onnxplug.converters.helpers.reductions import reduce
 from onnxplug.converters.helpers.results import wanted
 from onnxplug.converters.helpers.runtimes import has_kernel
+from onnxplug.errors import Unsupported
 from onnxplug.interpret.node import FxNode
 from onnxplug.registry.rule import Rule
 
@@ -29,12 +33,17 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)
 
     ``X A = B`` is solved as ``A^T X^T = B^T``; LU and pivots are those of A in either case, as in torch.
+
+    Raises:
+        Unsupported: The factors are read, and torch gives those of the transpose of a contiguous matrix.
     """  # noqa: E501
     a, b, left = node.args[:3]
     vector = rank_of(b) == 1 or (rank_of(b) == rank_of(a) - 1 == len(node.shape))
     if vector:
         b = unsqueeze(g, b, rank_of(b))
     factors = wanted(node, 1) or wanted(node, 2)
+    if factors and _factors_transposes():
+        raise Unsupported("factors of a linear system in this torch, which depend on the strides of the matrix")
     pivots: Value | None = None
     if left and not factors and same_batch(g, a, b):
         packed, right = eliminated(g, a, b)
@@ -46,6 +55,14 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     if vector:
         x = squeeze(g, x, rank_of(x) - 1)
     return [x, packed, None if pivots is None else g.cast(pivots, INT32), first_zero(g, packed)]
+
+
+@functools.cache
+def _factors_transposes() -> bool:
+    """Whether torch factorises the transpose of a contiguous matrix in ``_linalg_solve_ex``, as torch 2.9 does."""
+    matrix = torch.tensor([[4.0, 1.0], [2.0, 3.0]])
+    factors = torch.ops.aten._linalg_solve_ex(matrix, matrix)[1]
+    return float(factors[0, 1]) == 2.0
 
 
 def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: bool, adjoint: bool) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import cache
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import onnxplug
 from tests.support.check import Call, check
+from tests.support.releases import IS_29
 from tests.support.sampling import rotated
 
 linalg = torch.linalg
@@ -196,6 +198,13 @@ def test_solve_triangular(upper: bool, left: bool, unit: bool) -> None:
     a = torch.where(torch.ones(3, 3).triu(1).bool() != upper, a, math.nan) if upper else a
     a = a.tril() if not upper else torch.where(torch.ones(3, 3).tril(-1).bool(), math.nan, a.nan_to_num(1.0))
     check(lambda x, y: linalg.solve_triangular(x, y, upper=upper, left=left, unitriangular=unit), a, matrices(2, 3, 3))
+
+
+def test_factors_of_a_linear_system() -> None:
+    """torch 2.9 gives the factors of the transpose where the matrix is contiguous."""
+    a, b = torch.randn(2, 3, 3) + 4 * torch.eye(3), torch.randn(2, 3, 2)
+    with pytest.raises(onnxplug.OnnxplugError, match="strides of the matrix") if IS_29 else contextlib.nullcontext():
+        check(lambda a, b: torch.ops.aten._linalg_solve_ex(a, b)[:3], a, b, others=[(a.flip(1), b + 1)])
 
 
 def test_solve_broadcasts() -> None:

@@ -135,6 +135,11 @@ FACTORISATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.9."),
+    strict=True,
+    reason="torch 2.9 drops the check of a factorisation under torch.compile, and factorises transposes",
+)
 @pytest.mark.parametrize("backend", ["onnxplug", "onnxplug_debug"])
 @pytest.mark.parametrize("name", FACTORISATIONS)
 def test_a_factorisation_that_fails_raises_the_error_of_eager(name: str, backend: str) -> None:

@@ -127,7 +127,6 @@ def test_encoders_and_decoders() -> None:
         program.verify(kwargs=_case(batch, length, of_global, target=6), seeds=())
 
 
-@_NOT_WITH_29
 def test_without_masks() -> None:
     torch.manual_seed(0)
     example = {"input_ids": torch.randint(3, 99, (2, 9))}
