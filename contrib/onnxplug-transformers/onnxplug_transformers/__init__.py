@@ -46,6 +46,7 @@ def onnxplug_patches() -> list[Callable[[], Any]]:
         _where_used(f"{models}phi4_multimodal", f"{place}.bidirectional:masks_that_are_causal"),
         _where_used(f"{models}hiera", f"{place}.kept_windows:windows_that_are_kept"),
         _where_used(f"{models}nemotron3_", f"{place}.diarization:recordings_of_any_length"),
+        _where_used(f"{models}sam3", f"{place}.box_biases:boxes_of_any_image"),
         _where_used(f"{models}slane", f"{place}.tables:tables_of_any_length"),
         _where_used(f"{models}timesfm", f"{place}.series:any_number_of_series"),
         _where_used(f"{models}pe_audio_video", f"{place}.aligned:frames_aligned_at_once"),
