@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import onnxplug
-from tests.support.releases import not_with_29
+from tests.support.releases import not_with
 
 X = torch.randn(4, 3)
 OTHERS = [torch.randn(1, 3), -torch.rand(7, 3)]
@@ -161,7 +161,7 @@ def removed(m: Inner, x: torch.Tensor) -> Any:
     "strict",
     [
         pytest.param(False, id=""),
-        pytest.param(True, id="strict", marks=not_with_29("refuses such an assignment in the strict mode")),
+        pytest.param(True, id="strict", marks=not_with("2.9", "refuses such an assignment in the strict mode")),
     ],
 )
 @pytest.mark.parametrize("function", [widened, removed], ids=lambda f: f.__name__)

@@ -21,7 +21,7 @@ from onnxplug.errors import CaptureError
 from onnxplug.patches import operator_calls
 from onnxplug.patches.operator_calls import can_repeat
 from tests.support.patches import without
-from tests.support.releases import not_with_29
+from tests.support.releases import not_with
 from tests.support.sampling import rotated
 from tests.support.traces import both, captured, lines
 from tests.support.zoo import ZOO
@@ -460,7 +460,7 @@ class Gated(nn.Module):
         return total + context.mean(2, keepdim=True).mean(3, keepdim=True) * gates[:, 2:]
 
 
-@not_with_29("asks in a convolution whether its height is 1")
+@not_with("2.9", "asks in a convolution whether its height is 1")
 @pytest.mark.filterwarnings("error:the exported model is right only where")
 def test_the_layout_of_a_repeated_result_fixes_no_size() -> None:
     """A repeated slice is asked for its layout, and its height of 1 in the example is then no guard."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onnxplug.patches.scans import scanned
 from tests.support.check import check
-from tests.support.releases import not_with_29
+from tests.support.releases import not_with
 
 
 class Recurrent(nn.Module):
@@ -79,7 +79,7 @@ def _partial(model: Any, x: Tensor) -> Any:
     return partial(step, model.scale)
 
 
-_READS_MEMORY = not_with_29("reads the memory of the tensors that a step takes from around it")
+_READS_MEMORY = not_with("2.9", "reads the memory of the tensors that a step takes from around it")
 
 
 @pytest.mark.parametrize(

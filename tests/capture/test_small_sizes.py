@@ -15,7 +15,7 @@ from torch.export import Dim
 import onnxplug
 from onnxplug import CaptureError, FixedDimensionError
 from onnxplug.torch_private import fx_config
-from tests.support.releases import not_with_29
+from tests.support.releases import not_with
 
 ZERO, ONE = torch.ones(0, 3), torch.arange(3.0).reshape(1, 3)
 Model = Callable[[torch.Tensor], torch.Tensor]
@@ -79,7 +79,7 @@ STAYS: dict[str, tuple[Model, torch.Tensor]] = {
 @pytest.mark.parametrize("wanted", ["batch", Dim.AUTO], ids=str)
 def test_a_dimension_that_nothing_depends_on_stays_dynamic(name: str, wanted: Any, request: Any) -> None:
     if name == "max":
-        request.applymarker(not_with_29("takes max(1, n) for n"))
+        request.applymarker(not_with("2.9", "takes max(1, n) for n"))
     model, x = STAYS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -370,7 +370,7 @@ def test_number_of_elements_of_a_shape() -> None:
 
 
 #: Without the rows ONNX Runtime refuses to run the model, and nothing warns.
-_SLICES = not_with_29("takes a slice within the example for as long as there, at each size that has the rows")
+_SLICES = not_with("2.9", "takes a slice within the example for as long as there, at each size that has the rows")
 #: Slices of one row of the example, or of none, each with the smallest size at which it has the row.
 ONE_ROW: dict[str, tuple[Model, int]] = {
     "the second": (lambda x: x[1:2].squeeze(0) + 1, 2),

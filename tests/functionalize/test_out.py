@@ -13,7 +13,7 @@ from torch.export import Dim
 import onnxplug
 from onnxplug.errors import FixedDimensionError
 from tests.support.check import check
-from tests.support.releases import not_with_29
+from tests.support.releases import not_with
 
 X = torch.randn(3, 4)
 
@@ -65,7 +65,7 @@ def diagonal(x: torch.Tensor) -> Any:
     return y
 
 
-DIAGONAL = pytest.param(diagonal, marks=not_with_29("decomposes fill_diagonal_ at one size"))
+DIAGONAL = pytest.param(diagonal, marks=not_with("2.9", "decomposes fill_diagonal_ at one size"))
 
 
 def windows(x: torch.Tensor) -> Any:

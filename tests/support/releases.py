@@ -8,6 +8,8 @@ import torch
 IS_29 = torch.__version__.startswith("2.9.")
 
 
-def not_with_29(reason: str) -> pytest.MarkDecorator:
-    """Expects a failure with torch 2.9, for a reason in torch."""
-    return pytest.mark.xfail(IS_29, strict=True, reason=f"torch 2.9 {reason}")
+def not_with(release: str, reason: str) -> pytest.MarkDecorator:
+    """Expects a failure with a release of torch, for a reason in torch."""
+    return pytest.mark.xfail(
+        torch.__version__.startswith(f"{release}."), strict=True, reason=f"torch {release} {reason}"
+    )
