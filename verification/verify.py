@@ -47,7 +47,7 @@ from onnxplug.warn import warn
 
 _LOGGER = logs.logger("verify")
 
-_WAVERS = (
+ROUNDING_HINT = (
     "PyTorch's own results change by as much where inputs and weights change by one unit of rounding, so these inputs do not "
     "tell whether the export is right. Verify it on others (verify(args=…)), or in float64."
 )
@@ -411,7 +411,7 @@ class _Pair:
             if not self._wavers(outputs, leaves):
                 compared.finish()
                 raise
-            unsure = VerificationError(error.message, hint=_WAVERS)
+            unsure = VerificationError(error.message, hint=ROUNDING_HINT)
             if seed is not None:
                 raise Uncertain from unsure
             raise unsure from error

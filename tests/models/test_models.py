@@ -187,6 +187,24 @@ def test_what_an_export_warned_of(
     assert (outcome.status, outcome.dynamic, outcome.way) == ("pass", "batch", "static height and width")
 
 
+class _Sign(nn.Module):
+    """The sign of a sum: rounding decides it where the sum is 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.sum(1) > 0, 1.0, -1.0)
+
+
+@pytest.mark.parametrize(("balanced", "status"), [(0, "pass"), (2, "pass"), (3, "wrong")])
+def test_calls_that_rounding_decides(balanced: int, status: str) -> None:
+    """They don't count where three others are right."""
+    torch.manual_seed(0)
+    calls = [torch.rand(32 + n, 2500) for n in range(5)]
+    calls = [torch.cat((x, -x[:, torch.randperm(2500)] if n > 4 - balanced else x), 1) for n, x in enumerate(calls)]
+    example = Example(_Sign(), (calls[0],), {}, ({0: "batch"},), more=tuple(((x,), {}) for x in calls[1:]))
+    outcome = measuring._by_onnxplug(example, False)
+    assert outcome.status == status, outcome.detail
+
+
 def test_models_are_small() -> None:
     model = small_model(Architecture("causal", "llama", "LlamaForCausalLM")).module
     assert isinstance(model, nn.Module)
