@@ -47,7 +47,9 @@ def _supervised(job: Job, store: str, stopped: Callable[[], bool]) -> dict[str, 
         context.set_forkserver_preload(["onnxplug_fleet.warm"])
     receiver, sender = context.Pipe(duplex=False)
     scratch = Path(tempfile.mkdtemp(prefix="onnxplug-fleet-"))
-    process: Any = context.Process(target=_child, args=(job, store, str(scratch), sender), name=f"fleet {job.name}")
+    process: Any = context.Process(
+        target=_child, args=(job, store, str(scratch), sender, dict(os.environ)), name=f"fleet {job.name}"
+    )
     started = time.perf_counter()
     try:
         process.start()
@@ -112,8 +114,14 @@ def _end_of_log(scratch: Path) -> str:
         return ""
 
 
-def _child(job: Job, store: str, scratch: str, sender: Connection) -> None:
-    """The process: its output goes into the log, and it ends when the runner does."""
+def _child(job: Job, store: str, scratch: str, sender: Connection, environment: dict[str, str]) -> None:
+    """The process: its output goes into the log, and it ends when the runner does.
+
+    Args:
+        environment: The runner's environment variables; the server of processes has those of the first run.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

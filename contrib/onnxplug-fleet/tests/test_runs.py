@@ -416,3 +416,20 @@ def test_limits_of_processes(folder: Path) -> None:
     assert "took longer than 5 s" in result_of(done, "slow")["error"]
     assert "900 MB are allowed" in result_of(done, "large")["error"]
     assert "SIGKILL" in result_of(done, "crash")["error"]
+
+
+def test_jobs_have_the_environment_of_their_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables are set and removed after the server of processes was started."""
+    (folder / "wide.py").write_text(
+        "import os, torch\ndef make():\n    return torch.nn.Linear(int(os.environ['FLEET_WIDTH']), 4), (torch.ones(2, 3),)\n"
+    )
+    (folder / "fleet.toml").write_text('[[models]]\nname = "net"\ntarget = "wide.py:make"\n')
+    results = []
+    for width in (None, "3", None):
+        if width is not None:
+            monkeypatch.setenv("FLEET_WIDTH", width)
+        else:
+            monkeypatch.delenv("FLEET_WIDTH", raising=False)
+        results.append(result_of(run(folder, executor=Processes(1))))
+    assert [result["status"] for result in results] == ["failed", "exported", "failed"]
+    assert "FLEET_WIDTH" in results[2]["error"]
