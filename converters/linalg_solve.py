@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -42,7 +43,7 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
     if vector:
         b = unsqueeze(g, b, rank_of(b))
     factors = wanted(node, 1) or wanted(node, 2)
-    if factors and _factors_transposes():
+    if factors and _factors_transposes(torch.ops.aten._linalg_solve_ex, 2):
         raise Unsupported("factors of a linear system in this torch, which depend on the strides of the matrix")
     pivots: Value | None = None
     if left and not factors and same_batch(g, a, b):
@@ -58,11 +59,18 @@ def linalg_solve_ex(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 
 
 @functools.cache
-def _factors_transposes() -> bool:
-    """Whether torch factorises the transpose of a contiguous matrix in ``_linalg_solve_ex``, as torch 2.9 does."""
+def _factors_transposes(operator: Any, operands: int = 1) -> bool:
+    """Whether an operator of torch factorises the transpose of a contiguous matrix."""
     matrix = torch.tensor([[4.0, 1.0], [2.0, 3.0]])
-    factors = torch.ops.aten._linalg_solve_ex(matrix, matrix)[1]
+    factors = next(result for result in operator(*[matrix] * operands)[1:] if result.dim() == 2)
     return float(factors[0, 1]) == 2.0
+
+
+def _factored(g: GraphBuilder, node: FxNode, operator: Any) -> Value:
+    """The matrix of a determinant whose factors torch gives: its backward reads them by the strides of the operand."""
+    val = node.meta(0)
+    is_transposed = val.is_contiguous() and not val.is_complex() and _factors_transposes(operator)
+    return transpose(g, node.args[0]) if is_transposed else node.args[0]
 
 
 def _solved(g: GraphBuilder, packed: Value, order: Value, b: Value, *, left: bool, adjoint: bool) -> Value:
@@ -140,9 +148,10 @@ def linalg_det(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 
     By LU where its factors are used too, or Det has no kernel.
     """
-    a = node.args[0]
-    if has_kernel(g, "Det", node.dtype) and not wanted(node, 1) and not wanted(node, 2):
-        return [g.op.Det(a), None, None]
+    factors = wanted(node, 1) or wanted(node, 2)
+    if not factors and has_kernel(g, "Det", node.dtype):
+        return [g.op.Det(node.args[0]), None, None]
+    a = _factored(g, node, torch.ops.aten._linalg_det) if factors else node.args[0]
     packed, _, pivots = lu(g, a, pivots=True)
     assert pivots is not None
     product = reduce(g, "ReduceProd", diagonal(g, packed), [rank_of(a) - 2], False)
@@ -154,7 +163,8 @@ def linalg_slogdet(g: GraphBuilder, node: FxNode) -> list[Value | None]:
 
     A singular matrix has the sign 0 and the logarithm -inf; NaN has the sign 0, as torch's sgn of it.
     """
-    a = node.args[0]
+    factors = wanted(node, 2) or wanted(node, 3)
+    a = _factored(g, node, torch.ops.aten._linalg_slogdet) if factors else node.args[0]
     packed, _, pivots = lu(g, a, pivots=True)
     assert pivots is not None
     heads = diagonal(g, packed)

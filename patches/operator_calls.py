@@ -495,7 +495,14 @@ def fake_tensor(bare: torch.Tensor, result: _Result) -> Any:
 
 
 def _work_out_layout(tensor: torch.Tensor) -> None:
-    """Has torch compute whether a tensor is contiguous, which its copies then know; code reads it of each copy."""
+    """Has torch compute whether a tensor is contiguous, which its copies then know; code reads it of each copy.
+
+    Where a size is computed and is 1 in the example, torch would take it for 1 from here on: the layout is left to the code
+    that asks for it, as in a trace of each call.
+    """
+    dynamic = (size.node for size in tensor.shape if isinstance(size, torch.SymInt))
+    if any(node.hint == 1 and not node.expr.is_Symbol for node in dynamic):
+        return
     with torch_c._DisableTorchDispatch():
         torch.ops.aten.sym_is_contiguous.default(tensor)
 

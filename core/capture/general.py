@@ -17,7 +17,7 @@ from sympy.logic.boolalg import Boolean
 from torch.fx.experimental import sym_node, symbolic_shapes
 
 from onnxplug.capture.implication import implied
-from onnxplug.torch_private import OpOverload, backed_values
+from onnxplug.torch_private import backed_values
 
 _OF_SIZES = (sym_node.__file__, symbolic_shapes.__file__)
 _ENDS = ("Min", "Max")
@@ -58,17 +58,10 @@ def _answer_of_copy(expr: Any, example: dict[Any, Any]) -> Any:
 
 
 def _copies(frame: FrameType | None) -> bool:
-    """Whether the question is of ``x.contiguous()``, in torch.export's non-strict or strict mode, or of a result's layout alone.
-
-    :mod:`onnxplug.patches.operator_calls` asks for the layout of a result that it repeats, by an operator of torch.
-    """
+    """Whether the question is of ``x.contiguous()``, in torch.export's non-strict or strict mode."""
     while frame is not None and frame.f_code.co_filename in _OF_SIZES:
         frame = frame.f_back
-    if frame is None:
-        return False
-    if isinstance(operator := frame.f_locals.get("self"), OpOverload):
-        return operator._schema.name == "aten::sym_is_contiguous"
-    if frame.f_code.co_name not in ("__torch_function__", "run_node"):
+    if frame is None or frame.f_code.co_name not in ("__torch_function__", "run_node"):
         return False
     called = frame.f_locals.get("func", getattr(frame.f_locals.get("node"), "target", None))
     return getattr(called, "__name__", called) == "contiguous"

@@ -471,6 +471,30 @@ def test_the_layout_of_a_repeated_result_fixes_no_size() -> None:
         torch.testing.assert_close(program(x)[0], model(x))
 
 
+class Turned(nn.Module):
+    """Scales rows and columns by a factor that may depend on their layout: with one row they are contiguous when turned."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        self.conv, self.asks = nn.Conv2d(4, 4, 3, padding=1), asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = self.conv(x).transpose(1, 2)
+        factor = 2 if self.asks and turned.is_contiguous() else 3
+        return (turned * factor).transpose(1, 2)
+
+
+@not_with("2.9", "asks no question for a branch on a layout: nothing warns")
+def test_a_branch_on_the_layout_of_a_repeated_result() -> None:
+    """The first block asks for no layout; the answer for the others is that of the example, with a warning."""
+    first = nn.Conv2d(4, 4, 3, stride=(4, 1), padding=1)
+    model = nn.Sequential(first, Turned(False), Turned(True), Turned(True)).eval()
+    x = torch.randn(2, 4, 4, 9)
+    with pytest.warns(UserWarning, match=r"right only where \(\(h \+ 3\)//4\) == 1"):
+        program = onnxplug.to_onnx(model, (x,), dynamic_shapes=({0: "b", 2: "h", 3: "w"},))
+    torch.testing.assert_close(program(x)[0], model(x))
+
+
 def test_training() -> None:
     def make() -> nn.Module:
         layers = (

@@ -207,6 +207,17 @@ def test_factors_of_a_linear_system() -> None:
         check(lambda a, b: torch.ops.aten._linalg_solve_ex(a, b)[:3], a, b, others=[(a.flip(1), b + 1)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["_linalg_det", "_linalg_slogdet"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_factors_of_a_determinant(name: str, turned: bool, dtype: torch.dtype) -> None:
+    """They are those of the transpose where the matrix is contiguous."""
+    operator = getattr(torch.ops.aten, name)
+    a = torch.randn(2, 3, 3, dtype=dtype) + 4 * torch.eye(3, dtype=dtype)
+    others = [(a.flip(1) * 2,), (torch.zeros(1, 1, 1, dtype=dtype),), (a[:0],)]
+    check(lambda a: operator(a.mT if turned else a), a, others=others, dynamic=({0: "b", 1: "n", 2: "n"},))
+
+
 def test_solve_broadcasts() -> None:
     a, b = matrices(3, 3), matrices(4, 2, 3, 5)
     check(linalg.solve, a, b)

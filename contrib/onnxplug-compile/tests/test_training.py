@@ -142,3 +142,22 @@ def test_an_lstm_on_plain_inputs(settings: dict[str, Any], training: bool) -> No
                 expected[0].square().sum().backward()
     for one, other in zip(layer.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("name", ["det", "slogdet"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_gradients_of_determinants(name: str, turned: bool) -> None:
+    """The backward reads factors of the matrix or of its transpose, by the matrix's strides."""
+    torch.manual_seed(0)
+    matrix = torch.randn(3, 3) + 2 * torch.eye(3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result = getattr(torch.linalg, name)(x.mT if turned else x)
+        return result if name == "det" else result[1]
+
+    gradients = []
+    for called in (function, torch.compile(function, backend="onnxplug", options={"fallback": False})):
+        leaf = matrix.clone().requires_grad_()
+        called(leaf).backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients)
