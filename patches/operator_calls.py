@@ -500,8 +500,8 @@ def _work_out_layout(tensor: torch.Tensor) -> None:
     Where a size is computed and is 1 in the example, torch would take it for 1 from here on: the layout is left to the code
     that asks for it, as in a trace of each call.
     """
-    dynamic = (size.node for size in tensor.shape if isinstance(size, torch.SymInt))
-    if any(node.hint == 1 and not node.expr.is_Symbol for node in dynamic):
+    nodes = [size.node for size in tensor.shape if isinstance(size, torch.SymInt)]  # type: ignore[attr-defined]
+    if any(node.hint == 1 and not node.expr.is_Symbol for node in nodes):
         return
     with torch_c._DisableTorchDispatch():
         torch.ops.aten.sym_is_contiguous.default(tensor)
